@@ -29,10 +29,19 @@ class Browser:
         # Chromium reads commands from file descriptor 3 and writes answers to file descriptor 4.
         shell = f'exec "$@" 3<&{to_read} 4>&{to_write}'
         command = [
-            *(program, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"),
-            *("--no-first-run", "--disable-background-networking", "--disable-sync"),
-            *("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"),
-            *("--disable-dev-shm-usage", f"--user-data-dir={profile}", "--remote-debugging-pipe"),
+            program,
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--hide-scrollbars",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-sync",
+            "--use-fake-device-for-media-stream",
+            "--use-fake-ui-for-media-stream",
+            "--disable-dev-shm-usage",
+            f"--user-data-dir={profile}",
+            "--remote-debugging-pipe",
             "about:blank",
         ]
         self._process = subprocess.Popen(
@@ -46,15 +55,15 @@ class Browser:
         os.close(to_write)
         self._buffer, self._number, self._session = b"", 0, None
         self._patience = patience
-        self.requests: list[str] = []
-        self.problems: list[str] = []
+        self.requests = []
+        self.problems = []
         try:
             self._attach()
         except BaseException:
             self._end(0)
             raise
 
-    def _attach(self) -> None:
+    def _attach(self):
         targets = self._call("Target.getTargets")["targetInfos"]
         page = next(target["targetId"] for target in targets if target["type"] == "page")
         attached = self._call("Target.attachToTarget", targetId=page, flatten=True)
@@ -62,7 +71,7 @@ class Browser:
         for domain in ("Page", "Runtime", "Network", "DOM"):
             self._call(f"{domain}.enable")
 
-    def _end(self, patience: float) -> None:
+    def _end(self, patience: float):
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -107,7 +116,7 @@ class Browser:
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)
 
-    def _note(self, event: dict[str, Any]) -> None:
+    def _note(self, event: dict[str, Any]):
         if event.get("method") == "Network.requestWillBeSent":
             self.requests.append(event["params"]["request"]["url"])
         elif event.get("method") == "Runtime.exceptionThrown":

@@ -12,7 +12,6 @@ on a GPU.
 import argparse
 import functools
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,8 +44,14 @@ class Captioners:
         prompt = torch.cat([self.ours.prompt_ids, torch.tensor([self.ours.tokenizer.end])])
         # transformers' generate drops the last token of a prompt, here the end token.
         prompts = prompt.to(image.device).expand(len(image), -1)
-        settings = {"num_beams": 3, "do_sample": False, "max_length": length, "min_length": 5}
-        return self.theirs.generate(pixel_values=image, input_ids=prompts, **settings)
+        return self.theirs.generate(
+            pixel_values=image,
+            input_ids=prompts,
+            num_beams=3,
+            do_sample=False,
+            max_length=length,
+            min_length=5,
+        )
 
     def measure(self, rounds: int, precision: str, batch: int, length: int, compiled: bool) -> dict:
         """Measure one row.
@@ -58,7 +63,7 @@ class Captioners:
         image = random_images(self.ours, batch).to(self.device)
         autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=precision == "bf16")
 
-        def generate(captioner: Any) -> Any:
+        def generate(captioner):
             return lambda: captioner.generate_details(image, settings).token_ids[:, 0]
 
         works = {"ours": generate(self.copies[precision])}
@@ -83,13 +88,14 @@ def cases(options: argparse.Namespace) -> Cases:
     sizes = TINY if options.quick else GPU if on_gpu else CPU
     captioners = functools.cache(lambda: Captioners(options.quick, options.device))
 
-    def measure_row(*case: Any) -> dict[str, Any]:
-        return captioners().measure(options.rounds, *case)
+    def measure_row(**case):
+        return captioners().measure(options.rounds, **case)
 
-    compiled = (False, True) if on_gpu else (False,)
-    return {
-        f"{case[1]}, batch {case[2]}, length {case[3]}{', compiled' * case[0]}": functools.partial(
-            measure_row, *case[1:], case[0]
-        )
-        for case in itertools.product(compiled, DTYPES, *sizes)
-    }
+    rows = {}
+    for compiled in (False, True) if on_gpu else (False,):
+        for precision, batch, length in itertools.product(DTYPES, *sizes):
+            title = f"{precision}, batch {batch}, length {length}{', compiled' if compiled else ''}"
+            rows[title] = functools.partial(
+                measure_row, precision=precision, batch=batch, length=length, compiled=compiled
+            )
+    return rows

@@ -63,7 +63,7 @@ def load_checks(part: str, context: CheckContext) -> dict[str, Any]:
     package = sys.modules["tests"] = types.ModuleType("tests")
     package.__path__ = [str(REPOSITORY / "tests")]
 
-    def run_check(test: Any) -> dict[str, Any]:
+    def run_check(test):
         context.notes.clear()
         test(context)
         return {"notes": [*context.notes]}

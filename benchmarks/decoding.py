@@ -9,7 +9,6 @@ the best of 20 samples by mutual information.
 
 import argparse
 import functools
-from typing import Any
 
 import torch
 
@@ -36,7 +35,7 @@ def cases(options: argparse.Namespace) -> Cases:
     ours = endless_captioner(options.quick).to(options.device)
     captioner = ours.for_inference(torch.bfloat16 if on_gpu else torch.float32)
 
-    def measure(batch: int, length: int) -> dict[str, Any]:
+    def measure(batch, length):
         image = random_images(ours, batch).to(options.device)
         works = {}
         for name, method in METHODS.items():

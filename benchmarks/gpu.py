@@ -31,11 +31,12 @@ NO_GPU = "there is no CUDA GPU that torch can use; scripts/gpu.sh --rehearse run
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu.sh", description=__doc__)
-    parser.add_argument("--rehearse", action="store_true", help="tiny sizes, on the CPU")
-    parser.add_argument("--wheels", type=Path, help="a folder with wheels of missing packages")
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "output" / "gpu")
-    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
-    parser.add_argument("--minutes", type=float, default=8.0, help="for all parts together (8)")
+    add = parser.add_argument
+    add("--rehearse", action="store_true", help="tiny sizes, on the CPU")
+    add("--wheels", type=Path, help="a folder with wheels of missing packages")
+    add("--out", type=Path, default=REPOSITORY / "output" / "gpu")
+    add("--only", nargs="+", choices=PARTS, metavar="PART", help=", ".join(PARTS))
+    add("--minutes", type=float, default=8.0, help="for all parts together (8)")
     arguments = parser.parse_args(argv)
     deadline = time.monotonic() + arguments.minutes * 60
     if not arguments.rehearse and not torch.cuda.is_available():
@@ -49,8 +50,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     for index, name in enumerate(parts):
         (out / f"{name}.json").unlink(missing_ok=True)  # from an earlier run
         command = [sys.executable, "-m", "benchmarks.checks", name, "--output", str(out)]
+        if arguments.rehearse:
+            command.append("--quick")
         time_limit = (deadline - time.monotonic()) / (len(parts) - index)
-        failures[name] = run([*command, *["--quick"] * arguments.rehearse], environment, time_limit)
+        failures[name] = run(command, environment, time_limit)
     for name, failure in failures.items():
         print(f"{name:12} {failure or 'done'}")
     return int(any(failures.values()))
@@ -111,7 +114,9 @@ def run(command: Sequence[str], environment: Mapping[str, str], time_limit: floa
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    return f"failed with {signal.Signals(-status).name if status < 0 else status}" if status else ""
+    if status < 0:
+        return f"failed with {signal.Signals(-status).name}"
+    return f"failed with {status}" if status else ""
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ import itertools
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -66,7 +65,7 @@ def contenders(
     loader, epochs = training_loader(dataset, batch, 0, num_workers=workers), itertools.count()
     transform = training_transform(side, exact=True)
 
-    def read(paths: Sequence[Path]) -> torch.Tensor:
+    def read(paths):
         images = []
         for path in paths:
             with open_image(path) as image:
@@ -83,7 +82,7 @@ def contenders(
         pin_memory=device.type == "cuda",
     )
 
-    def ours() -> int:
+    def ours():
         loader.set_epoch(next(epochs))
         return sum(len(loaded["image"]) for loaded in Prefetcher(loader, device))
 
@@ -99,7 +98,7 @@ def cases(options: argparse.Namespace) -> Cases:
     sizes = [(80, 60)] if options.quick else [(640, 480), (3000, 2000)]
     worker_counts = WORKERS[options.device.type][: 1 if options.quick else None]
 
-    def measure(size: tuple[int, int], workers: int) -> dict[str, Any]:
+    def measure(size, workers):
         num_images = batch * BATCHES_PER_WORKER * workers
         with tempfile.TemporaryDirectory() as folder:
             paths = (draw_photos(Path(folder), size) * num_images)[:num_images]

@@ -28,16 +28,16 @@ def compare(
     peers: Sequence[str],
     rounds: int,
     items: Optional[tuple[float, str]] = None,
-    builder: Sequence[Any] = (),
+    builder: Optional[Callable[[str], Work]] = None,
     outputs: int = 0,
 ) -> dict[str, Any]:
     """Measure `works` in turn and return their row.
 
     works: {contender: work}. peers: the contenders that may be the peer. rounds: how often each
-    work is timed. items: what one call produces, such as (2, "captions"). builder: (build,
-    *arguments), to measure memory on a CPU: `build(contender, *arguments)` returns the contender's
-    work in a new process. Without `builder`, memory is measured only on a GPU. outputs: the bytes
-    of a contender's result, which are subtracted from its memory.
+    work is timed. items: what one call produces, such as (2, "captions"). builder: called in a new
+    process to measure memory on a CPU; maps a contender to its work, see `peak_memory`. Without
+    `builder`, memory is measured only on a GPU. outputs: the bytes of a contender's result, which
+    are subtracted from its memory.
 
     The row is a dict with the keys
 
@@ -58,11 +58,10 @@ def compare(
             if torch.cuda.is_initialized():
                 memory[contender] = _measure_growth_on_gpu(work)
             elif builder:
-                memory[contender] = peak_memory(builder[0], contender, *builder[1:])
+                memory[contender] = peak_memory(builder, contender)
             seconds[contender] = []
         except Exception as error:
             failed[contender] = repr(error)[:300]
-    ours_failed = not failed.keys() <= set(peers)
     if not seconds:
         raise RuntimeError(f"no contender ran: {failed}")
     for _ in range(rounds):  # in turn, so that other load on the machine affects all alike
@@ -73,9 +72,12 @@ def compare(
     contenders = {}
     for contender, times in seconds.items():
         ratios = [a / b for a, b in zip(seconds[peer], times)]
-        entry: dict[str, Any] = {"median": medians[contender], "times": times}
-        entry["ratio"] = medians[peer] / medians[contender]
-        entry["spread"] = [min(ratios), max(ratios)]
+        entry = {
+            "median": medians[contender],
+            "times": times,
+            "ratio": medians[peer] / medians[contender],
+            "spread": [min(ratios), max(ratios)],
+        }
         if memory:
             entry["peak_bytes"] = max(0, memory[contender] - outputs)
         if items is not None:
@@ -85,7 +87,7 @@ def compare(
         "peer": peer,
         "contenders": contenders,
         "failed": failed,
-        "ours_failed": ours_failed,
+        "ours_failed": any(name not in peers for name in failed),
     }
 
 
@@ -98,7 +100,7 @@ def measure_seconds(work: Work) -> float:
     return time.perf_counter() - start
 
 
-def _synchronise() -> None:
+def _synchronise():
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
 
@@ -108,11 +110,12 @@ def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
 
     The result is in bytes. The process is new. It calls `build(*arguments)` to get the work,
     returns free memory to the system, and then measures one call of the work. `build` has to be a
-    function of a module, and the arguments have to be picklable. Exceptions of `build` and of the
-    work are raised here.
+    function of a module, or a `functools.partial` of one, and the arguments have to be picklable.
+    Exceptions of `build` and of the work are raised here.
     """
     # The new process is forked from a server that has imported the module, but computed nothing.
-    prepare([sys.modules[build.__module__].__spec__.name])
+    module = getattr(build, "func", build).__module__
+    prepare([sys.modules[module].__spec__.name])
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, context) as executor:
         return executor.submit(_measure_growth, torch.get_num_threads(), build, arguments).result()

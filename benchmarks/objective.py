@@ -13,7 +13,7 @@ import contextlib
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any, NamedTuple, Union
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -58,7 +58,7 @@ def contender_losses(name: str, device: torch.device) -> dict[str, Callable[...,
     contender "naive" computes full logits; "cross-entropy" is torch's, without label smoothing.
     """
 
-    def from_hidden(spec: Union[str, dict]) -> Callable[..., Tensor]:
+    def from_hidden(spec):
         objective = Objective(spec)
         return lambda h, w, _, labels: objective.from_hidden(h, w, None, labels).loss
 
@@ -66,7 +66,7 @@ def contender_losses(name: str, device: torch.device) -> dict[str, Callable[...,
         ours = {f"our {name}": from_hidden(OBJECTIVES[name]) for name in ("MLE", *MAIN_OBJECTIVES)}
         return {**libraries(device), **ours}
     objective = Objective(OBJECTIVES[name], SMOOTHING)
-    found: dict[str, Callable[..., Tensor]] = {
+    found = {
         "from hidden states": lambda *inputs: objective.from_hidden(*inputs).loss,
         "naive": lambda h, w, b, labels: objective(F.linear(h, w, b), labels).loss,
     }
@@ -83,9 +83,7 @@ def libraries(device: torch.device) -> dict[str, Callable[..., Tensor]]:
     The functions have the arguments of the losses of `contender_losses`, but ignore the bias.
     """
     # These are functions of hidden states (M, D), a head (V, D) and labels (M,), where M = B * N.
-    found: dict[str, Callable] = {
-        "F.cross_entropy": lambda h, w, labels: F.cross_entropy(F.linear(h, w), labels)
-    }
+    found = {"F.cross_entropy": lambda h, w, labels: F.cross_entropy(F.linear(h, w), labels)}
     if hasattr(F, "linear_cross_entropy"):  # torch 2.13
         found["F.linear_cross_entropy"] = F.linear_cross_entropy
     with contextlib.suppress(ImportError):
@@ -99,7 +97,7 @@ def libraries(device: torch.device) -> dict[str, Callable[..., Tensor]]:
 
             found["Liger"] = liger_fused_linear_cross_entropy
 
-    def flatten_batch(function: Callable) -> Callable[..., Tensor]:
+    def flatten_batch(function):
         return lambda h, w, _, labels: function(h.flatten(0, 1), w, labels.flatten())
 
     return {name: flatten_batch(function) for name, function in found.items()}
@@ -129,7 +127,7 @@ def build(contender: str, name: str, sizes: Sizes, device: torch.device, bf16: b
     inputs, labels = random_inputs(sizes, device)
     compute_loss = contender_losses(name, device)[contender]
 
-    def call() -> list[Tensor]:
+    def call():
         for tensor in inputs:
             tensor.grad = None
         torch.manual_seed(0)  # random subsetting samples words
@@ -145,24 +143,28 @@ def cases(options: argparse.Namespace) -> Cases:
     """Return cases for all objectives, for bf16, for LARGE_SIZES, and for LIBRARY_COMPARISON."""
     device = options.device
 
-    def measure(name: str, sizes: Sizes, bf16: bool = False) -> dict[str, Any]:
-        builder = (build, name, sizes, device, bf16)
-        works = {c: build(c, *builder[1:]) for c in contender_losses(name, device)}
-        peers = libraries(device) if name == LIBRARY_COMPARISON else [[*works][-1]]
+    def measure(name, sizes, bf16=False):
+        builder = functools.partial(build, name=name, sizes=sizes, device=device, bf16=bf16)
+        works = {contender: builder(contender) for contender in contender_losses(name, device)}
+        peers = list(libraries(device)) if name == LIBRARY_COMPARISON else list(works)[-1:]
         outputs = sum(x.nbytes for x in random_inputs(sizes, device)[0])
-        return compare(works, [*peers], options.rounds, builder=builder, outputs=outputs)
+        return compare(works, peers, options.rounds, builder=builder, outputs=outputs)
 
-    row_settings = [(name, TINY_SIZES) for name in (*MAIN_OBJECTIVES, LIBRARY_COMPARISON)]
-    if not options.quick:
-        row_settings = [(name, USUAL_SIZES) for name in (*OBJECTIVES, LIBRARY_COMPARISON)]
-        row_settings += [(name, USUAL_SIZES, True) for name in MAIN_OBJECTIVES]
-        row_settings += [
-            (name, sizes) for sizes, name in itertools.product(LARGE_SIZES, MAIN_OBJECTIVES)
-        ]
-        row_settings += [(LIBRARY_COMPARISON, LANGUAGE_MODEL)]
-    return {
-        f"{name}, B {sizes.B}, N {sizes.N}, V {sizes.V:,}{', bf16' * bool(bf16)}": (
-            functools.partial(measure, name, sizes, *bf16)
-        )
-        for name, sizes, *bf16 in row_settings
-    }
+    rows = {}
+
+    def add_row(name, sizes, bf16=False):
+        title = f"{name}, B {sizes.B}, N {sizes.N}, V {sizes.V:,}{', bf16' if bf16 else ''}"
+        rows[title] = functools.partial(measure, name, sizes, bf16)
+
+    if options.quick:
+        for name in (*MAIN_OBJECTIVES, LIBRARY_COMPARISON):
+            add_row(name, TINY_SIZES)
+        return rows
+    for name in (*OBJECTIVES, LIBRARY_COMPARISON):
+        add_row(name, USUAL_SIZES)
+    for name in MAIN_OBJECTIVES:
+        add_row(name, USUAL_SIZES, bf16=True)
+    for sizes, name in itertools.product(LARGE_SIZES, MAIN_OBJECTIVES):
+        add_row(name, sizes)
+    add_row(LIBRARY_COMPARISON, LANGUAGE_MODEL)
+    return rows

@@ -41,10 +41,11 @@ def parse_options(argv: Sequence[str], description: str, rounds: int) -> argpars
     1 instead.
     """
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--quick", action="store_true", help="tiny sizes and one round")
-    parser.add_argument("--rounds", type=int, help=f"rounds of each row (default {rounds})")
-    parser.add_argument("--device", type=torch.device, help="default: a GPU if there is one")
-    parser.add_argument(
+    add = parser.add_argument
+    add("--quick", action="store_true", help="tiny sizes and one round")
+    add("--rounds", type=int, help=f"rounds of each row (default {rounds})")
+    add("--device", type=torch.device, help="default: a GPU if there is one")
+    add(
         "--output",
         type=Path,
         default=REPOSITORY / "output" / "benchmarks",
@@ -63,7 +64,7 @@ def run_topic(topic: str, cases: Cases, options: argparse.Namespace) -> int:
     has `ours_failed`.
     """
     keep_memory()
-    rows: list[dict[str, Any]] = []
+    rows = []
     content = {
         "topic": topic,
         "quick": options.quick,

@@ -12,7 +12,6 @@ import argparse
 import copy
 import functools
 import itertools
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ def random_captions(tiny: bool, num_images: int, per_image: int) -> list[list[st
 
     # A caption consists of words w8, w9, ... of the dummy vocabulary. The prompt and the end token
     # take 5 of its tokens.
-    def caption() -> str:
+    def caption():
         ids = torch.randint(8, 60 if tiny else 30522, (next(lengths) - 5,), generator=generator)
         return " ".join(f"w{i}" for i in ids.tolist())
 
@@ -93,7 +92,7 @@ class Training:
         optimizer = self.their_optimizer if contender == THEIRS else self.our_optimizer
         objective = Objective(MIXTURE if contender == OURS_SMILE else "mle", SMOOTHING)
 
-        def call() -> float:
+        def call():
             model = self.compiled if contender == COMPILED else self.ours
             model.text_decoder.objective = objective
             with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
@@ -109,7 +108,7 @@ class Training:
 def build_training(contender: str, tiny: bool, autocast: bool) -> Work:
     """Return the work that measures memory on a CPU: build the contender and take two steps."""
 
-    def call() -> None:
+    def call():
         step = Training(tiny, contender == THEIRS).step(contender, autocast)
         step()  # creates the optimiser's state
         step()
@@ -121,16 +120,17 @@ def cases(options: argparse.Namespace) -> Cases:
     """Return cases for bf16, fp32 and, on a GPU, compilation. The slowest, compilation, is last."""
     training = functools.cache(lambda: Training(options.quick, True, options.device))
 
-    def measure(autocast: bool, *further: str) -> dict[str, Any]:
+    def measure(*further, autocast):
         works = {
             name: training().step(name, autocast) for name in (OURS, OURS_SMILE, *further, THEIRS)
         }
-        builder = (build_training, options.quick, autocast)
-        return compare(works, [THEIRS], options.rounds, (training().batch, "images"), builder)
+        builder = functools.partial(build_training, tiny=options.quick, autocast=autocast)
+        items = (training().batch, "images")
+        return compare(works, [THEIRS], options.rounds, items, builder)
 
-    rows: dict[str, Any] = {"step, bf16 autocast": lambda: measure(True, OURS_5)}
+    rows = {"step, bf16 autocast": lambda: measure(OURS_5, autocast=True)}
     if not options.quick:
-        rows["step, fp32"] = lambda: measure(False)
+        rows["step, fp32"] = lambda: measure(autocast=False)
     if options.device.type == "cuda":
-        rows["step, bf16, compiled"] = lambda: measure(True, COMPILED)
+        rows["step, bf16, compiled"] = lambda: measure(COMPILED, autocast=True)
     return rows

@@ -16,7 +16,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 import torch
 
@@ -55,18 +55,21 @@ def cases(options: argparse.Namespace) -> topic.Cases:
     pixels = image.numpy()
     pixels.tofile(folder / "pixels")
 
-    def measure(dtype: str) -> dict[str, Any]:
+    def measure(dtype):
         """Measure one row. Raises RuntimeError if the contenders' tokens differ in fp32."""
         runner = OnnxCaptioner(folder / ("runner, int8" if dtype == "q8" else "runner"))
         settings, part = DecodingSettings(**SETTINGS), slice(0, pixels.nbytes)
         with ExitStack() as stack:
             node = stack.enter_context(NodeCaptions(folder / "model", SETTINGS, dtype))
-            page, single = (
-                stack.enter_context(
-                    PageCaptions(folder / "page", folder / profile, folder / "pixels", (), threads)
+
+            def open_page(profile, threads):
+                page = PageCaptions(
+                    folder / "page", folder / profile, folder / "pixels", threads=threads
                 )
-                for profile, threads in ((f"{dtype} threads", True), (f"{dtype} plain", False))
-            )
+                return stack.enter_context(page)
+
+            page = open_page(f"{dtype} threads", threads=True)
+            single = open_page(f"{dtype} plain", threads=False)
             works = {
                 "torch": lambda: captioner.generate_details(image, settings).token_ids[0, 0],
                 "page": lambda: page.tokens(SETTINGS, dtype, part),

@@ -68,9 +68,11 @@ class NodeCaptions(ExitStack):
 
     def __init__(self, export: Path, settings: Mapping[str, Any], dtype: str = "fp32"):
         command = ["node", "web/captions.mjs", export, "/dev/stdin", json.dumps(settings), dtype]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         super().__init__()
-        self._process = self.enter_context(subprocess.Popen(command, cwd=REPOSITORY, **pipes))
+        process = subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        self._process = self.enter_context(process)
         self.callback(self._process.kill)
 
     def tokens(self, pixels: np.ndarray) -> list[int]:
@@ -93,7 +95,9 @@ class PageCaptions(ExitStack):
         self, page: Path, profile: Path, pixels: Path, photos: Sequence[Path] = (), threads=True
     ):
         chromium = find_programs()
-        command = ["node", "web/serve.mjs", page, "0", *["plain"] * (not threads)]
+        command = ["node", "web/serve.mjs", page, "0"]
+        if not threads:
+            command.append("plain")
         super().__init__()
         with ExitStack() as stack:  # ends the programs if one of them does not start
             server = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)

@@ -120,7 +120,7 @@ def compare(captioner: BlipCaptioner, paths: Sequence[Path], folder: Path) -> It
         distinct = [len(set(map(tuple, rows))) for rows in expected.values()]
         yield f"{len(paths)} images; torch's different captions: {distinct}"
         yield f"own resizing: pixels differ by {largest} of 255 at most, {mean:.5f} in the mean"
-        shares: dict[str, list[str]] = defaultdict(list)
+        shares = defaultdict(list)
         for name, decoding, rows in contenders(folder, page, images):
             equal = [ours == theirs for ours, theirs in zip(rows, expected[decoding])]
             shares[name].append(f"{100 * np.mean(equal):.1f}")
@@ -134,7 +134,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--quick", action="store_true", help="a tiny captioner and 6 images")
     arguments = parser.parse_args(argv)
 
-    def program() -> None:
+    def program():
         find_programs()
         scenes, photos = (4, 2) if arguments.quick else (300, 20)
         found = sorted(arguments.photos.rglob("*.jpg"))

@@ -30,7 +30,7 @@ from captioning.data.caption_files import (
 )
 from captioning.files.cache import local
 from captioning.files.writing import require_folder, write_json
-from captioning.metrics.arguments import add_metrics, parse
+from captioning.metrics.arguments import add_scoring_flags, parse_scoring_arguments
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images
 from captioning.metrics.evaluator import Settings, build_evaluators
@@ -57,8 +57,8 @@ def _parse_arguments(argv):
     add("--references", required=True, help=f"human captions: {captions}")
     files = "metrics.json and per_caption.jsonl, or comparison.json"
     add("--output_dir", help=f"where to write {files}")
-    add_metrics(parser, "the images' folder, or a JSON file {image id: image file}")
-    arguments = parse(parser, argv)
+    add_scoring_flags(parser, "the images' folder, or a JSON file {image id: image file}")
+    arguments = parse_scoring_arguments(parser, argv)
     if (arguments.predictions is None) == (arguments.compare is None):
         parser.error("give one file of predictions, or --compare with two files")
     return arguments

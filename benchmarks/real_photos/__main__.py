@@ -31,14 +31,13 @@ from benchmarks.real_photos.summary import write_decoding_summary, write_summary
 from captioning import train
 from captioning.config import load_config
 from captioning.models.checkpoints import BEST
-from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job
 from captioning.runtime.program import exit_code
 from captioning.sweep.decodings import JUDGE as JUDGE_DECODING
 from captioning.sweep.decodings import read_decodings, with_drop_shares
-from captioning.sweep.parallel_runs import job_slots, run_in_slots
+from captioning.sweep.parallel_runs import job_slots, raise_failures, run_in_slots
 from captioning.sweep.runs import Sweep
-from captioning.sweep.variants import plan, read_names, read_weights
+from captioning.sweep.variants import check_counts, plan, read_names, read_weights
 from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import resume_content
 from captioning.training.validation_history import is_trained
@@ -79,10 +78,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return exit_code(lambda: _run(arguments), interrupted)
 
 
-def _run(arguments: argparse.Namespace) -> None:
-    for name in ("seeds", "jobs"):
-        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            raise UserError(f"--{name} is {getattr(arguments, name)}; it must be 1 or more")
+def _run(arguments):
+    check_counts(arguments, "seeds", "jobs")
     quick, keys = arguments.quick, ["device=cpu", *arguments.overrides]
     folder = arguments.output_dir or Path("output/real_photos" + ("-quick" if quick else ""))
     tuning = QUICK_TUNING if quick else FINE_TUNING
@@ -100,13 +97,14 @@ def _run(arguments: argparse.Namespace) -> None:
         config = load_config(arguments.config, keys)
         keys = [*QUICK, *write_subsets(config, QUICK_PHOTOS, folder / "photos"), *keys]
     seed_folders = [folder / f"seed{n}" for n in range(arguments.seeds or (1 if quick else 3))]
+    # The variants set the keys of fine-tuning, so a `Sweep` refuses these keys as overrides.
+    tuning_keys = {key.partition("=")[0] for key in tuning}
+    sweep_keys = [key for key in keys if key.partition("=")[0] not in tuning_keys]
     jobs, sweeps = [], []
     for seed, seed_folder in enumerate(seed_folders):
         files = write_parts(load_config(arguments.config, keys), seed, seed_folder / "photos")
-        # The variants set the keys of fine-tuning, so a `Sweep` refuses these keys as overrides.
-        tuning_keys = {key.partition("=")[0] for key in tuning}
-        run_keys = [key for key in keys if key.partition("=")[0] not in tuning_keys]
-        run_keys += [
+        run_keys = [
+            *sweep_keys,
             f"train_file={files[START]}",
             f"seed={seed}",
             f"pretrained={seed_folder / START / BEST}",
@@ -115,27 +113,30 @@ def _run(arguments: argparse.Namespace) -> None:
         # The judge has another seed, so that its initial weights differ from the captioner's.
         for name, run_seed in ((START, seed), (JUDGE, seed + 1000)):
             run_keys = [*keys, f"train_file={files[name]}", f"seed={run_seed}"]
-            flags = ["--config", arguments.config, "--output_dir", str(seed_folder / name)]
-            config = load_config(arguments.config, run_keys, {"output_dir": flags[-1]})
-            if is_trained(config):
-                # This only checks the settings: it raises UserError if the run had other settings.
-                resume_content(config, OutputFolder(config.output_dir))
-                continue
-            train_run = functools.partial(train.main, [*flags, *run_keys])
-            jobs.append(Job(f"{seed_folder.name}/{name}", train_run, seed_folder / f"{name}.log"))
-    _raise_failures(run_in_slots(jobs, job_slots("cpu", arguments.jobs)))
+            jobs += _training_job(arguments.config, seed_folder, name, run_keys)
+    raise_failures(run_in_slots(jobs, job_slots("cpu", arguments.jobs)))
     for sweep in sweeps:
-        _raise_failures(sweep.train(arguments.jobs))
+        raise_failures(sweep.train(arguments.jobs))
     print(write_summary(folder, seed_folders, variants), end="")
     if decodings:
         for sweep in sweeps:
-            _raise_failures(sweep.decode(decodings, arguments.jobs))
+            raise_failures(sweep.decode(decodings, arguments.jobs))
         print(write_decoding_summary(folder, sweeps, decodings), end="")
 
 
-def _raise_failures(failures: dict[str, str]) -> None:
-    for name, reason in failures.items():
-        raise UserError(f"{name} failed: {reason}")
+def _training_job(config_file: str, seed_folder: Path, name: str, keys: list[str]) -> list[Job]:
+    """Return a job that trains a run of a seed; none if the run has finished.
+
+    Raises UserError if the run has finished with other settings.
+    """
+    folder = str(seed_folder / name)
+    config = load_config(config_file, keys, {"output_dir": folder})
+    if is_trained(config):
+        resume_content(config, OutputFolder(config.output_dir))  # checks the settings
+        return []
+    command = ["--config", config_file, "--output_dir", folder, *keys]
+    train_run = functools.partial(train.main, command)
+    return [Job(f"{seed_folder.name}/{name}", train_run, seed_folder / f"{name}.log")]
 
 
 if __name__ == "__main__":

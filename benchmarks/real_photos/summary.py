@@ -11,10 +11,10 @@ from benchmarks.real_photos.judge import HUMANS, judge_runs, read_captions
 from captioning.config.objectives import objective_name
 from captioning.files.reading import read_lines
 from captioning.files.writing import write_json, write_text
-from captioning.metrics.bootstrap import Estimate, mean
+from captioning.metrics.bootstrap import Estimate, mean_estimate
 from captioning.metrics.registry import Metric
 from captioning.report import comparison, plane
-from captioning.report.comparison_table import format_value, select_columns, to_markdown
+from captioning.report.comparison_table import rows_to_markdown, select_columns
 from captioning.report.figures import figure_context, save_figure
 from captioning.report.page import write_report
 from captioning.report.runs import recorded_scores
@@ -25,7 +25,12 @@ from captioning.sweep.over_seeds import half_width, mean_over_seeds
 from captioning.sweep.runs import Sweep
 from captioning.sweep.variants import Variant
 
-PHOTO_FOUND = Metric("found", "Finds its photo", 1, "likeliest under their own photo", "%")
+PHOTO_FOUND = Metric(
+    "found",
+    "Finds its photo",
+    meaning="likeliest under their own photo",
+    unit="%",
+)
 # The figure has a panel for each of VERTICAL_AXES. LENGTH_AXIS is horizontal in both panels.
 LENGTH_AXIS = plane.Axis("cap_len", "words a caption")
 VERTICAL_AXES = (
@@ -42,43 +47,39 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     """
     names = [variant.name for variant in variants]
     first_seed = comparison.compare([seeds[0] / name for name in names])
-    hits = [judge_runs(seed, names) for seed in seeds]  # one dict per seed
-    # {name of a run's folder, or HUMANS: (label, kind)}
-    named = {HUMANS: (comparison.HUMANS, "humans")}
-    named.update({v.name: (v.label, run.kind) for v, run in zip(variants, first_seed.runs)})
+    hits = {seed: judge_runs(seed, names) for seed in seeds}
     rows, seed_values, image_values = [], {}, {}
-    for name, (label, kind) in named.items():
+
+    def average(name, label, kind):
+        """Add the row of a run's folder `name`, or of HUMANS, to `rows` and `seed_values`."""
         every_seed = []
-        for seed, found in zip(seeds, hits):
+        for seed in seeds:
             metrics = {} if name == HUMANS else recorded_scores(seed / name, "test").metrics
-            metrics[PHOTO_FOUND.name] = mean(list(found[name].values()))
+            metrics[PHOTO_FOUND.name] = mean_estimate(list(hits[seed][name].values()))
             every_seed.append(comparison.Row(label, kind, {}, metrics))
-        rows.append(mean_over_seeds(every_seed, label))
+        row = mean_over_seeds(every_seed, label)
+        rows.append(row)
         seed_values[label] = {
-            metric: [row.metrics[metric].value for row in every_seed] for metric in rows[-1].metrics
+            metric: [row.metrics[metric].value for row in every_seed] for metric in row.metrics
         }
-        if name != HUMANS:
-            image_values[label] = [
-                _read_image_values(seed / name, found[name]) for seed, found in zip(seeds, hits)
-            ]
-    if first_seed.human:  # rows[0] is the row of humans, so far with the judge's score alone
+
+    average(HUMANS, comparison.HUMANS, "humans")
+    if first_seed.human:  # the judge's score of humans is the only one so far
         metrics = {**first_seed.human.metrics, **rows[0].metrics}
         rows[0] = rows[0]._replace(metrics=metrics)
-    mle = image_values.get(objective_name("mle"), [])
+    for variant, run in zip(variants, first_seed.runs):
+        average(variant.name, variant.label, run.kind)
+        image_values[variant.label] = [
+            _read_image_values(seed / variant.name, hits[seed][variant.name]) for seed in seeds
+        ]
     results = {
         "scores": {row.label: {n: vars(e) for n, e in row.metrics.items()} for row in rows},
         "seeds": seed_values,
-        "differences_from_mle": {
-            label: {name: vars(e) for name, e in paired_differences(mle, values).items()}
-            for label, values in image_values.items()
-            if mle and values is not mle
-        },
+        "differences_from_mle": _differences_from_mle(image_values),
         "examples": _examples(seeds[0], variants),
     }
     write_json(results, folder / "results.json")
-    columns = [*select_columns(rows), PHOTO_FOUND]
-    lines = [[row.label, *(format_value(column, row) for column in columns)] for row in rows]
-    text = to_markdown([column.heading for column in columns], lines)
+    text = rows_to_markdown([*select_columns(rows), PHOTO_FOUND], rows)
     for example in results["examples"]:
         text += "".join(f"\n{label}: {value}\n" for label, value in example.items())
     write_text(text, folder / "table.md")
@@ -98,8 +99,23 @@ def write_decoding_summary(folder: Path, sweeps: Sequence[Sweep], decodings: Seq
             decoding_folder(Path(v.name), name) for v in sweep.variants for name in decodings
         ]
         for name, hits in judge_runs(sweep.folder, [str(path) for path in folders]).items():
-            hit_rates[sweep.folder / name] = {PHOTO_FOUND.name: mean(list(hits.values()))}
+            hit_rates[sweep.folder / name] = {PHOTO_FOUND.name: mean_estimate(list(hits.values()))}
     return write_decodings(sweeps, decodings, folder, hit_rates, [PHOTO_FOUND])
+
+
+def _differences_from_mle(image_values):
+    """Return {variant: {metric: estimate}} of `paired_differences`; {} without a run of MLE.
+
+    image_values: {variant: the result of `_read_image_values` for each seed}.
+    """
+    mle = image_values.get(objective_name("mle"))
+    if not mle:
+        return {}
+    return {
+        label: {name: vars(e) for name, e in paired_differences(mle, values).items()}
+        for label, values in image_values.items()
+        if values is not mle
+    }
 
 
 def paired_differences(
@@ -131,7 +147,7 @@ def _read_image_values(run: Path, hits: Mapping[str, float]) -> dict[str, np.nda
     """
     lines = read_lines(run / "result" / "test" / "per_caption.jsonl")
     lines = sorted(lines, key=lambda line: str(line["image_id"]))
-    columns: dict[str, list[Any]] = {
+    columns = {
         metric: [line.get(metric) for line in lines]
         for metric in lines[0].keys() - {"image_id", "caption"}
     }

@@ -40,7 +40,8 @@ def run(demo: Demo) -> None:
     prepare(PRELOADED_MODULES)
     status = DemoProgress(steps)
     # All jobs share one Java process for METEOR, which starts in the background.
-    with shared_process(start=True) as demo.environment:
+    with shared_process(start=True) as environment:
+        demo.environment = environment
         for number, step in enumerate(steps):
             status.begin(number)
             try:
@@ -52,12 +53,11 @@ def run(demo: Demo) -> None:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m captioning.demo", description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="takes about 90 s; its results are less certain"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the world and the training")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
+    add = parser.add_argument
+    add("--quick", action="store_true", help="takes about 90 s; its results are less certain")
+    add("--seed", type=int, default=0, help="seed of the world and the training")
+    add("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    add("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
     arguments = parser.parse_intermixed_args(argv)
     stopped = "\nstopped; run the same command again to continue"
     return exit_code(lambda: run(Demo(**vars(arguments))), stopped)

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Callable, Optional
@@ -49,8 +49,17 @@ TRAINING_METRICS = "metrics=[length, facts]"
 # Keys that a user cannot override, because the demo sets them for each run. eval_every is among
 # them, because pre-training and fine-tuning need different values.
 DEMO_KEYS = (
-    *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
-    *("output_dir", "eval_every", *keys_of("data", config_class()), *keys_of("length")),
+    "objective",
+    "pretrained",
+    "tokenizer",
+    "train_file",
+    "facts_file",
+    "metrics",
+    "seed",
+    "output_dir",
+    "eval_every",
+    *keys_of("data", config_class()),
+    *keys_of("length"),
 )
 
 
@@ -68,34 +77,37 @@ class Demo:
         self.quick, self.seed = quick, seed
         self.flags = ["--seed", str(seed), *(["--device", device] if device else [])]
         self.overrides = overrides
-        for key in (override.partition("=")[0] for override in overrides):
+        for override in overrides:
+            key = override.partition("=")[0]
             if key in DEMO_KEYS:
                 raise UserError(f"{key} is set by the demo itself and cannot be overridden")
-        for name in (*OBJECTIVES, PRETRAIN):
-            config = self.config(name)
+        for name in OBJECTIVES:
+            self.config(name)
+        config = self.config(PRETRAIN)
         self.batch_size = config.batch_size
         self.on_gpu = config.device != "cpu" and torch.cuda.is_available()
-        self.environment: Mapping[str, str] = {}  # environment variables to add for each job
+        self.environment = {}  # environment variables to add for each job
 
     def steps(self) -> list[Step]:
         scale = 0.25 if self.quick else 1
-        # The expected durations in seconds are those on 2 cores, times factors for pre-training
-        # and fine-tuning. The factors are for 1 core, 2 cores, and 3 or more cores. A GPU gets the
-        # factors of 1 core, because in both cases the runs are fine-tuned one after the other.
-        parallel = 1 if self.on_gpu else min(cores(), 3)
-        pretraining, fine_tuning = [(1.5, 1.6), (1, 1), (1, 0.7)][parallel - 1]
-        fine_tuning *= 37 * scale + 5
+        # The expected durations, in seconds on 2 cores.
+        pretraining, fine_tuning = 54 * scale, 37 * scale + 5
+        if self.on_gpu or cores() == 1:  # the runs are fine-tuned one after the other
+            pretraining *= 1.5
+            fine_tuning *= 1.6
+        elif cores() > 2:
+            fine_tuning *= 0.7
         return [
             Step("drawing the world", 7 * scale, self._make_scenes),
-            Step("pre-training with MLE", 54 * scale * pretraining, self._pretrain),
+            Step("pre-training with MLE", pretraining, self._pretrain),
             Step("fine-tuning, captioning and scoring", fine_tuning, self._fine_tune),
             Step("report", 2, self._report),
         ]
 
-    def _make_scenes(self, status: DemoProgress) -> None:
+    def _make_scenes(self, status: DemoProgress):
         make_scenes(self.data, self.seed, QUICK_SPLITS if self.quick else SPLITS)
 
-    def _pretrain(self, status: DemoProgress) -> None:
+    def _pretrain(self, status: DemoProgress):
         """Pre-train, and at the same time fine-tune copies for the first captions.
 
         On a CPU, PRETRAINING_RANKS processes pre-train, whatever the number of cores, so that all
@@ -136,7 +148,7 @@ class Demo:
                 return code
         return None
 
-    def _fine_tune(self, status: DemoProgress) -> None:
+    def _fine_tune(self, status: DemoProgress):
         """Train the runs of all objectives, then caption and score the test split."""
         pretrained = f"pretrained={self.folder / PRETRAIN / checkpoints.BEST}"
         jobs = []
@@ -162,19 +174,20 @@ class Demo:
         name: the run's folder within the demo's folder, such as "mle" or "first/mle". changes: more
         overrides for this run.
         """
-        run = Path(name).name
-        stage, quick = "pretrain", QUICK_PRETRAIN
-        overrides = [f"{key}={self.data}" for key in ("image_root", "ann_root")]
+        overrides = [f"image_root={self.data}", f"ann_root={self.data}"]
         overrides.append(f"tokenizer={self.data / 'vocab.txt'}")
-        if run != PRETRAIN:
-            stage, quick = "finetune", QUICK_FINETUNE
-            overrides.append(f"objective={OBJECTIVES[run]}")
-        config = str(REPOSITORY / "configs" / f"demo_{stage}.yaml")
-        arguments = ["--config", config, "--output_dir", str(self.folder / name), *self.flags]
-        quick = quick if self.quick else ()
-        return [*arguments, *overrides, *quick, *self.overrides, *changes]
+        if name == PRETRAIN:
+            file, quick = "demo_pretrain.yaml", QUICK_PRETRAIN
+        else:
+            file, quick = "demo_finetune.yaml", QUICK_FINETUNE
+            overrides.append(f"objective={OBJECTIVES[Path(name).name]}")
+        if self.quick:
+            overrides += quick
+        config, folder = str(REPOSITORY / "configs" / file), str(self.folder / name)
+        arguments = ["--config", config, "--output_dir", folder, *self.flags]
+        return [*arguments, *overrides, *self.overrides, *changes]
 
-    def _report(self, status: DemoProgress) -> None:
+    def _report(self, status: DemoProgress):
         comparison = compare([self.folder / name for name in OBJECTIVES])
         path = self.folder / "report.html"
         write_report(comparison, path, QUICK_NOTE if self.quick else None)

@@ -21,7 +21,7 @@ from captioning.training.validation_history import evaluation_name
 TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE + SMILE"}
 # Training takes this share of the time of the pre-training run and of other runs. Captioning and
 # scoring take the rest.
-PRETRAINING, TRAINING = 0.98, 0.85
+TRAINING_SHARE_OF_PRETRAINING, TRAINING_SHARE = 0.98, 0.85
 EXAMPLES = 2  # images whose first captions are printed
 
 
@@ -47,8 +47,8 @@ class DemoProgress(Observer):
         self.has_captions = False  # whether the first captions have been printed
 
     def begin(self, number: int) -> None:
-        # shares: {name of a shown job: finished share of its run}
-        self.number, self.shares = number, {}
+        self.number = number
+        self.shares = {}  # {name of a shown job: finished share of its run}
         self.estimate.record(number, 0.0)
         log_line(f"\n{self._label()} {self.steps[number].title} ({self._time_left()})")
 
@@ -59,19 +59,19 @@ class DemoProgress(Observer):
         validation split after their first epoch, their captions of EXAMPLES images are printed.
         They are printed only once, and not if both runs captioned the split in an earlier demo.
         """
-        self.names = {job.name for job in jobs} & TITLES.keys()
+        self.shown_jobs = {job.name for job in jobs} & TITLES.keys()
         self.first_runs = first
 
     def progressed(self, name: str, description: str, share: float) -> None:
-        if name not in self.names:
+        if name not in self.shown_jobs:
             return
         # The first report of a resumed job includes the work of an earlier, stopped demo. It does
         # not count for the pace, because the pace would be overestimated.
         is_first = name not in self.shares
-        training = PRETRAINING if name == "pretrain" else TRAINING
+        training = TRAINING_SHARE_OF_PRETRAINING if name == "pretrain" else TRAINING_SHARE
         run_share = _share_of_run(training, description, share)
         self.shares[name] = max(self.shares.get(name, 0.0), run_share)
-        share = sum(self.shares.values()) / len(self.names)
+        share = sum(self.shares.values()) / len(self.shown_jobs)
         self.estimate.record(self.number, share, measures=not is_first)
 
     def poll(self) -> None:
@@ -88,7 +88,7 @@ class DemoProgress(Observer):
             self.line.close()
         self.line, self.next_time = None, 0.0
 
-    def _show(self, text: str) -> None:
+    def _show(self, text: str):
         """Show the status. On a terminal the line is redrawn; otherwise a line is logged.
 
         The next time is due half a second later on a terminal, otherwise half a minute later.
@@ -108,7 +108,7 @@ class DemoProgress(Observer):
     def _time_left(self) -> str:
         return f"about {format_seconds(self.estimate.seconds_left())} to go in all"
 
-    def _print_first_captions(self) -> None:
+    def _print_first_captions(self):
         folders = [Path(config.output_dir, "result") for config in self.first_runs]
         files = [folder / f"{evaluation_name(0)}.json" for folder in folders]
         if self.has_captions or not all(file.exists() for file in files):
@@ -135,4 +135,6 @@ def _share_of_run(training: float, description: str, share: float) -> float:
     epoch = re.match(r"epoch (\d+)/(\d+)$", description)
     if epoch:
         return training * (int(epoch[1]) - 1 + share) / int(epoch[2])
-    return training + (1 - training) * share / 2 if description.endswith("test") else 0.0
+    if description.endswith("test"):
+        return training + (1 - training) * share / 2
+    return 0.0

@@ -12,7 +12,7 @@ INTERVALS = f"95 % percentile bootstrap over images, {RESAMPLES} resamples, seed
 
 _COUNTS_AT_ONCE = 2**20  # the maximum of images * resamples in memory, 8 bytes each
 
-Bounds = tuple[Optional[float], Optional[float]]  # (low, high) of an interval
+Interval = tuple[Optional[float], Optional[float]]  # (low, high) of an interval
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,14 @@ class Estimate:
     n: Optional[int] = None
 
 
-def mean(values: Sequence[Optional[float]]) -> Estimate:
+def mean_estimate(values: Sequence[Optional[float]]) -> Estimate:
     """Return the mean of one value per image. None values are left out. values: (n,), n >= 1."""
-    return ratio([value or 0 for value in values], [value is not None for value in values])
+    sums = [0.0 if value is None else value for value in values]
+    counts = [0 if value is None else 1 for value in values]
+    return ratio_estimate(sums, counts)
 
 
-def ratio(
+def ratio_estimate(
     numerators: Sequence[float], denominators: Sequence[float], scale: float = 1.0
 ) -> Estimate:
     """Return sum(numerators) / sum(denominators) * scale; both (n,).
@@ -45,25 +47,22 @@ def ratio(
             return scale * sums[:, :1] / sums[:, 1:]  # (R, 1)
 
     value = float(quotient(columns.sum(0, keepdims=True))[0, 0])
-    return Estimate(value, *intervals(columns, quotient)[0], len(columns))
+    [(low, high)] = bootstrap_intervals(columns, quotient)
+    return Estimate(value, low, high, len(columns))
 
 
-def percentages(
-    numerators: Sequence[float], denominators: Sequence[float]
-) -> list[Optional[float]]:
-    """Return 100 * numerator / denominator of each image; None if the denominator is 0."""
-    return [100 * n / d if d else None for n, d in zip(numerators, denominators)]
-
-
-def median(values: Sequence[float]) -> Estimate:
+def median_estimate(values: Sequence[float]) -> Estimate:
     """Return the median of one value per image, with its interval. values: (n,), n >= 1."""
     values = np.asarray(values, dtype=float)
     n = len(values)
-    resamples = [np.median(values[indices], axis=1) for indices in _resamples(n)]
-    return Estimate(float(np.median(values)), *_bounds(np.concatenate(resamples), n), n)
+    resamples = [np.median(values[indices], axis=1) for indices in _resampled_indices(n)]
+    low, high = _percentile_interval(np.concatenate(resamples), n)
+    return Estimate(float(np.median(values)), low, high, n)
 
 
-def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> list[Bounds]:
+def bootstrap_intervals(
+    columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
+) -> list[Interval]:
     """Return the bootstrap intervals of m scores that are functions of sums over images.
 
     columns: (n, k), the contribution of each image to k sums. statistic: maps the sums of R
@@ -72,15 +71,15 @@ def intervals(columns: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
     captioners on n images get the same resamples.
     """
     scores = statistic(resampled_sums(np.asarray(columns, dtype=float)))  # (R, m)
-    return bounds(scores, len(columns))
+    return percentile_intervals(scores, len(columns))
 
 
-def bounds(scores: np.ndarray, n: int) -> list[Bounds]:
+def percentile_intervals(scores: np.ndarray, n: int) -> list[Interval]:
     """Return the intervals of m scores over n images.
 
     scores: of R resamples (R, m); nan if undefined.
     """
-    return [_bounds(column[~np.isnan(column)], n) for column in scores.T]
+    return [_percentile_interval(column[~np.isnan(column)], n) for column in scores.T]
 
 
 def resampled_sums(columns: np.ndarray) -> np.ndarray:
@@ -90,13 +89,13 @@ def resampled_sums(columns: np.ndarray) -> np.ndarray:
 
 def resampled_counts(n: int) -> Iterator[np.ndarray]:
     """Yield how often each image occurs in each resample, in blocks (R, n) of RESAMPLES rows."""
-    for indices in _resamples(n):
+    for indices in _resampled_indices(n):
         size = len(indices)
-        cells = indices + n * np.arange(size)[:, None]
+        cells = indices + n * np.arange(size)[:, None]  # different cells for each resample
         yield np.bincount(cells.ravel(), minlength=size * n).reshape(size, n)
 
 
-def _resamples(n):
+def _resampled_indices(n):
     """Yield the indices of the images in each resample, in blocks (R, n) of RESAMPLES rows."""
     random = np.random.default_rng(SEED)
     at_once = max(1, _COUNTS_AT_ONCE // n)
@@ -104,7 +103,7 @@ def _resamples(n):
         yield random.integers(n, size=(min(at_once, RESAMPLES - start), n))
 
 
-def _bounds(scores, n):
+def _percentile_interval(scores, n):
     """Return the interval of one score. scores: the scores of the resamples, without nan."""
     if not len(scores) or n < 2:  # a single image has no variance
         return None, None

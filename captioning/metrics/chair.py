@@ -9,7 +9,7 @@ object_recall  objects in the images that the captions name, per cent
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, Optional, Union
+from typing import Annotated, Literal, NamedTuple, Optional, Union
 
 from pydantic import Field, TypeAdapter, ValidationError
 
@@ -22,6 +22,7 @@ from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.objects_in_text import (
     SINGULAR_TITLES,
     SINGULARS,
+    Mention,
     ObjectReader,
     read_synonyms,
 )
@@ -54,6 +55,19 @@ class ChairOptions(Options):
     )
 
 
+class ObjectCounts(NamedTuple):
+    """What CHAIR counts of one caption.
+
+    hallucinated: the mentions of absent objects. mentions: the number of all mentions. named,
+    present: how many of the image's objects the caption names, and how many there are.
+    """
+
+    hallucinated: list[Mention]
+    mentions: int
+    named: int
+    present: int
+
+
 class Chair(Evaluator):
     """Computes CHAIR for the images in `objects_file`; captions of other images get None.
 
@@ -77,7 +91,7 @@ class Chair(Evaluator):
         if self.settings.images:
             self._objects_of(self.settings.images)
 
-    def check(self) -> None:
+    def check_requirements(self) -> None:
         SINGULARS[self.options.singular]()
 
     def _objects_of(self, ids: Iterable[ImageId]) -> dict[ImageId, set[str]]:
@@ -99,30 +113,31 @@ class Chair(Evaluator):
     def evaluate(self, captions: CaptionSet) -> Scores:
         reader = ObjectReader(self.synonyms, SINGULARS[self.options.singular]())
         known = self._objects_of(captions.ids)
-        rows = []
+        counts = []
         for image_id, objects in known.items():
-            references = captions.references[image_id]
-            objects = objects.union(m.object for r in references for m in reader.mentions(r))
+            for reference in captions.references[image_id]:
+                objects = objects.union(m.object for m in reader.mentions(reference))
             mentions = reader.mentions(captions.predictions[image_id])
             absent = [mention for mention in mentions if mention.object not in objects]
-            found = objects.intersection(mention.object for mention in mentions)
-            rows.append((absent, len(mentions), len(found), len(objects)))
-        hallucinated, num_mentions, num_found, num_present = zip(*rows)
-        num_hallucinated = list(map(len, hallucinated))
+            named = objects.intersection(mention.object for mention in mentions)
+            counts.append(ObjectCounts(absent, len(mentions), len(named), len(objects)))
         scores = Scores.of_means(
-            {"CHAIRs": [100.0 * bool(count) for count in num_hallucinated]},
-            details={"hallucinated": hallucinated},
+            {"CHAIRs": [100.0 if each.hallucinated else 0.0 for each in counts]},
+            details={"hallucinated": [each.hallucinated for each in counts]},
             settings={
                 "chair_singular": SINGULAR_TITLES[self.options.singular],
                 "chair_synonyms": self.options.synonyms or "published",
                 "chair_unknown_images": len(captions.ids) - len(known),
             },
         )
-        shares = {"CHAIRi": (num_hallucinated, num_mentions)}
-        shares["object_recall"] = (num_found, num_present)
+        num_hallucinated = [len(each.hallucinated) for each in counts]
+        shares = {
+            "CHAIRi": (num_hallucinated, [each.mentions for each in counts]),
+            "object_recall": ([each.named for each in counts], [each.present for each in counts]),
+        }
         scores.update(Scores.of_shares(shares))
         # One value per caption; None if its image is not in `objects_file`.
-        for columns in (scores.per_image, scores.details):
+        for columns in (scores.per_caption, scores.details):
             for name, values in columns.items():
                 by_image = dict(zip(known, values))
                 columns[name] = [by_image.get(image_id) for image_id in captions.ids]
@@ -136,9 +151,9 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
     objects from all files. Raises UserError for a missing or wrong file, and for an object that is
     not in `names`.
     """
-    found: dict[ImageId, set[str]] = {}
+    found = {}
     for path in paths:
-        for image_id, objects in _read(path).items():
+        for image_id, objects in _read_object_lists(path).items():
             unknown = next((word for word in objects if word not in names), None)
             if unknown is not None:
                 raise UserError(
@@ -149,7 +164,7 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
     return found
 
 
-def _read(path: Path) -> dict[ImageId, list[str]]:
+def _read_object_lists(path: Path) -> dict[ImageId, list[str]]:
     """Return {image id: objects as the file names them}. Raises UserError."""
     # These fields are not needed, and segmentations make up most of COCO's files.
     document = read_json(path, without={"segmentation", "bbox"})

@@ -24,7 +24,7 @@ from captioning.metrics.options import FILE
 from captioning.runtime.errors import UserError
 
 NOT_SAID = "not said"
-YES_NO = ("yes", "no")
+YES, NO = "yes", "no"
 
 QUESTION = """\
 Answer questions about an image that you do not see. All you know is this caption:
@@ -40,8 +40,8 @@ class Question(NamedTuple):
     """A question about an image. answer: the right answer, one of `choices`."""
 
     text: str
-    answer: str = YES_NO[0]
-    choices: tuple[str, ...] = YES_NO
+    answer: str = YES
+    choices: tuple[str, ...] = (YES, NO)
 
 
 class ChecklistOptions(JudgeOptions):
@@ -67,32 +67,32 @@ class Checklist(JudgeEvaluator):
         self.questions = read_checklist(Path(self.options.checklist))
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        lists = [*entries_of(captions.ids, self.questions, self.options.checklist).values()]
-        asked = [prompt(*pair) for pair in zip(captions.predictions.values(), lists)]
-        readers = {each: partial(read_reply, questions=q) for each, q in zip(asked, lists)}
+        entries = entries_of(captions.ids, self.questions, self.options.checklist)
+        prompts, readers = [], {}
+        for image_id, questions in entries.items():
+            prompt = judge_prompt(captions.predictions[image_id], questions)
+            prompts.append(prompt)
+            readers[prompt] = partial(read_reply, questions=questions)
         verdicts = self.verdicts(readers)
-        scores = scores_of([verdicts[each] for each in asked], lists)
+        scores = checklist_scores([verdicts[each] for each in prompts], list(entries.values()))
         scores.settings["checklist_judge"] = self.judge
         return scores
 
 
-def scores_of(
-    answers: Sequence[Optional[Sequence[str]]], lists: Sequence[Sequence[Question]]
+def checklist_scores(
+    answers: Sequence[Optional[Sequence[str]]], checklists: Sequence[Sequence[Question]]
 ) -> Scores:
     """Return the scores of N captions.
 
     answers: for each caption, one answer per question, or None if the judge gave no valid reply.
-    lists: for each caption, its questions.
+    checklists: for each caption, its questions.
     """
-    counts = [
-        (
-            len(given),
-            sum(answer != NOT_SAID for answer in given),
-            sum(answer == each.answer for answer, each in zip(given, questions)),
-        )
-        for given, questions in zip((given or () for given in answers), lists)
-    ]
-    asked, said, right = zip(*counts)
+    asked, said, right = [], [], []  # numbers of questions of each caption
+    for given, questions in zip(answers, checklists):
+        given = list(given or ())
+        asked.append(len(given))
+        said.append(len(given) - given.count(NOT_SAID))
+        right.append([q.answer == answer for q, answer in zip(questions, given)].count(True))
     return Scores.of_shares(
         {"checklist_coverage": (said, asked), "checklist_precision": (right, said)},
         settings={"checklist_question": QUESTION, "checklist_unread": answers.count(None)},
@@ -100,7 +100,7 @@ def scores_of(
     )
 
 
-def prompt(caption: str, questions: Sequence[Question]) -> str:
+def judge_prompt(caption: str, questions: Sequence[Question]) -> str:
     """Return the judge's prompt about a caption."""
     lines = (
         f"{number}. {each.text} ({' / '.join([*each.choices, NOT_SAID])})"
@@ -112,11 +112,12 @@ def prompt(caption: str, questions: Sequence[Question]) -> str:
 def read_reply(reply: str, questions: Sequence[Question]) -> Optional[list[str]]:
     """Return the answer to each question; None if a question has no valid answer in the reply."""
 
-    def answers(found: Any) -> list[str]:
+    def answers(found):
         given = []
         for number, each in enumerate(questions, 1):
             choices = {choice.strip().casefold(): choice for choice in (*each.choices, NOT_SAID)}
-            given.append(choices[str(found[str(number)]).strip().casefold()])
+            answer = str(found[str(number)])
+            given.append(choices[answer.strip().casefold()])
         return given
 
     return first_object(reply, answers)
@@ -137,8 +138,10 @@ def read_checklist(path: Path) -> dict[ImageId, list[Question]]:
     else:
         rows = read_json(path)
     if isinstance(rows, dict):
-        return {image_id: _questions(path, image_id, listed) for image_id, listed in rows.items()}
-    found: dict[ImageId, list[Question]] = {}
+        return {
+            image_id: _parse_questions(path, image_id, listed) for image_id, listed in rows.items()
+        }
+    found = {}
     for number, row in enumerate(rows if isinstance(rows, list) else [None], 1):
         if not isinstance(row, dict) or not isinstance(row.get("id"), (str, int)):
             raise UserError(f"{path}: entry {number} is no object with an id")
@@ -146,28 +149,33 @@ def read_checklist(path: Path) -> dict[ImageId, list[Question]]:
         if listed is None:
             kinds = (row[name] for name in row if name.endswith("_checklist"))
             listed = [item for kind in kinds if isinstance(kind, list) for item in kind]
-        questions = _questions(path, row["id"], listed)
-        paths = row.get("image_paths")
-        files = [row.get("img_path"), *(paths if isinstance(paths, list) else [paths])]
-        files = [file for file in files if isinstance(file, str)]
-        for name in (row["id"], *files, *(PurePosixPath(file).name for file in files)):
+        questions = _parse_questions(path, row["id"], listed)
+        for name in _names_of(row):
             if found.setdefault(name, questions) != questions:
                 raise UserError(f"{path}: {name!r} names two entries: keep one")
     return found
 
 
-def _questions(path: Path, image_id: ImageId, listed: Any) -> list[Question]:
+def _names_of(row):
+    """Return the id of a row, then the paths and the names of its image's files."""
+    paths = row.get("image_paths")
+    files = [row.get("img_path"), *(paths if isinstance(paths, list) else [paths])]
+    files = [file for file in files if isinstance(file, str)]
+    return [row["id"], *files, *(PurePosixPath(file).name for file in files)]
+
+
+def _parse_questions(path: Path, image_id: ImageId, listed: Any) -> list[Question]:
     if not isinstance(listed, list) or not listed:
         raise UserError(f"{path}: image {image_id!r} has no questions")
-    return [_question(path, image_id, item) for item in listed]
+    return [_parse_question(path, image_id, item) for item in listed]
 
 
-def _question(path: Path, image_id: ImageId, item: Any) -> Question:
+def _parse_question(path: Path, image_id: ImageId, item: Any) -> Question:
     fields = {"question": item} if isinstance(item, str) else item
     fields = fields if isinstance(fields, dict) else {}
     text = fields.get("question", fields.get("Question"))
-    choices = fields.get("choices", YES_NO)
-    answer = fields.get("answer", choices[0] if choices is YES_NO else None)
+    choices = fields.get("choices", (YES, NO))
+    answer = fields.get("answer", None if "choices" in fields else YES)
     texts = [text, answer, *(choices if isinstance(choices, (list, tuple)) else [None])]
     if not all(isinstance(each, str) for each in texts) or answer not in choices:
         raise UserError(

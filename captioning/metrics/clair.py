@@ -7,7 +7,7 @@ first number in the reply, or 0.
 
 import math
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from captioning.metrics.evaluator import CaptionSet, Scores
 from captioning.metrics.judge import JudgeEvaluator, first_object
@@ -23,7 +23,14 @@ the reference captions describe? Answer with a JSON object and nothing else. Its
 a number from 0 to 100, and its key "reason" holds a string."""
 
 
-def question(candidate: str, references: Sequence[str]) -> str:
+class Verdict(NamedTuple):
+    """A score from 0 to 100, and the reason for it, of any JSON type. None if it is not given."""
+
+    score: Optional[float]
+    reason: Any
+
+
+def judge_prompt(candidate: str, references: Sequence[str]) -> str:
     """Return the question about a caption. Each caption is on its own line."""
 
     def listed(texts):
@@ -32,19 +39,16 @@ def question(candidate: str, references: Sequence[str]) -> str:
     return QUESTION.format(candidates=listed([candidate]), references=listed(references))
 
 
-def read_reply(reply: str) -> Optional[tuple[float, Any]]:
-    """Return (score, reason) from the first JSON object with a valid score (0 to 100), or None.
+def read_reply(reply: str) -> Optional[Verdict]:
+    """Return the verdict in the first JSON object with a valid score; None if there is none."""
 
-    The reason may have any JSON type. It is None if the object has no reason.
-    """
-
-    def verdict(found: Any) -> tuple[float, Any]:
+    def read_verdict(found):
         score = math.nan if isinstance(found["score"], bool) else float(found["score"])
         if not 0 <= score <= 100:
             raise ValueError
-        return score, found.get("reason")
+        return Verdict(score, found.get("reason"))
 
-    return first_object(reply, verdict)
+    return first_object(reply, read_verdict)
 
 
 class Clair(JudgeEvaluator):
@@ -58,10 +62,11 @@ class Clair(JudgeEvaluator):
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         prompts = [
-            question(text, captions.references[i]) for i, text in captions.predictions.items()
+            judge_prompt(text, captions.references[i]) for i, text in captions.predictions.items()
         ]
-        verdicts = self.verdicts(dict.fromkeys(prompts, read_reply))
-        scores, reasons = map(list, zip(*(verdicts[each] or (None, None) for each in prompts)))
+        found = self.verdicts(dict.fromkeys(prompts, read_reply))
+        verdicts = [found[prompt] or Verdict(None, None) for prompt in prompts]
+        scores = [verdict.score for verdict in verdicts]
         return Scores.of_means(
             {"CLAIR": scores},
             settings={
@@ -69,5 +74,5 @@ class Clair(JudgeEvaluator):
                 "clair_question": QUESTION,
                 "clair_unread": scores.count(None),
             },
-            details={"clair_reason": reasons},
+            details={"clair_reason": [verdict.reason for verdict in verdicts]},
         )

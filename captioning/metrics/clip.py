@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
+from torchvision.transforms.functional import normalize
 
 from captioning.data.image import MEAN, STD, load_image
 from captioning.files.reading import read_json
@@ -23,7 +24,7 @@ from captioning.metrics.model_files import (
     CLIP_MODEL,
     END,
     START,
-    Bpe,
+    BpeTokenizer,
     ModelFiles,
     find_file,
     find_model,
@@ -60,13 +61,13 @@ class Clip:
     """
 
     image_modules = ("vision_model", "visual_projection")  # the last one determines `width`
-    statistics = (MEAN, STD)  # of pixel values, to normalise images
+    statistics = (MEAN, STD)  # means and standard deviations of the three colours of pixels
 
     def __init__(self, source: str, device: Union[str, torch.device] = "cpu"):
         files, sizes, state = read_clip(source)
-        build = self.prepare(source, files, sizes)
+        self.load_tokenizer(source, files, sizes)
         state = read_weights(files.weights) if state is None else state
-        self.model = load_model("clip_model", files, build, state)
+        self.model = load_model("clip_model", files, lambda: self.build_model(sizes), state)
         config = self.model.config
         self.max_tokens = config.text_config.max_position_embeddings
         self.image_size = config.vision_config.image_size
@@ -85,34 +86,31 @@ class Clip:
             [*self.crop(), transforms.ToTensor(), transforms.Normalize(*self.statistics)]
         )
 
-    def prepare(
-        self, source: str, files: ModelFiles, sizes: dict[str, Any]
-    ) -> Callable[[], torch.nn.Module]:
-        """Set the tokeniser `tokens`, and return a function that builds the model.
+    def load_tokenizer(self, source: str, files: ModelFiles, sizes: dict[str, Any]) -> None:
+        """Set `tokenizer` and its special tokens. Raises UserError.
 
         source: for errors. sizes: the content of config.json.
         """
+        self.tokenizer = BpeTokenizer(files, style="clip")
+        self.start, self.end = self.tokenizer.special(START), self.tokenizer.special(END)
+
+    def build_model(self, sizes: dict[str, Any]) -> torch.nn.Module:
+        """Return the model with random weights. sizes: the content of config.json."""
         from transformers import CLIPConfig, CLIPModel
 
-        self.tokens = Bpe(files, clip=True)
-        self.start, self.end = self.tokens.special(START), self.tokens.special(END)
-
-        def build() -> torch.nn.Module:
-            # Older files have text_config_dict and vision_config_dict, which take precedence.
-            text, vision = (
-                {**sizes[f"{tower}_config"], **(sizes.get(f"{tower}_config_dict") or {})}
-                for tower in ("text", "vision")
-            )
-            text.update(bos_token_id=self.start, eos_token_id=self.end)
-            # transformers 4.15.0 supports only these argument names.
-            config = CLIPConfig(
-                text_config_dict=text,
-                vision_config_dict=vision,
-                projection_dim=sizes.get("projection_dim", 512),
-            )
-            return CLIPModel(config)
-
-        return build
+        # Older files have text_config_dict and vision_config_dict, which take precedence.
+        text, vision = (
+            {**sizes[f"{tower}_config"], **(sizes.get(f"{tower}_config_dict") or {})}
+            for tower in ("text", "vision")
+        )
+        text.update(bos_token_id=self.start, eos_token_id=self.end)
+        # transformers 4.15.0 supports only these argument names.
+        config = CLIPConfig(
+            text_config_dict=text,
+            vision_config_dict=vision,
+            projection_dim=sizes.get("projection_dim", 512),
+        )
+        return CLIPModel(config)
 
     def crop(self) -> list[Callable]:
         """Return the transforms that resize and crop an image to the model's input size."""
@@ -122,6 +120,14 @@ class Clip:
             transforms.CenterCrop(size),
         ]
 
+    def renormalise(self, images: Tensor) -> Tensor:
+        """Return images for `image_features`. images: (B, 3, S, S), normalised by MEAN and STD."""
+        if self.statistics == (MEAN, STD):
+            return images
+        shift = [-mean / std for mean, std in zip(MEAN, STD)]
+        pixels = normalize(images, shift, [1 / std for std in STD])
+        return normalize(pixels, *self.statistics)
+
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
         """Return each text's ids with special tokens, and whether the text was truncated.
 
@@ -129,9 +135,9 @@ class Clip:
         token.
         """
         most = self.max_tokens - 2
-        ids = self.tokens.encode(texts)
-        long = [len(text) > most for text in ids]
-        return [[self.start, *text[:most], self.end] for text in ids], long
+        ids = self.tokenizer.encode(texts)
+        truncated = [len(text) > most for text in ids]
+        return [[self.start, *text[:most], self.end] for text in ids], truncated
 
     @torch.inference_mode()
     def text_features(self, ids: list[list[int]]) -> Tensor:
@@ -151,14 +157,14 @@ class Clip:
 
     def read_image(self, path: Union[str, PathLike]) -> Tensor:
         """Return an image file as input of the image encoder, (3, S, S). Raises UserError."""
-        return self.preprocess(_middle(load_image(path)))
+        return self.preprocess(_crop_extreme_ratio(load_image(path)))
 
     @torch.inference_mode()
     def image_features(self, images: Tensor) -> Tensor:
         """Return unit vectors (B, D) of images (B, 3, S, S)."""
         # cuDNN's convolutions use TF32 by default, which is less precise than float32.
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            return _unit(self.model.get_image_features(images.to(self.device)))
+            return _unit_vectors(self.model.get_image_features(images.to(self.device)))
 
 
 class Siglip(Clip):
@@ -169,45 +175,41 @@ class Siglip(Clip):
     """
 
     image_modules = ("vision_model",)
-    statistics = ((0.5,) * 3, (0.5,) * 3)
+    statistics = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 
-    def prepare(
-        self, source: str, files: ModelFiles, sizes: dict[str, Any]
-    ) -> Callable[[], torch.nn.Module]:
+    def load_tokenizer(self, source: str, files: ModelFiles, sizes: dict[str, Any]) -> None:
         if files.merges:
             raise UserError(f"{source}: clip_model: a SigLIP needs its tokenizer.json")
-        self.tokens = Bpe(files, clip=None)
-        self.padding = self.tokens.tokenizer.token_to_id("<pad>") or 0
+        self.tokenizer = BpeTokenizer(files)
+        self.padding = self.tokenizer.backend.token_to_id("<pad>") or 0
         # SigLIP 1 is refused, because it pads with another token.
         if sizes.get("text_config", {}).get("vocab_size", 0) == SIGLIP_1_VOCABULARY:
             raise UserError(f"{source}: clip_model: SigLIP 1 is not supported: choose a SigLIP 2")
         preprocessor = read_json(find_file("clip_model", source, "preprocessor_config.json"))
         self.resample = preprocessor.get("resample", 3)
 
-        def build() -> torch.nn.Module:
-            from transformers import SiglipConfig, SiglipModel
+    def build_model(self, sizes: dict[str, Any]) -> torch.nn.Module:
+        from transformers import SiglipConfig, SiglipModel
 
-            return SiglipModel(SiglipConfig(**sizes))
-
-        return build
+        return SiglipModel(SiglipConfig(**sizes))
 
     def crop(self) -> list[Callable]:
-        size = (self.image_size,) * 2
+        size = (self.image_size, self.image_size)
         return [lambda image: image.resize(size, self.resample)]
 
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
-        ids = self.tokens.encode([text.lower() for text in texts], specials=True)
-        long = [len(text) > self.max_tokens for text in ids]
+        ids = self.tokenizer.encode([text.lower() for text in texts], add_special_tokens=True)
+        truncated = [len(text) > self.max_tokens for text in ids]
         # A truncated text keeps its last token, the end token.
         return [
-            [*text[: self.max_tokens - 1], text[-1]] if cut else text
-            for text, cut in zip(ids, long)
-        ], long
+            [*text[: self.max_tokens - 1], text[-1]] if too_long else text
+            for text, too_long in zip(ids, truncated)
+        ], truncated
 
     @torch.inference_mode()
     def text_features(self, ids: list[list[int]]) -> Tensor:
-        padded = [[*text, *[self.padding] * (self.max_tokens - len(text))] for text in ids]
-        return _unit(self.model.get_text_features(torch.tensor(padded).to(self.device)))
+        padded = [text + [self.padding] * (self.max_tokens - len(text)) for text in ids]
+        return _unit_vectors(self.model.get_text_features(torch.tensor(padded).to(self.device)))
 
 
 def load_clip(source: str, device: Union[str, torch.device] = "cpu") -> Clip:
@@ -218,12 +220,12 @@ def load_clip(source: str, device: Union[str, torch.device] = "cpu") -> Clip:
     return (Siglip if is_siglip else Clip)(source, device)
 
 
-def _unit(features: Any) -> Tensor:
+def _unit_vectors(features: Any) -> Tensor:
     """Return unit vectors. features: a tensor, or the output object of newer transformers."""
     return F.normalize(getattr(features, "pooler_output", features), dim=-1)
 
 
-def _middle(image: Image.Image) -> Image.Image:
+def _crop_extreme_ratio(image: Image.Image) -> Image.Image:
     """Crop an image to MAX_ASPECT_RATIO, because resizing a longer one would take much memory.
 
     CLIP's centre crop would remove the ends of such an image anyway. SigLIP has no centre crop: it
@@ -232,7 +234,9 @@ def _middle(image: Image.Image) -> Image.Image:
     width, height = image.size
     most = MAX_ASPECT_RATIO * min(image.size)
     left, top = max(0, width - most) // 2, max(0, height - most) // 2
-    return image.crop((left, top, width - left, height - top)) if left or top else image
+    if left == top == 0:
+        return image
+    return image.crop((left, top, width - left, height - top))
 
 
 def read_clip(source: str) -> tuple[ModelFiles, dict[str, Any], Optional[dict[str, Tensor]]]:

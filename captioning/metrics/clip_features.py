@@ -19,8 +19,8 @@ from captioning.metrics.clip import PREPROCESSING, Clip, ClipOptions, load_clip,
 from captioning.metrics.evaluator import CaptionSet, Evaluator
 from captioning.metrics.over_ranks import (
     batches_by_length,
+    call_on_all_ranks,
     map_over_ranks,
-    on_all_ranks,
 )
 from captioning.runtime.distributed import broadcast_from_main, is_main
 from captioning.runtime.errors import UserError
@@ -98,7 +98,7 @@ class ClipEvaluator(Evaluator):
     needs_images = True
     on_every_rank = True
 
-    def check(self) -> None:
+    def check_requirements(self) -> None:
         read_clip(self.options.clip_model)
 
     def features(self, captions: CaptionSet) -> "ClipFeatures":
@@ -113,8 +113,10 @@ class ClipFeatures:
 
     def __init__(self, evaluator: ClipEvaluator):
         settings = evaluator.settings
-        self.batch_size, self.cache = settings.batch_size, settings.cache_dir
-        self.clip = on_all_ranks(lambda: load_clip(evaluator.options.clip_model, settings.device))
+        self.batch_size, self.cache_dir = settings.batch_size, settings.cache_dir
+        self.clip = call_on_all_ranks(
+            lambda: load_clip(evaluator.options.clip_model, settings.device)
+        )
 
     def of_texts(
         self, texts: Iterable[str], description: str, prefix: str = ""
@@ -125,14 +127,15 @@ class ClipFeatures:
         vectors.
         """
         texts = list(dict.fromkeys(texts))
-        ids, long = self.clip.encode([prefix + text for text in texts])
+        ids, truncated = self.clip.encode([prefix + text for text in texts])
 
         def compute(batch):
             return self.clip.text_features(batch).cpu().numpy()
 
         batches = batches_by_length([len(text) for text in ids], self.batch_size)
         vectors = map_over_ranks(batches, ids.__getitem__, compute, description, "caption")
-        return None if vectors is None else dict(zip(texts, vectors)), set(compress(texts, long))
+        by_text = None if vectors is None else dict(zip(texts, vectors))
+        return by_text, set(compress(texts, truncated))
 
     def of_images(self, paths: Sequence[Path], description: str) -> Optional[np.ndarray]:
         """Return unit vectors (P, D) of image files, from the cache if possible.
@@ -141,10 +144,12 @@ class ClipFeatures:
         """
 
         def look_up():
-            cached = CachedFeatures(self.cache, self.clip, paths) if is_main() else None
-            return cached, cached and cached.read()
+            if not is_main():
+                return None, None
+            file = CachedFeatures(self.cache_dir, self.clip, paths)
+            return file, file.read()
 
-        cached, known = on_all_ranks(look_up)
+        cache_file, known = call_on_all_ranks(look_up)
         if broadcast_from_main(known is not None):
             return known
 
@@ -155,6 +160,6 @@ class ClipFeatures:
         features = map_over_ranks(
             batches, lambda index: self.clip.read_image(paths[index]), compute, description
         )
-        if cached:
-            cached.write(features)
+        if cache_file:
+            cache_file.write(features)
         return features

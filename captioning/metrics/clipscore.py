@@ -29,28 +29,31 @@ class ClipScore(ClipEvaluator):
         features = self.features(captions)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         images = features.of_images(paths, "CLIP, images")
-        texts = list(captions.predictions.values())
+        texts = captions.texts
         groups = [captions.references[image_id] for image_id in captions.ids]
         sentences = [SENTENCE_END.split(text.strip()) for text in texts]
         every_text = chain(texts, *groups, *sentences)
-        vectors, long = features.of_texts(every_text, "CLIP, captions", PREFIX)
+        vector_of, truncated = features.of_texts(every_text, "CLIP, captions", PREFIX)
         if images is None:  # on ranks other than 0
             return Scores({})
+
+        def vectors_of(texts):
+            return np.array([vector_of[text] for text in texts])
+
         rows = []
         for text, group, parts, image in zip(texts, groups, sentences, images):
-            caption, human, own = (
-                np.array([vectors[text] for text in each]) for each in ([text], group, parts)
-            )
+            caption = vectors_of([text])
             score = image_score(caption, image, self.factor)[0]
-            nearest = image_score(human, caption[0], 1).max()
-            # The harmonic mean, or 0 if both are 0.
-            both = 2 * score * nearest / ((score + nearest) or 1)
-            rows.append((score, both, image_score(own, image, self.factor).mean()))
+            nearest = image_score(vectors_of(group), caption[0], 1).max()
+            total = score + nearest
+            harmonic_mean = 2 * score * nearest / total if total else 0.0
+            of_sentences = image_score(vectors_of(parts), image, self.factor).mean()
+            rows.append((score, harmonic_mean, of_sentences))
         columns = 100 * np.array(rows).T
-        truncated = sum(text in long for text in texts)
+        num_truncated = len([text for text in texts if text in truncated])
         return Scores.of_means(
-            dict(zip(self.names, columns.tolist())),
-            settings={"clip_model": features.clip.name, self.truncated_setting: truncated},
+            dict(zip(self.metric_names, columns.tolist())),
+            settings={"clip_model": features.clip.name, self.truncated_setting: num_truncated},
         )
 
 

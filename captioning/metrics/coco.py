@@ -15,7 +15,7 @@ from typing import Annotated, Callable, Optional
 import numpy as np
 from pydantic import Field
 
-from captioning.metrics.bootstrap import Estimate, intervals
+from captioning.metrics.bootstrap import Estimate, bootstrap_intervals
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.java import JavaError, java_process, java_version
 from captioning.metrics.meteor import meteor_scores
@@ -58,15 +58,15 @@ class Coco(Evaluator):
 
     def prepare(self) -> None:
         if not self.options.spice:
-            self.names = self.names[:-1]
+            self.metric_names = self.metric_names[:-1]
 
     def unavailable(self) -> dict[str, str]:
         if importlib.util.find_spec("pycocoevalcap") is None:
-            return dict.fromkeys(self.names, "pycocoevalcap is not installed")
+            return dict.fromkeys(self.metric_names, "pycocoevalcap is not installed")
         try:
             java = java_version()
         except JavaError as error:
-            needs_java = [name for name in self.names if name in ("METEOR", "SPICE")]
+            needs_java = [name for name in self.metric_names if name in ("METEOR", "SPICE")]
             return dict.fromkeys(needs_java, str(error))
         problem = spice_problem(java) if self.options.spice else None
         return {"SPICE": problem} if problem else {}
@@ -91,22 +91,24 @@ class Coco(Evaluator):
 
         All functions have the parameters of `bleu_scores`.
         """
-        limits = self.options.spice_timeout, self.options.spice_heap
+        options = self.options
         scorers = {
             BLEU: bleu_scores,
             ("METEOR",): meteor_scores,
             ("ROUGE_L",): rouge_scores,
             ("CIDEr",): cider_scores,
-            ("SPICE",): lambda *texts: spice_scores(*texts, *limits),
+            ("SPICE",): lambda captions, references: spice_scores(
+                captions, references, options.spice_timeout, options.spice_heap
+            ),
         }
-        return {names: scorer for names, scorer in scorers.items() if names[0] in self.names}
+        return {names: scorer for names, scorer in scorers.items() if names[0] in self.metric_names}
 
 
 def rouge_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
     """Return ROUGE-L. For the parameters, see `bleu_scores`."""
     from pycocoevalcap.rouge.rouge import Rouge
 
-    _, each = Rouge().compute_score(*_by_index(captions, references))
+    _, each = Rouge().compute_score(*_as_coco_dicts(captions, references))
     # pycocoevalcap splits "" into one empty word, which would match an empty reference. Therefore
     # an empty caption gets 0 here.
     each = [float(score) if caption else 0.0 for score, caption in zip(each, captions)]
@@ -119,11 +121,11 @@ def cider_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -
 
     each = np.zeros(len(captions))
     if any(map(any, references)):  # Cider fails if all references are empty
-        each = Cider().compute_score(*_by_index(captions, references))[1]
+        each = Cider().compute_score(*_as_coco_dicts(captions, references))[1]
     return Scores.of_means({"CIDEr": each.tolist()})
 
 
-def _by_index(captions, groups):
+def _as_coco_dicts(captions, groups):
     """Return references and captions in pycocoevalcap's form, {key: list of sentences}."""
     return dict(enumerate(groups)), {i: [caption] for i, caption in enumerate(captions)}
 
@@ -140,13 +142,15 @@ def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) ->
     for caption, group in zip(captions, references):
         scorer += (caption, group)
     totals, each = scorer.compute_score(option="closest", verbose=0)
-    columns = []  # one row per caption; `bleu_of_sums` takes sums of such rows
+    rows = []  # one per caption; `bleu_of_sums` takes sums of such rows
     for counts in scorer.ctest:
         words = counts["testlen"]
-        closest = min((abs(length - words), length) for length in counts["reflen"])[1]
-        columns.append([*counts["correct"], *counts["guess"], words, closest])
-    bounds = intervals(np.array(columns, dtype=float), bleu_of_sums)
-    estimates = [Estimate(total, *ends, len(captions)) for total, ends in zip(totals, bounds)]
+        closest = min(counts["reflen"], key=lambda length: (abs(length - words), length))
+        rows.append([*counts["correct"], *counts["guess"], words, closest])
+    intervals = bootstrap_intervals(np.array(rows, dtype=float), bleu_of_sums)
+    estimates = [
+        Estimate(total, low, high, len(captions)) for total, (low, high) in zip(totals, intervals)
+    ]
     return Scores(dict(zip(BLEU, estimates)), dict(zip(BLEU, each)))
 
 

@@ -6,6 +6,7 @@ image (Koehn 2004, "Statistical significance tests for machine translation evalu
 Tibshirani 1993, chapter 16).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
@@ -13,7 +14,7 @@ from typing import Optional
 import numpy as np
 
 from captioning.data.caption_files import Captions, by_id
-from captioning.metrics.bootstrap import RESAMPLES, mean, resampled_sums
+from captioning.metrics.bootstrap import RESAMPLES, mean_estimate, resampled_sums
 from captioning.metrics.evaluator import Scores
 from captioning.metrics.registry import METRICS, Metric, metric_of
 from captioning.metrics.score_table import align
@@ -33,10 +34,10 @@ class Difference:
     first: float
     second: float
     difference: float
-    low: Optional[float]
-    high: Optional[float]
-    p: Optional[float]
-    n: int
+    low: Optional[float] = None
+    high: Optional[float] = None
+    p: Optional[float] = None
+    n: int = 0
 
 
 def same_images(first: Captions, second: Captions) -> Captions:
@@ -65,30 +66,35 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
     BLEU.
     """
     found = {}
-    for name in first.per_image.keys() & second.per_image.keys():
-        columns = [np.array(each.per_image[name], dtype=float) for each in (first, second)]
-        if not any(np.isnan(column).all() for column in columns):
-            found[name] = _difference(*columns)
+    for name in first.per_caption.keys() & second.per_caption.keys():
+        a, b = (np.array(each.per_caption[name], dtype=float) for each in (first, second))
+        if not (np.isnan(a).all() or np.isnan(b).all()):
+            found[name] = _compare_columns(a, b)
     for name in first.metrics.keys() & second.metrics.keys() - found.keys():
         if name != "median_rank":  # the mean of `rank` is compared instead
-            values = [scores.metrics[name].value for scores in (first, second)]
-            count = first.metrics[name].n
-            found[name] = Difference(*values, values[1] - values[0], None, None, None, count)
+            a, b = first.metrics[name].value, second.metrics[name].value
+            found[name] = Difference(a, b, b - a, n=first.metrics[name].n)
     ordered = sorted(sorted(found), key=lambda name: (*METRICS, name).index(name))
     return {name: found[name] for name in ordered}
 
 
-def _difference(first, second):
+def _compare_columns(first, second):
     """Return the `Difference` of two columns, one value per image; nan for a missing value."""
     both = ~np.isnan(first) & ~np.isnan(second)
     first, second = first[both], second[both]
     if not len(first):
-        return Difference(*[float("nan")] * 3, None, None, None, 0)
+        return Difference(math.nan, math.nan, math.nan)
     pairs = second - first
-    estimate = mean(pairs)
-    means = float(first.mean()), float(second.mean()), estimate.value
-    p = p_value(pairs) if len(pairs) > 1 else None
-    return Difference(*means, estimate.low, estimate.high, p, len(pairs))
+    estimate = mean_estimate(pairs)
+    return Difference(
+        float(first.mean()),
+        float(second.mean()),
+        estimate.value,
+        low=estimate.low,
+        high=estimate.high,
+        p=p_value(pairs) if len(pairs) > 1 else None,
+        n=len(pairs),
+    )
 
 
 def p_value(differences: np.ndarray) -> float:
@@ -109,7 +115,7 @@ def format_comparison(differences: Mapping[str, Difference]) -> str:
     """Return one line per metric: both means, the difference, its interval and p."""
     rows = [("", "first", "second", "difference", "95 % interval", "p")]
     for name, found in differences.items():
-        metric = Metric(name, "Mean Rank", 1) if name == "rank" else metric_of(name)
+        metric = Metric(name, "Mean Rank") if name == "rank" else metric_of(name)
         decimals = metric.decimals
         cells = [f"{value:.{decimals}f}" for value in (found.first, found.second, found.difference)]
         interval = p = ""

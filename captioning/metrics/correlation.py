@@ -19,14 +19,15 @@ if __name__ == "__main__":
 
 import argparse
 import sys
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Optional
 
 import numpy as np
 
-from captioning.metrics.arguments import add_metrics, parse
-from captioning.metrics.bootstrap import Estimate, bounds, resampled_counts
+from captioning.metrics.arguments import add_scoring_flags, parse_scoring_arguments
+from captioning.metrics.bootstrap import Estimate, percentile_intervals, resampled_counts
 from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators
 from captioning.metrics.meteor import shared_process
 from captioning.metrics.ratings import Rated, read_ratings
@@ -44,28 +45,34 @@ MAX_CELLS = 1 << 24  # of the contingency table, 128 MB in float64
 Columns = Mapping[str, np.ndarray]  # {metric or rating: (n,)}; nan for a missing value
 
 
-def kendall(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
+def kendall_tau(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> tuple[float, float]:
     """Return tau-b and tau-c of n pairs; nan if undefined.
 
     x, y: (n,). weights: (n,), how often each pair counts. The contingency table needs memory for
     (distinct values of x) * (distinct values of y) cells. Source: Kendall 1945; Stuart 1953.
     """
-    (xs, x), (ys, y) = (np.unique(values, return_inverse=True) for values in (x, y))
-    cells = np.bincount(x * len(ys) + y, weights, len(xs) * len(ys))
-    table = cells.reshape(len(xs), len(ys))
+    x_values, x = np.unique(x, return_inverse=True)
+    y_values, y = np.unique(y, return_inverse=True)
+    shape = len(x_values), len(y_values)
+    cells = np.bincount(x * shape[1] + y, weights, shape[0] * shape[1])
+    table = cells.reshape(shape)
     below = table.cumsum(0) - table  # for each cell: weight of the pairs with this y, smaller x
     smaller = below.cumsum(1) - below
     larger = below.sum(1, keepdims=True) - below - smaller
     surplus = (table * (smaller - larger)).sum()  # concordant minus discordant pairs
-    total, groups = weights.sum(), (table.sum(0), table.sum(1))
-    untied = [(total**2 - (group**2).sum()) / 2 for group in groups]
-    fewest = min(map(np.count_nonzero, groups))
+    total = weights.sum()
+    x_groups, y_groups = table.sum(1), table.sum(0)  # weights of equal values
+    fewest = min(np.count_nonzero(x_groups), np.count_nonzero(y_groups))
     if fewest < 2:
         return np.nan, np.nan
-    return surplus / np.sqrt(untied[0] * untied[1]), 2 * surplus * fewest / total**2 / (fewest - 1)
+    untied_x = (total**2 - (x_groups**2).sum()) / 2
+    untied_y = (total**2 - (y_groups**2).sum()) / 2
+    tau_b = surplus / np.sqrt(untied_y * untied_x)
+    tau_c = 2 * surplus * fewest / total**2 / (fewest - 1)
+    return tau_b, tau_c
 
 
-def correlate(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Estimate]:
+def tau_estimates(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Estimate]:
     """Return tau-b and tau-c with bootstrap intervals. Pairs with nan are left out.
 
     images: (n,), the image of each pair. A bootstrap resample draws images, and takes all pairs of
@@ -78,39 +85,39 @@ def correlate(x: np.ndarray, y: np.ndarray, images: np.ndarray) -> list[Estimate
     if not len(x):
         return [Estimate(np.nan)] * 2
     n = images.max() + 1
-    found = [kendall(x, y, row[images]) for counts in resampled_counts(n) for row in counts]
-    values = kendall(x, y, np.ones(len(x)))
-    return [Estimate(v, *ends, len(x)) for v, ends in zip(values, bounds(np.array(found), n))]
+    taus = [kendall_tau(x, y, row[images]) for counts in resampled_counts(n) for row in counts]
+    intervals = percentile_intervals(np.array(taus), n)
+    values = kendall_tau(x, y, np.ones(len(x)))
+    return [Estimate(tau, low, high, len(x)) for tau, (low, high) in zip(values, intervals)]
 
 
-def columns_of(rated: Sequence[Rated], arguments: argparse.Namespace) -> tuple[Columns, Columns]:
+def score_rated(
+    rated: Sequence[Rated], systems: Sequence[str], arguments: argparse.Namespace
+) -> tuple[Columns, Columns]:
     """Return the metrics as two tables: one value per caption, and one value per system.
 
-    A system's value is the metric's score over all of the system's captions. Systems are in sorted
-    order. Raises UserError.
+    A system's value is the metric's score over all of the system's captions. Raises UserError.
     """
     # An image may have several captions. `of_images` matches these keys with the image.
     rows = {f"{row.image}#{number}": row for number, row in enumerate(rated)}
     evaluators = _evaluators(rows, arguments)
-    # of_system: (n,), the index in `systems` of each caption's system
-    systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
-    captions: dict[str, np.ndarray] = {}
-    sets: dict[str, np.ndarray] = {}
+    captions = defaultdict(lambda: np.full(len(rated), np.nan))
+    sets = defaultdict(lambda: np.full(len(systems), np.nan))
     for number, system in enumerate(systems):
         own = {key: row for key, row in rows.items() if row.system == system}
         texts = {key: row.caption for key, row in own.items()}
         found = score(texts, {key: row.references for key, row in own.items()}, evaluators)
         for reason in dict.fromkeys(found.skipped.values()):
             log_line(f"skipped: {reason}")
-        columns = {**found.per_image}
+        columns = dict(found.per_caption)
         for name in next(iter(own.values())).metrics:
             columns[name] = [row.metrics[name] for row in own.values()]
         for name, column in columns.items():
             column = np.array(column, dtype=float)
-            captions.setdefault(name, np.full(len(rated), np.nan))[of_system == number] = column
-            sets.setdefault(name, np.full(len(systems), np.nan))[number] = np.nanmean(column)
+            captions[name][[row.system == system for row in rated]] = column
+            sets[name][number] = np.nanmean(column)
         for name, estimate in found.metrics.items():
-            sets.setdefault(name, np.full(len(systems), np.nan))[number] = estimate.value
+            sets[name][number] = estimate.value
     return captions, sets
 
 
@@ -125,28 +132,31 @@ def _evaluators(rows: Mapping[str, Rated], arguments: argparse.Namespace) -> lis
                 f"{arguments.ratings}: {len(missing)} of {len(images)} rated images do not exist, "
                 f"the first is {missing[0]}: correct --images"
             )
-    settings = Settings(images, arguments.images, arguments.cache_dir, device, arguments.batch_size)
+    settings = Settings(
+        images,
+        image_root=arguments.images,
+        cache_dir=arguments.cache_dir,
+        device=device,
+        batch_size=arguments.batch_size,
+    )
     return build_evaluators(arguments.metrics, settings, **arguments.options)
 
 
-def table_of(title: str, columns: Columns, ratings: Columns, images: np.ndarray) -> str:
+def format_taus(title: str, columns: Columns, ratings: Columns, images: np.ndarray) -> str:
     """Return a table of tau-b and a table of tau-c: a row per metric, a column per rating.
 
-    images: see `correlate`.
+    images: see `tau_estimates`.
     """
-    names = sorted(columns, key=lambda name: (*METRICS, name).index(name))
-    taus = [[correlate(columns[name], y, images) for y in ratings.values()] for name in names]
-    tables = []
-    for variant, letter in enumerate("bc"):
-        rows = [
-            (metric_of(name).title, *(_shown(pair[variant]) for pair in found))
-            for name, found in zip(names, taus)
-        ]
-        tables.append(f"{title}\n{align([(f'tau-{letter}', *ratings), *rows])}\n")
-    return "\n".join(tables)
+    b_rows, c_rows = [("tau-b", *ratings)], [("tau-c", *ratings)]
+    for name in sorted(columns, key=lambda name: (*METRICS, name).index(name)):
+        pairs = [tau_estimates(columns[name], y, images) for y in ratings.values()]
+        metric = metric_of(name).title
+        b_rows.append((metric, *(_format_tau(tau_b) for tau_b, _ in pairs)))
+        c_rows.append((metric, *(_format_tau(tau_c) for _, tau_c in pairs)))
+    return f"{title}\n{align(b_rows)}\n\n{title}\n{align(c_rows)}\n"
 
 
-def _shown(tau: Estimate) -> str:
+def _format_tau(tau: Estimate) -> str:
     if np.isnan(tau.value):
         return "-"
     ends = "" if tau.low is None else f" ({tau.low:.2f} to {tau.high:.2f})"
@@ -163,12 +173,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     parser.add_argument("ratings", type=Path, help="rated captions, or a folder of runs on scenes")
     parser.add_argument("--references", type=Path, help="human captions, if RATINGS has none")
-    add_metrics(parser, "the folder of the rated images")
-    arguments = parse(parser, sys.argv[1:] if argv is None else argv)
+    add_scoring_flags(parser, "the folder of the rated images")
+    arguments = parse_scoring_arguments(parser, argv)
     return exit_code(lambda: _run(arguments), "stopped: nothing was computed")
 
 
-def _run(arguments: argparse.Namespace) -> None:
+def _run(arguments):
     if arguments.ratings.is_dir():
         facts = arguments.options["facts_file"]
         if not (facts and arguments.references):
@@ -176,20 +186,23 @@ def _run(arguments: argparse.Namespace) -> None:
         rated = read_runs(arguments.ratings, Path(facts), arguments.references)
     else:
         rated = read_ratings(arguments.ratings, arguments.references)
+    # of_system: (n,), the index in `systems` of each caption's system
+    systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
     with shared_process():
-        captions, sets = columns_of(rated, arguments)
+        captions, sets = score_rated(rated, systems, arguments)
     if not captions:
         raise UserError("nothing was scored, for the reasons above")
     ratings = {name: np.array([row.ratings[name] for row in rated]) for name in rated[0].ratings}
     images = np.unique([row.image for row in rated], return_inverse=True)[1]
     print(
-        table_of(f"{len(rated)} captions of {images.max() + 1} images", captions, ratings, images)
+        format_taus(
+            f"{len(rated)} captions of {images.max() + 1} images", captions, ratings, images
+        )
     )
-    systems, of_system = np.unique([row.system for row in rated], return_inverse=True)
     if len(systems) >= FEWEST_SYSTEMS:
         counts = np.bincount(of_system)
         means = {name: np.bincount(of_system, y) / counts for name, y in ratings.items()}
-        print(table_of(f"means of {len(systems)} systems", sets, means, np.arange(len(systems))))
+        print(format_taus(f"means of {len(systems)} systems", sets, means, np.arange(len(systems))))
     print("in brackets: 95 % bootstrap intervals over images, or over systems")
 
 

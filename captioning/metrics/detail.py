@@ -26,12 +26,24 @@ _COMPOUNDS = {
 _COMPOUND = re.compile(rf"\b({'|'.join(_COMPOUNDS)})\b".replace(" ", r"\s+"))
 # Words that the tagger may label IN, but that are not counted as relations: conjunctions, and "of",
 # which seldom relates objects.
-_NO_RELATIONS = {"of", "while", "as", "that", "because", "if", "whether", "than", "although"}
-_NO_RELATIONS |= {"though", "since", "so"}
+_NO_RELATIONS = {
+    "of",
+    "while",
+    "as",
+    "that",
+    "because",
+    "if",
+    "whether",
+    "than",
+    "although",
+    "though",
+    "since",
+    "so",
+}
 _KINDS = {"NN": "nouns", "JJ": "adjectives", "CD": "numbers", "IN": "relations"}
 
 
-def count(caption: str) -> Counter[str]:
+def count_words_by_kind(caption: str) -> Counter[str]:
     """Return {kind: number of words} of a caption. Raises UserError without TextBlob."""
     try:
         from textblob.en import tag
@@ -39,11 +51,13 @@ def count(caption: str) -> Counter[str]:
         raise UserError("detail needs TextBlob: pip install textblob") from None
     text = _COMPOUND.sub(lambda found: _COMPOUNDS[" ".join(found[1].split())], caption.lower())
     tagged = tag(text)
-    found: Counter[str] = Counter()
+    found = Counter()
     for (word, part), (next_word, following) in zip(tagged, [*tagged[1:], ("", "")]):
         if part == "TO" and not following.startswith("VB"):  # "to the sea", but not "to swim"
             part = "IN"
-        if part[:2] in _KINDS and (part != "IN" or _relates(word, next_word, following)):
+        if part == "IN" and not _relates(word, next_word, following):
+            continue
+        if part[:2] in _KINDS:
             found[_KINDS[part[:2]]] += 1
     return found
 
@@ -63,10 +77,10 @@ class Detail(Evaluator):
 
     name = "detail"
 
-    def check(self) -> None:
-        count("")
+    def check_requirements(self) -> None:
+        count_words_by_kind("")
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        counts = [count(caption) for caption in captions.predictions.values()]
-        values = {name: [each[name] for each in counts] for name in self.names}
+        counts = [count_words_by_kind(caption) for caption in captions.texts]
+        values = {name: [each[name] for each in counts] for name in self.metric_names}
         return Scores.of_means(values)

@@ -13,7 +13,7 @@ from captioning.metrics.options import FILE, Options
 from captioning.metrics.tokenizer import tokenize
 
 
-def words(caption: str) -> int:
+def count_words(caption: str) -> int:
     """Return the number of words of a caption, split at white space."""
     return len(caption.split())
 
@@ -24,7 +24,7 @@ class Length(Evaluator):
     name = "length"
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        lengths = [words(caption) for caption in captions.predictions.values()]
+        lengths = [count_words(caption) for caption in captions.texts]
         return Scores.of_means({"cap_len": lengths})
 
 
@@ -56,7 +56,7 @@ class Diversity(Evaluator):
     def prepare(self) -> None:
         self.training = None
         if self.options.train_captions is None:
-            self.names = self.names[:-2]
+            self.metric_names = self.metric_names[:-2]
         else:
             self.training = read_references(self.options.train_captions)
 
@@ -64,13 +64,14 @@ class Diversity(Evaluator):
     def _seen(self) -> tuple[set[str], set[str]]:
         """Tokenised training captions, and the distinct words in them."""
         texts = {text for group in tokenize(self.training)[0].values() for text in group}
-        return texts, _words(texts)
+        return texts, _distinct_words(texts)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         texts, groups, tokenizer = captions.tokenized
         sentences = [text.split() for text in texts]
         total = sum(map(len, sentences))
-        used, in_references = _words(texts), _words(text for group in groups for text in group)
+        used = _distinct_words(texts)
+        in_references = _distinct_words(text for group in groups for text in group)
         pairs = {pair for sentence in sentences for pair in zip(sentence, sentence[1:])}
         values = {
             "lex_div": len(used) / 1000,
@@ -83,14 +84,14 @@ class Diversity(Evaluator):
         settings = {"tokenizer": tokenizer}
         if self.training is not None:
             seen, vocabulary = self._seen
-            values["seen_captions"] = sum(text in seen for text in texts) / len(texts)
+            values["seen_captions"] = len([text for text in texts if text in seen]) / len(texts)
             values["train_vocab_use"] = _share(len(used & vocabulary), len(vocabulary))
             settings["train_captions"] = self.options.train_captions
-        estimates = {name: Estimate(v, None, None, len(texts)) for name, v in values.items()}
+        estimates = {name: Estimate(value, n=len(texts)) for name, value in values.items()}
         return Scores(estimates, settings=settings)
 
 
-def _words(texts: Iterable[str]) -> set[str]:
+def _distinct_words(texts: Iterable[str]) -> set[str]:
     return {word for text in texts for word in text.split()}
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Optional
 
 from captioning.data.caption_files import ImageId, image_of, of_images
-from captioning.metrics.bootstrap import Estimate, mean, percentages, ratio
-from captioning.metrics.options import Options, unmet
-from captioning.metrics.registry import COMPUTED, DEFAULT_METRICS, EVALUATORS
+from captioning.metrics.bootstrap import Estimate, mean_estimate, ratio_estimate
+from captioning.metrics.options import Options, missing_options
+from captioning.metrics.registry import DEFAULT_EVALUATORS, EVALUATOR_METRICS, EVALUATORS
 from captioning.metrics.tokenizer import tokenize
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
@@ -48,6 +48,10 @@ class CaptionSet:
     def ids(self) -> list[ImageId]:
         return list(self.predictions)
 
+    @property
+    def texts(self) -> list[str]:
+        return list(self.predictions.values())
+
     @cached_property
     def tokenized(self) -> tuple[list[str], list[list[str]], str]:
         """Tokenised texts: N captions, N lists of references, and the name of the tokeniser.
@@ -65,7 +69,8 @@ class Scores:
     """The scores of N captions, by one or several evaluators.
 
     - metrics: {metric: estimate for the whole set}
-    - per_image: {metric: N values in the order of the captions}; None for a caption without a value
+    - per_caption: {metric: N values in the order of the captions}; None for a caption without a
+      value
     - settings: {name: value}, recorded with the scores
     - skipped: {metric: why it was not computed}
     - details: {name: N values for JSON}, what an evaluator reports besides scores; None for a
@@ -73,7 +78,7 @@ class Scores:
     """
 
     metrics: dict[str, Estimate]
-    per_image: dict[str, Sequence[Optional[float]]] = field(default_factory=dict)
+    per_caption: dict[str, Sequence[Optional[float]]] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
     skipped: dict[str, str] = field(default_factory=dict)
     details: dict[str, Sequence[Any]] = field(default_factory=dict)
@@ -85,16 +90,21 @@ class Scores:
         counts: {metric: (N parts, N wholes)}, one part and one whole per caption. others: the other
         fields of Scores.
         """
-        return cls(
-            {name: ratio(*pair, 100) for name, pair in counts.items()},
-            {name: percentages(*pair) for name, pair in counts.items()},
-            **others,
-        )
+        metrics, per_caption = {}, {}
+        for name, (parts, wholes) in counts.items():
+            metrics[name] = ratio_estimate(parts, wholes, scale=100)
+            pairs = zip(parts, wholes)
+            per_caption[name] = [100 * part / whole if whole else None for part, whole in pairs]
+        return cls(metrics, per_caption, **others)
 
     @classmethod
-    def of_means(cls, per_image: dict[str, Sequence[Optional[float]]], **others: Any) -> "Scores":
+    def of_means(cls, per_caption: dict[str, Sequence[Optional[float]]], **others: Any) -> "Scores":
         """Return scores that are means over captions. others: the other fields of Scores."""
-        return cls({name: mean(values) for name, values in per_image.items()}, per_image, **others)
+        return cls(
+            {name: mean_estimate(values) for name, values in per_caption.items()},
+            per_caption,
+            **others,
+        )
 
     def update(self, others: "Scores") -> None:
         """Add the scores of another evaluator on the same captions."""
@@ -108,7 +118,7 @@ class Evaluator(ABC):
     If `evaluate` raises, only the metrics of this evaluator are skipped.
 
     - name: the evaluator's name in the registry
-    - names: the names of the metrics that it computes with its options
+    - metric_names: the names of the metrics that it computes with its options
     - Options: its configuration keys
     - required: the options that must be set
     - needs_images: whether `Settings.images` is needed
@@ -126,8 +136,8 @@ class Evaluator(ABC):
 
     def __init__(self, settings: Optional[Settings] = None, **options: Any):
         self.settings, self.options = settings or Settings(), self.Options.checked(options)
-        self.names = COMPUTED[self.name]
-        if problem := unmet(self, self.options):
+        self.metric_names = EVALUATOR_METRICS[self.name]
+        if problem := missing_options(self, self.options):
             raise UserError(f"metrics: {self.name} {problem}")
         if self.needs_images and self.settings.images is None:
             raise UserError(
@@ -136,7 +146,7 @@ class Evaluator(ABC):
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027
-        """Read files, and remove from `names` the metrics that the options exclude.
+        """Read files, and remove from `metric_names` the metrics that the options exclude.
 
         The constructor calls this method last. Raises UserError.
         """
@@ -147,12 +157,12 @@ class Evaluator(ABC):
         Programs call this before captioning starts, which may take hours.
         """
         try:
-            self.check()
+            self.check_requirements()
         except UserError as error:
-            return dict.fromkeys(self.names, str(error))
+            return dict.fromkeys(self.metric_names, str(error))
         return {}
 
-    def check(self) -> None:  # noqa: B027
+    def check_requirements(self) -> None:  # noqa: B027
         """Raise UserError if something is missing that all metrics of this evaluator need."""
 
     @abstractmethod
@@ -185,7 +195,7 @@ def options_of(names: Iterable[str], config: Any) -> dict[str, Any]:
 
 
 def build_evaluators(
-    names: Iterable[str] = DEFAULT_METRICS,
+    names: Iterable[str] = DEFAULT_EVALUATORS,
     settings: Optional[Settings] = None,
     **options: Any,
 ) -> list[Evaluator]:
@@ -195,7 +205,8 @@ def build_evaluators(
     Raises UserError for an impossible value, a missing option or file, and missing images.
     """
     kinds = [load(EVALUATORS[name]) for name in dict.fromkeys(names)]
-    return [
-        kind(settings, **{n: v for n, v in options.items() if n in kind.Options.model_fields})
-        for kind in kinds
-    ]
+    evaluators = []
+    for kind in kinds:
+        declared = options.keys() & kind.Options.model_fields.keys()
+        evaluators.append(kind(settings, **{name: options[name] for name in declared}))
+    return evaluators

@@ -8,7 +8,7 @@ scene_R@k    captions whose own scene ranks among the first k, per cent. For eac
 """
 
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, NamedTuple, Optional
 
 from pydantic import Field
 
@@ -37,31 +37,44 @@ class Facts(Evaluator):
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         scenes = [*entries_of(captions.ids, self.scenes, self.options.facts_file).values()]
-        statements = list(map(read_caption, captions.predictions.values()))
-        counts = [stated_and_true(s, scene) for s, scene in zip(statements, scenes)]
-        stated, true = (list(of_all) for of_all in zip(*counts))
-        wrong = [total - right for total, right in zip(stated, true)]
+        # Captions of one image have the same scene, which is ranked once.
         distinct = list({id(scene): scene for scene in scenes}.values())
-        ranks = [_rank(*each, distinct) for each in zip(statements, scenes, true)]
-        hits = {f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS}
+        stated, true, wrong, ranks = [], [], [], []
+        for caption, scene in zip(captions.texts, scenes):
+            statement = read_caption(caption)
+            counts = count_facts(statement, scene)
+            stated.append(counts.stated)
+            true.append(counts.true)
+            wrong.append(counts.stated - counts.true)
+            ranks.append(_rank_of_own_scene(statement, scene, counts.true, distinct))
+        hits = {f"scene_R@{k}": [100.0 if r <= k else 0.0 for r in ranks] for k in RANKS}
         scores = Scores.of_means({"true_facts": true, **hits})
         scores.update(Scores.of_shares({"wrong_facts": (wrong, stated)}))
         return scores
 
 
-def stated_and_true(statement: Statement, scene: Scene) -> tuple[int, int]:
-    """Return the number of stated facts, and the number of stated facts that are true."""
-    return len(statement.facts()), len(true_facts(statement, scene))
+class FactCounts(NamedTuple):
+    """The number of facts that a caption states, and how many of them are true."""
+
+    stated: int
+    true: int
 
 
-def _rank(statement: Statement, own: Scene, true: int, scenes: list[Scene]) -> int:
+def count_facts(statement: Statement, scene: Scene) -> FactCounts:
+    return FactCounts(len(statement.facts()), len(true_facts(statement, scene)))
+
+
+def _rank_of_own_scene(statement: Statement, own: Scene, true: int, scenes: list[Scene]) -> int:
     """Return the rank of a caption's own scene among all scenes; 1 is best.
 
     true: the number of the caption's facts that are true for the own scene.
     """
     facts = statement.facts()
-    others = (scene for scene in scenes if scene is not own)
-    return 1 + sum(
-        max_true_facts(facts, scene) >= true and len(true_facts(statement, scene)) >= true
-        for scene in others
-    )
+    rank = 1
+    for scene in scenes:
+        # The upper bound is compared first, because it is fast.
+        if scene is own or max_true_facts(facts, scene) < true:
+            continue
+        if len(true_facts(statement, scene)) >= true:
+            rank += 1
+    return rank

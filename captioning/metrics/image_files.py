@@ -37,7 +37,7 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
             raise UserError(f"{source}: {expected}")
     files = {str(i): [path] for i, path in named.items() if path.is_file() or is_row(path)}
     if source.is_dir() and not all(of_images(ids, files).values()):
-        files = {**_by_name(source), **files}
+        files = {**_files_by_id(source), **files}
     found = {}
     for image_id, paths in of_images(ids, files).items():
         if not paths:
@@ -51,9 +51,9 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
     return found
 
 
-def _by_name(folder):
+def _files_by_id(folder):
     """Return {id as text: image files that may belong to it}, by the file names in a folder."""
-    files: dict[str, list[Path]] = {}
+    files = {}
     for path in map(Path, images_in(str(folder))):
         keys = {path.stem, path.name, path.relative_to(folder).as_posix()}
         digits = re.search(r"[0-9]+\Z", path.stem)

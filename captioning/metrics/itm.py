@@ -6,7 +6,7 @@ import torch
 from BLIP.weights.download import without_secrets
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.itm_model import ItmOptions, ItmScorer, check_itm_checkpoint
-from captioning.metrics.over_ranks import batches_by_length, map_over_ranks, on_all_ranks
+from captioning.metrics.over_ranks import batches_by_length, call_on_all_ranks, map_over_ranks
 
 
 class Itm(Evaluator):
@@ -21,14 +21,14 @@ class Itm(Evaluator):
     needs_images = True
     on_every_rank = True
 
-    def check(self) -> None:
+    def check_requirements(self) -> None:
         check_itm_checkpoint(self.options.itm_model)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         file = self.options.itm_model
-        scorer = on_all_ranks(lambda: ItmScorer(file, self.settings.device))
+        scorer = call_on_all_ranks(lambda: ItmScorer(file, self.settings.device))
         paths = [self.settings.images[image_id] for image_id in captions.ids]
-        texts = list(captions.predictions.values())
+        texts = captions.texts
 
         def prepare(index):
             return scorer.read(paths[index]), [texts[index]]
@@ -36,14 +36,14 @@ class Itm(Evaluator):
         def compute(items):
             images, groups = zip(*items)
             encoded = scorer.encode(torch.stack(images))
-            found = scorer.model.match(encoded, groups), scorer.model.similarity(encoded, groups)
-            return torch.cat(found, 1).cpu().numpy()  # (B, 2)
+            itm, itc = scorer.model.match(encoded, groups), scorer.model.similarity(encoded, groups)
+            return torch.cat([itm, itc], 1).cpu().numpy()  # (B, 2)
 
         batches = batches_by_length([1] * len(paths), self.settings.batch_size)
         found = map_over_ranks(batches, prepare, compute, "BLIP's filter")
         if found is None:  # on ranks other than 0
             return Scores({})
         columns = (100 * found.astype(np.float64)).T.tolist()
-        truncated = sum(map(scorer.model.truncates, texts))
-        settings = {"itm_model": without_secrets(file), "itm_truncated": truncated}
-        return Scores.of_means(dict(zip(self.names, columns)), settings=settings)
+        truncated = [text for text in texts if scorer.model.truncates(text)]
+        settings = {"itm_model": without_secrets(file), "itm_truncated": len(truncated)}
+        return Scores.of_means(dict(zip(self.metric_names, columns)), settings=settings)

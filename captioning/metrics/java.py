@@ -45,11 +45,11 @@ def java_process(
     start, fails or is killed. An OSError or ValueError in the block, such as a broken pipe or
     output that is not a number, becomes a JavaError.
     """
-    late, done = threading.Event(), threading.Event()
+    timed_out, finished = threading.Event(), threading.Event()
     problem = None
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as log:
         process = _start(arguments, log)
-        watch = threading.Thread(target=_watch, args=(process, time_limit, late, done))
+        watch = threading.Thread(target=_watch, args=(process, time_limit, timed_out, finished))
         watch.start()
         try:
             yield process, log
@@ -60,7 +60,7 @@ def java_process(
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(1)
         finally:
-            done.set()
+            finished.set()
             watch.join()
             code = process.poll()
             _kill(process)
@@ -68,7 +68,7 @@ def java_process(
             for pipe in (process.stdin, process.stdout):
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
-        if late.is_set():
+        if timed_out.is_set():
             raise JavaError(f"Java gave no result within {time_limit:g} s") from problem
         if code:
             raise JavaError(f"Java ended with exit code {code}: {_error_line(log)}") from problem
@@ -76,16 +76,16 @@ def java_process(
             raise JavaError(f"Java's answer is invalid: {problem}") from problem
 
 
-def _watch(process, time_limit, late, done) -> None:
+def _watch(process, time_limit, timed_out, finished):
     """Kill the process after `time_limit` seconds, or if a stop of this process is requested.
 
-    late: an event that is set at the time limit. done: an event that ends this function.
+    timed_out: an event that is set at the time limit. finished: an event that ends this function.
     """
     until = time.monotonic() + time_limit
-    while not done.wait(min(0.2, max(0.0, until - time.monotonic()))):
+    while not finished.wait(min(0.2, max(0.0, until - time.monotonic()))):
         if time.monotonic() >= until:
-            late.set()
-        if late.is_set() or signals.stop_requested():
+            timed_out.set()
+        if timed_out.is_set() or signals.stop_requested():
             return _kill(process)
 
 
@@ -109,7 +109,7 @@ def _start(arguments: Sequence, log: TextIO) -> subprocess.Popen:
         raise JavaError(f"{java} cannot be started: {error.strerror}") from error
 
 
-def _kill(process: subprocess.Popen) -> None:
+def _kill(process: subprocess.Popen):
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -119,5 +119,5 @@ def _error_line(log: TextIO) -> str:
     """Return the first line of a log that names an error; without such a line, the last line."""
     log.seek(0)
     lines = [line.strip() for line in log if line.strip()]
-    named = [line for line in lines if _ERROR_LINE.match(line)]
-    return (named or lines or ["it wrote nothing"])[0 if named else -1]
+    last = lines[-1] if lines else "it wrote nothing"
+    return next(filter(_ERROR_LINE.match, lines), last)

@@ -20,10 +20,10 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 
-KEY = "JUDGE_API_KEY"  # the environment variable with the server's key
-TRIES = 3  # attempts to get a valid reply, as in CLAIR's code
-AT_ONCE = 8  # concurrent questions
-LONGEST = 20_000  # characters of a reply that are parsed
+KEY_VARIABLE = "JUDGE_API_KEY"  # the environment variable with the server's key
+MAX_TRIES = 3  # attempts to get a valid reply, as in CLAIR's code
+CONCURRENCY = 8  # questions at a time
+MAX_CHARACTERS = 20_000  # of a reply; the rest is not parsed
 
 
 def first_object(reply: str, read: Callable[[Any], Any]) -> Any:
@@ -32,7 +32,7 @@ def first_object(reply: str, read: Callable[[Any], Any]) -> Any:
     read: raises ValueError, LookupError, TypeError or AttributeError to reject an object. Text
     around the object is ignored.
     """
-    decoder, reply = json.JSONDecoder(), reply[:LONGEST]
+    decoder, reply = json.JSONDecoder(), reply[:MAX_CHARACTERS]
     for brace in re.finditer("{", reply):
         with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
             return read(decoder.raw_decode(reply, brace.start())[0])
@@ -61,13 +61,13 @@ class JudgeEvaluator(Evaluator):
     costly = True
 
     def prepare(self) -> None:
-        self.server = ChatServer(self.options.judge_url, "judge_url", KEY)
+        self.server = ChatServer(self.options.judge_url, "judge_url", KEY_VARIABLE)
         self.cache = cache_folder(self.settings.cache_dir) / "judge"
         # The thread that logs the first failed write to the cache acquires this lock for good, so
         # that no later failure is logged.
         self.unwarned = Lock()
 
-    def check(self) -> None:
+    def check_requirements(self) -> None:
         self.server.list_models()
 
     @property
@@ -79,35 +79,40 @@ class JudgeEvaluator(Evaluator):
         """Return {question: what its reader returns for the reply, or None}.
 
         readers: {question: function that reads the reply}. A reader returns None for an invalid
-        reply. The question is then asked again, up to TRIES times in all; the result is None if no
-        reply is valid. Raises UserError.
+        reply. The question is then asked again, up to MAX_TRIES times in all; the result is None if
+        no reply is valid. Raises UserError.
         """
-        given_up = Event()
-        found = {}
-        with progress(len(readers), "judge", "caption") as bar, ThreadPoolExecutor(AT_ONCE) as do:
-            waiting = {
-                do.submit(self._verdict, *each, given_up): each[0] for each in readers.items()
+        given_up, pool = Event(), ThreadPoolExecutor(CONCURRENCY)
+        verdicts = {}
+        with progress(len(readers), "judge", "caption") as bar, pool:
+            questions = {
+                pool.submit(self._verdict, question, read, given_up): question
+                for question, read in readers.items()
             }
             try:
-                for done in as_completed(waiting):
-                    found[waiting[done]] = done.result()
+                for future in as_completed(questions):
+                    verdicts[questions[future]] = future.result()
                     bar.update()
                     if signals.stop_requested():
                         raise UserError("asked to stop")
             finally:
                 given_up.set()
-                do.shutdown(wait=False, cancel_futures=True)
-        return found
+                pool.shutdown(wait=False, cancel_futures=True)
+        return verdicts
 
-    def _verdict(self, each: str, read: Callable[[str], Any], given_up: Event) -> Any:
+    def _verdict(self, question: str, read: Callable[[str], Any], given_up: Event) -> Any:
+        """Return the verdict on a question, from the cache if possible; None without a valid reply.
+
+        given_up: an event after which the question is not asked again.
+        """
         model = self.options.judge_model
-        path = self.cache / f"{cache_key(json.dumps([model, each]))}.json"
+        path = self.cache / f"{cache_key(json.dumps([model, question]))}.json"
         try:
             verdict = read(str(read_json(path)["reply"]))
         except (UserError, LookupError, TypeError):  # there is no such file, or it is damaged
             verdict = None
-        messages = [{"role": "user", "content": each}]
-        for _ in range(TRIES):
+        messages = [{"role": "user", "content": question}]
+        for _ in range(MAX_TRIES):
             if verdict or given_up.is_set():
                 break
             body = {"model": model, "messages": messages, "temperature": 0}
@@ -115,7 +120,7 @@ class JudgeEvaluator(Evaluator):
             verdict = read(reply)
             if verdict:
                 try:
-                    write_json({"model": model, "question": each, "reply": reply}, path)
+                    write_json({"model": model, "question": question, "reply": reply}, path)
                 except UserError as error:
                     if self.unwarned.acquire(blocking=False):
                         log_line(f"replies are not kept: {error}")

@@ -8,7 +8,7 @@ from threading import RLock
 
 import numpy as np
 
-from captioning.metrics.bootstrap import Estimate, intervals
+from captioning.metrics.bootstrap import Estimate, bootstrap_intervals
 from captioning.metrics.evaluator import Scores
 from captioning.metrics.java import JavaError, java_process
 from captioning.runtime.rpc import CallFailed, call, serve
@@ -36,9 +36,9 @@ def meteor_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) 
     its interval are computed from statistics summed over captions, so the score is not the mean
     over captions (Denkowski & Lavie 2014). Raises JavaError.
     """
-    total, each, statistics = _run_java(captions, references)
-    [bounds] = intervals(statistics, lambda sums: meteor_of_sums(sums)[:, None])
-    estimate = Estimate(total, *bounds, len(captions))
+    total, each, statistics = _run_meteor(captions, references)
+    [(low, high)] = bootstrap_intervals(statistics, lambda sums: meteor_of_sums(sums)[:, None])
+    estimate = Estimate(total, low, high, len(captions))
     return Scores({"METEOR": estimate}, {"METEOR": each})
 
 
@@ -71,7 +71,7 @@ class _SharedJava:
     """The Java process of a `shared_process` block. The first call of `score` starts it."""
 
     def __init__(self):
-        self.opened, self.process, self.lock = ExitStack(), None, RLock()
+        self.stack, self.process, self.lock = ExitStack(), None, RLock()
 
     def start(self):
         """Return the running process. Start a process if there is none, or if it has ended."""
@@ -79,24 +79,24 @@ class _SharedJava:
             if self.process is not None and self.process.poll() is not None:
                 self.close()
             if self.process is None:
-                self.process, _ = self.opened.enter_context(_java(_SHARED_SECONDS))
+                self.process, _ = self.stack.enter_context(_start_meteor(_SHARED_SECONDS))
             return self.process
 
     def score(self, captions, references):
-        """Call `_score` with the process, and return the result. Threads take turns.
+        """Call `_score_with` with the process, and return the result. Threads take turns.
 
         An error ends the process. Raises JavaError.
         """
         with self.lock:
             process, self.process = self.start(), None
-            with self.opened:  # ends the process and raises JavaError if the call fails
-                answer = _score(process, captions, references)
-                self.opened, self.process = self.opened.pop_all(), process
+            with self.stack:  # ends the process and raises JavaError if the call fails
+                answer = _score_with(process, captions, references)
+                self.stack, self.process = self.stack.pop_all(), process
             return answer
 
     def close(self):
         with self.lock, suppress(JavaError):  # `score` has already raised it
-            self.opened.close()
+            self.stack.close()
         self.process = None
 
 
@@ -124,7 +124,7 @@ def shared_process(start: bool = False) -> Iterator[Mapping[str, str]]:
                 os.environ[ADDRESS] = outer
 
 
-def _java(time_limit: float):
+def _start_meteor(time_limit: float):
     from pycocoevalcap.meteor import meteor
 
     jar = Path(meteor.__file__).with_name(meteor.METEOR_JAR)
@@ -133,7 +133,7 @@ def _java(time_limit: float):
     return java_process([*java_options, "-", "-", "-stdio", "-l", "en", "-norm"], time_limit)
 
 
-def _run_java(captions, references):
+def _run_meteor(captions, references):
     """Return the score of the set, the scores of the captions, and the captions' statistics.
 
     The statistics are (N, 23), see `meteor_of_sums`. Raises JavaError.
@@ -142,12 +142,12 @@ def _run_java(captions, references):
     if ADDRESS in os.environ:
         with suppress(CallFailed):
             return call(os.environ[ADDRESS], time_limit, captions, references)
-    with _java(time_limit) as (process, _):
-        return _score(process, captions, references)
+    with _start_meteor(time_limit) as (process, _):
+        return _score_with(process, captions, references)
 
 
-def _score(process, captions, references):
-    """Return the same as `_run_java`, computed by a running process."""
+def _score_with(process, captions, references):
+    """Return the same as `_run_meteor`, computed by a running process."""
 
     def send(*fields):
         process.stdin.write(" ||| ".join(fields) + "\n")

@@ -27,10 +27,11 @@ class MetricSum(NamedTuple):
         # A hyphen in a name, as in PAC-S, is not a minus.
         names = "|".join(re.escape(name) for name in METRICS if "-" in name)
         term_of = re.compile(rf"\s*([+-]?)\s*((?:{names})(?![^\s+-])|[^\s+-]+)\s*")
-        terms, signs = list(term_of.finditer(text)), {}
+        terms = list(term_of.finditer(text))
         is_matched = text and "".join(term[0] for term in terms) == text
         if not is_matched or not all(term[1] for term in terms[1:]):
             raise ValueError("write it as METRIC, -METRIC or METRIC + METRIC")
+        signs = {}
         for sign, name in (term.groups() for term in terms):
             if name not in METRICS:
                 raise ValueError(f"{name!r} is no metric{_hint(name)}")

@@ -2,7 +2,7 @@
 
 import contextlib
 from pathlib import Path
-from typing import Callable, NamedTuple, Optional
+from typing import Callable, Literal, NamedTuple, Optional
 
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers
 from torch import Tensor, nn
@@ -128,11 +128,11 @@ def load_model(
     return model.eval().requires_grad_(False)
 
 
-class Bpe:
+class BpeTokenizer:
     """A BPE tokeniser: maps texts to token ids.
 
-    clip: True to normalise and split texts as CLIP does, False as GPT-2 does, None as the model's
-    tokenizer.json says.
+    style: "clip" or "gpt2" to normalise and split texts as this model does; None to do it as the
+    model's tokenizer.json says.
 
     The ids for CLIP and GPT-2 equal the ids from OpenAI's tokenisers and transformers' fast
     tokenisers, except that wrongly decoded text (mojibake) is not repaired. transformers itself is
@@ -140,41 +140,41 @@ class Bpe:
     differently.
     """
 
-    def __init__(self, files: ModelFiles, clip: Optional[bool]):
-        self.where = files.vocabulary
+    def __init__(self, files: ModelFiles, style: Optional[Literal["clip", "gpt2"]] = None):
+        self.path = files.vocabulary
         try:
             if files.merges is None:
-                self.tokenizer = Tokenizer.from_file(str(files.vocabulary))
+                self.backend = Tokenizer.from_file(str(files.vocabulary))
             else:
-                suffix = {"end_of_word_suffix": "</w>"} if clip else {}
-                names = str(files.vocabulary), str(files.merges)
-                self.tokenizer = Tokenizer(models.BPE.from_file(*names, **suffix))
+                suffix = {"end_of_word_suffix": "</w>"} if style == "clip" else {}
+                paths = str(files.vocabulary), str(files.merges)
+                self.backend = Tokenizer(models.BPE.from_file(*paths, **suffix))
         except Exception as error:  # its type depends on the version of tokenizers
             problem = f"holds no BPE vocabulary with merges ({one_line(error)}): download it again"
-            raise UserError(f"{self.where}: {problem}") from None
-        self.tokenizer.no_truncation()
-        self.tokenizer.no_padding()
-        if clip is None:
+            raise UserError(f"{self.path}: {problem}") from None
+        self.backend.no_truncation()
+        self.backend.no_padding()
+        if style is None:
             return
-        bytes_of = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        if clip:
+        split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        if style == "clip":
             one_space = normalizers.Replace(Regex(r"\s+"), " ")
             rules = [normalizers.NFC(), one_space, normalizers.Lowercase()]
-            self.tokenizer.normalizer = normalizers.Sequence(rules)
+            self.backend.normalizer = normalizers.Sequence(rules)
             pieces = pre_tokenizers.Split(Regex(_CLIP_PIECES), behavior="removed", invert=True)
-            bytes_of = pre_tokenizers.Sequence([pieces, bytes_of])
-        self.tokenizer.pre_tokenizer = bytes_of
+            split = pre_tokenizers.Sequence([pieces, split])
+        self.backend.pre_tokenizer = split
 
     def special(self, token: str) -> int:
         """Return the id of a special token. Raises UserError if the vocabulary lacks it."""
-        found = self.tokenizer.token_to_id(token)
+        found = self.backend.token_to_id(token)
         if found is None:
-            raise UserError(f"{self.where}: the vocabulary lacks {token}: download it again")
+            raise UserError(f"{self.path}: the vocabulary lacks {token}: download it again")
         return found
 
-    def encode(self, texts: list[str], specials: bool = False) -> list[list[int]]:
-        """Return each text's token ids. specials: whether to add the special tokens of the file."""
+    def encode(self, texts: list[str], add_special_tokens: bool = False) -> list[list[int]]:
+        """Return each text's token ids. add_special_tokens: whether to add those of the file."""
         # A text from JSON may contain a lone surrogate, which cannot be encoded: it becomes "?".
         texts = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-        encodings = self.tokenizer.encode_batch(texts, add_special_tokens=specials)
+        encodings = self.backend.encode_batch(texts, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]

@@ -13,8 +13,18 @@ from captioning.files.reading import read_text
 from captioning.runtime.errors import UserError
 
 _ANIMALS = (
-    *("bird", "cat", "dog", "horse", "sheep", "cow", "elephant", "bear", "zebra", "giraffe"),
-    *("animal", "cub"),
+    "bird",
+    "cat",
+    "dog",
+    "horse",
+    "sheep",
+    "cow",
+    "elephant",
+    "bear",
+    "zebra",
+    "giraffe",
+    "animal",
+    "cub",
 )
 # {pair of words: the object that the pair names}. Without this, a single word of the pair would
 # count as another object ("baby" as a person, "seat" as a chair), or as a second mention of the
@@ -51,7 +61,7 @@ def read_synonyms(path: Path) -> dict[str, str]:
     with an extra blank or a capital, such as " motor bike", is kept but matches no caption. Raises
     UserError.
     """
-    objects: dict[str, str] = {}
+    objects = {}
     for line in read_text(path).splitlines():
         names = line.strip().split(", ")
         objects.update(dict.fromkeys(names, names[0]))
@@ -78,30 +88,27 @@ class ObjectReader:
         # As in the published code, " motor bike" in the file joins the words "motor bike". The pair
         # is then no known object, because the name of the object has a leading blank.
         pairs = {word.strip() for word in objects if len(word.split()) == 2}
-        self.pairs = {**{pair: pair for pair in (*pairs, *_NON_OBJECTS)}, **_COMPOUNDS}
+        unchanged = {pair: pair for pair in (*pairs, *_NON_OBJECTS)}
+        self.pairs = {**unchanged, **_COMPOUNDS}  # {pair of words: what replaces it}
 
     def mentions(self, caption: str) -> list[Mention]:
         """Return all mentions of objects in a caption, in order. Repeated mentions are kept."""
-        words = self._joined(
-            [
-                self.singular(word)
-                for sentence in _SENTENCE_END.split(caption.lower())
-                for word in self.tokenize(sentence)
-            ]
-        )
+        words = []
+        for sentence in _SENTENCE_END.split(caption.lower()):
+            words += map(self.singular, self.tokenize(sentence))
+        words = self._join_pairs(words)
         if "toilet" in words:  # a toilet's seat is not a chair
             words = [word for word in words if word != "seat"]
         return [Mention(word, self.objects[word]) for word in words if word in self.objects]
 
-    def _joined(self, words: list[str]) -> list[str]:
+    def _join_pairs(self, words: list[str]) -> list[str]:
         """Return the words, with known pairs joined from left to right."""
         joined = []
-        rest = iter(range(len(words)))
-        for i in rest:
+        i = 0
+        while i < len(words):
             pair = " ".join(words[i : i + 2])
             joined.append(self.pairs.get(pair, words[i]))
-            if pair in self.pairs:
-                next(rest)
+            i += 2 if pair in self.pairs else 1
         return joined
 
 
@@ -141,7 +148,7 @@ def by_wordnet() -> Callable[[str], str]:
         ) from None
 
     @cache
-    def singular(word: str) -> str:
+    def singular(word):
         if word in _WORDNET_EXCEPTIONS:
             return _WORDNET_EXCEPTIONS[word]
         return lemmatize(word) if wordnet.morphy(word, "n") else rules(word)

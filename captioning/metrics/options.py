@@ -70,7 +70,7 @@ def option_classes(entries: Iterable[str]) -> list[type[Options]]:
     ]
 
 
-def unmet(kind: Any, values: Any) -> Optional[str]:
+def missing_options(kind: Any, values: Any) -> Optional[str]:
     """Return "needs NAME: DESCRIPTION" for missing required options; None if none is missing.
 
     kind: the class of the evaluator or reward. values: an object with the options as attributes. A

@@ -20,7 +20,7 @@ READERS = 8  # threads that prepare inputs, for example decode images
 T = TypeVar("T")
 
 
-def on_all_ranks(do: Callable[[], T]) -> T:
+def call_on_all_ranks(do: Callable[[], T]) -> T:
     """Call `do` and return its result. All processes have to make this call.
 
     If `do` fails on one process, all processes raise UserError. Otherwise the other processes would
@@ -51,7 +51,7 @@ def map_over_ranks(
     """Compute one value or row per index. Rank 0 returns them sorted by index; others return None.
 
     All processes have to make this call. If `prepare` or `compute` fails on one process, all
-    processes raise UserError, as in `on_all_ranks`.
+    processes raise UserError, as in `call_on_all_ranks`.
 
     batches: lists of indices that contain each of 0 to n - 1 once. A batch is never divided, so the
     result does not depend on the number of processes. prepare: maps an index to an input of
@@ -64,18 +64,18 @@ def map_over_ranks(
     def computed():
         parts = []
         with progress(total, description, unit) as bar:
-            for batch, prepared in _ahead(own, prepare):
+            for batch, prepared in _prefetch(own, prepare):
                 parts.append((batch, compute(prepared)))
                 bar.update(min(len(batch) * world_size(), bar.total - bar.n))
                 if signals.stop_requested():
                     raise UserError("asked to stop")
         return parts
 
-    gathered = gather_on_main(on_all_ranks(computed))
+    gathered = gather_on_main(call_on_all_ranks(computed))
     if gathered is None:
         return None
-    indices, values = zip(*chain(*gathered))
-    return np.concatenate(values)[np.argsort(np.concatenate(indices))]
+    batches, values = zip(*chain(*gathered))
+    return np.concatenate(values)[np.argsort(np.concatenate(batches))]
 
 
 def read_images(read: Callable[[Path], Tensor], paths: Iterable[Path]) -> Tensor:
@@ -84,7 +84,7 @@ def read_images(read: Callable[[Path], Tensor], paths: Iterable[Path]) -> Tensor
         return torch.stack(list(pool.map(read, paths)))
 
 
-def _ahead(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
+def _prefetch(batches, prepare) -> Iterator[tuple[Sequence[int], list]]:
     """Yield (batch, inputs). The caller computes a batch while the next inputs are prepared."""
     pool = ThreadPoolExecutor(READERS)
     try:
@@ -106,10 +106,11 @@ def batches_by_length(
     maximum number of texts in a batch. tokens: the maximum number of tokens in a batch, including
     padding; a text with more tokens becomes a batch of its own.
     """
-    batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda index: lengths[index]):
-        full = tokens is not None and batches and (len(batches[-1]) + 1) * lengths[index] > tokens
-        if not batches or full or len(batches[-1]) == size:
-            batches.append([])
-        batches[-1].append(index)
-    return batches
+    batches, batch = [], []
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
+        padded_tokens = (len(batch) + 1) * lengths[index]
+        if batch and (len(batch) == size or (tokens is not None and padded_tokens > tokens)):
+            batches.append(batch)
+            batch = []
+        batch.append(index)
+    return [*batches, batch] if batch else []

@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 
 from captioning.files.reading import read_json
-from captioning.metrics.bootstrap import mean
+from captioning.metrics.bootstrap import mean_estimate
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
-from captioning.metrics.model_files import END, Bpe, find_model, load_model, read_weights
+from captioning.metrics.model_files import END, BpeTokenizer, find_model, load_model, read_weights
 from captioning.metrics.options import Options
-from captioning.metrics.over_ranks import batches_by_length, map_over_ranks, on_all_ranks
+from captioning.metrics.over_ranks import batches_by_length, call_on_all_ranks, map_over_ranks
 
 # The maximum number of tokens in a batch. A token has 50,257 float32 logits, so that the logits of
 # a batch take about 400 MB.
@@ -37,31 +37,32 @@ class Perplexity(Evaluator):
     Options = PerplexityOptions
     on_every_rank = True
 
-    def check(self) -> None:
+    def check_requirements(self) -> None:
         find_model("ppl_model", self.options.ppl_model)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        model = on_all_ranks(lambda: LanguageModel(self.options.ppl_model, self.settings.device))
-        texts = list(captions.predictions.values())
+        model = call_on_all_ranks(
+            lambda: LanguageModel(self.options.ppl_model, self.settings.device)
+        )
+        texts = captions.texts
         kept = [index for index, text in enumerate(texts) if text.strip()]
         ids, truncated = model.encode([texts[index] for index in kept])
         lengths = [len(text) for text in ids]
         batches = batches_by_length(lengths, self.settings.batch_size, TOKENS_AT_ONCE)
-        values = np.empty(0)
-        if kept:
-            values = map_over_ranks(
-                batches, ids.__getitem__, model.perplexities, "GPT-2", "caption"
-            )
+        settings = {
+            "ppl_model": self.options.ppl_model,
+            "ppl_truncated": truncated.count(True),
+            "ppl_empty": len(texts) - len(kept),
+        }
+        if not kept:
+            skipped = {"PPL": "no caption has a word"}
+            return Scores({}, {"PPL": [None] * len(texts)}, settings=settings, skipped=skipped)
+        values = map_over_ranks(batches, ids.__getitem__, model.perplexities, "GPT-2", "caption")
         if values is None:  # on ranks other than 0
             return Scores({})
         found = dict(zip(kept, values.tolist()))
-        counts = {"ppl_truncated": sum(truncated), "ppl_empty": len(texts) - len(kept)}
-        return Scores(
-            {"PPL": mean(values)} if kept else {},
-            {"PPL": [found.get(index) for index in range(len(texts))]},
-            {"ppl_model": self.options.ppl_model, **counts},
-            {} if kept else {"PPL": "no caption has a word"},
-        )
+        columns = {"PPL": [found.get(index) for index in range(len(texts))]}
+        return Scores({"PPL": mean_estimate(values)}, columns, settings=settings)
 
 
 class LanguageModel:
@@ -71,8 +72,8 @@ class LanguageModel:
         from transformers import GPT2Config, GPT2Model
 
         files = find_model("ppl_model", source)
-        self.tokens = Bpe(files, clip=False)
-        self.start = self.tokens.special(END)
+        self.tokenizer = BpeTokenizer(files, style="gpt2")
+        self.start = self.tokenizer.special(END)
         state = read_weights(files.weights)
         state = {name.removeprefix("transformer."): value for name, value in state.items()}
         special_ids = {"bos_token_id": self.start, "eos_token_id": self.start}
@@ -85,7 +86,7 @@ class LanguageModel:
 
     def encode(self, texts: list[str]) -> tuple[list[list[int]], list[bool]]:
         """Return each text's ids after <|endoftext|>, and whether the text was truncated."""
-        ids = [[self.start, *text] for text in self.tokens.encode(texts)]
+        ids = [[self.start, *text] for text in self.tokenizer.encode(texts)]
         truncated = [len(text) > self.max_tokens for text in ids]
         return [text[: self.max_tokens] for text in ids], truncated
 
@@ -97,10 +98,8 @@ class LanguageModel:
         on the other texts of the batch.
         """
         texts = [torch.tensor(text) for text in ids]
-        tokens, labels = (  # (B, N)
-            pad_sequence(texts, batch_first=True, padding_value=value).to(self.device)
-            for value in (self.start, -100)
-        )
+        labels = pad_sequence(texts, batch_first=True, padding_value=-100).to(self.device)  # (B, N)
+        tokens = labels.masked_fill(labels == -100, self.start)
         states = self.model(tokens[:, :-1], use_cache=False)[0]  # (B, N - 1, W)
         logits = states @ self.model.wte.weight.T  # (B, N - 1, V); the head is the word embedding
         labels = labels[:, 1:]

@@ -48,13 +48,14 @@ def read_ratings(path: Path, references: Optional[Path] = None) -> list[Rated]:
     references: a file of human captions, needed if the rated file has no references; see
     `read_references`. Raises UserError.
     """
-    human = _by_name(references) if references else {}
-    if path.suffix == ".txt":
-        rows = _of_flickr8k(path)
-    else:
-        rows = (_of_lines if path.suffix == ".jsonl" else _of_composite)(path, human)
+    human = _references_by_file_name(references) if references else {}
     try:
-        rated = list(rows)
+        if path.suffix == ".txt":
+            rated = list(_read_flickr8k(path))
+        elif path.suffix == ".jsonl":
+            rated = list(_read_lines(path, human))
+        else:
+            rated = list(_read_composite(path, human))
     # RuntimeError: if `next` raises StopIteration in a generator, Python turns it into this error.
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise UserError(
@@ -66,7 +67,7 @@ def read_ratings(path: Path, references: Optional[Path] = None) -> list[Rated]:
     return rated
 
 
-def _by_name(path: Path) -> dict[str, list[str]]:
+def _references_by_file_name(path: Path) -> dict[str, list[str]]:
     """Return {name of an image file: references of the image}. path: a file of references."""
     references = read_references(path)
     named = {PurePosixPath(str(i)).name: i for i in references}
@@ -74,7 +75,7 @@ def _by_name(path: Path) -> dict[str, list[str]]:
     return {name: references[i] for name, i in named.items() if i in references}
 
 
-def _human(human: Mapping[str, Sequence[str]], image: str, where: str) -> Sequence[str]:
+def _references_of(human: Mapping[str, Sequence[str]], image: str, where: str) -> Sequence[str]:
     """Return an image's references. where: the place in the file, for the UserError."""
     if image not in human:
         raise UserError(
@@ -83,10 +84,10 @@ def _human(human: Mapping[str, Sequence[str]], image: str, where: str) -> Sequen
     return human[image]
 
 
-def _of_flickr8k(path: Path) -> Iterator[Rated]:
+def _read_flickr8k(path: Path) -> Iterator[Rated]:
     tokens = path.with_name(TOKENS)
     captions = dict(line.split("\t") for line in read_text(tokens).splitlines() if line.strip())
-    human: dict[str, list[str]] = {}
+    human = {}
     for caption_id, text in captions.items():
         human.setdefault(caption_id.rpartition("#")[0], []).append(text)
     for number, line in enumerate(read_text(path).splitlines(), 1):
@@ -95,39 +96,41 @@ def _of_flickr8k(path: Path) -> Iterator[Rated]:
         if caption_id not in captions:
             raise UserError(f"{where}: {tokens} has no caption {caption_id!r}: give its own file")
         if image != caption_id.rpartition("#")[0]:
-            references = _human(human, image, where)
+            references = _references_of(human, image, where)
             share, yes, no = map(float, scores)
             # Flickr8k-CF's columns are the share of "yes" and the numbers of "yes" and "no".
             # Flickr8k-Expert's are three scores from 1 to 4, which never satisfy this equation.
-            crowd = abs(share * (yes + no) - yes) < 0.01 * (yes + no)
-            for score in (share,) if crowd else (share, yes, no):
+            is_crowd = abs(share * (yes + no) - yes) < 0.01 * (yes + no)
+            for score in [share] if is_crowd else [share, yes, no]:
                 yield Rated(image, captions[caption_id], references, {RATING: score})
 
 
-def _of_lines(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Rated]:
+def _read_lines(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Rated]:
     for number, row in parse_json_lines(read_text(path).split("\n"), path):
         where = f"{path}: line {number}"
         image, caption = str(row["image"]), row["caption"]
         if not isinstance(caption, str):
             raise TypeError(f"line {number} has no caption text")
-        references = row.get("references") or _human(human, PurePosixPath(image).name, where)
+        references = row.get("references") or _references_of(
+            human, PurePosixPath(image).name, where
+        )
         rating = row["score"] if "score" in row else row["human_score"]
         yield Rated(image, caption, references, {RATING: float(rating)})
 
 
-def _of_composite(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Rated]:
+def _read_composite(path: Path, human: Mapping[str, Sequence[str]]) -> Iterator[Rated]:
     rows = csv.reader(read_text(path).splitlines()[1:], delimiter=";")
     for number, cells in enumerate(rows, 2):
         if len(cells) > _URL and cells[_URL]:
             image = PurePosixPath(cells[_URL]).name
-            references = _human(human, image, f"{path}: line {number}")
+            references = _references_of(human, image, f"{path}: line {number}")
             found = [cell for cell in cells[_URL + 1 :] if cell]
-            half = next(i for i, cell in enumerate(found) if re.fullmatch(r"[\d.]+", cell))
-            for caption, rating in list(zip(found, found[half:]))[:_CAPTIONS]:
+            first_rating = next(i for i, cell in enumerate(found) if re.fullmatch(r"[\d.]+", cell))
+            for caption, rating in list(zip(found, found[first_rating:]))[:_CAPTIONS]:
                 # Composite's first caption is one of the references: leave this reference out.
-                others = [text for text in references if _same(text) != _same(caption)]
+                others = [text for text in references if _normalised(text) != _normalised(caption)]
                 yield Rated(image, caption, others, {RATING: float(rating)})
 
 
-def _same(text: str) -> str:
+def _normalised(text: str) -> str:
     return re.sub(r"\W+", " ", text).strip().casefold()

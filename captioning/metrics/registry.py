@@ -5,6 +5,7 @@ imported only when the evaluator is used, so that the names and titles of metric
 without the libraries that the evaluator needs.
 """
 
+from functools import partial
 from typing import NamedTuple, Optional
 
 
@@ -22,7 +23,7 @@ class Metric(NamedTuple):
 
     name: str
     title: str
-    decimals: int = 3
+    decimals: int = 1
     meaning: Optional[str] = None
     unit: str = ""
     report_title: Optional[str] = None
@@ -40,40 +41,38 @@ class Metric(NamedTuple):
         return f"{self.title}, {self.unit}" if self.unit else self.title
 
 
+ReferenceMetric = partial(Metric, needs_references=True)
+
 # {evaluator: ("module:class", the metrics that it computes)}. METRICS keeps the order of this dict.
-_DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
+_DECLARED = {
     "coco": (
         "captioning.metrics.coco:Coco",
         (
-            *(Metric(f"Bleu_{n}", f"BLEU-{n}", needs_references=True) for n in (1, 2, 3)),
-            Metric(
+            *(ReferenceMetric(f"Bleu_{n}", f"BLEU-{n}", decimals=3) for n in (1, 2, 3)),
+            ReferenceMetric(
                 "Bleu_4",
                 "BLEU-4",
-                3,
-                "share of four-word phrases that occur in a reference",
-                needs_references=True,
+                decimals=3,
+                meaning="share of four-word phrases that occur in a reference",
             ),
-            Metric(
+            ReferenceMetric(
                 "METEOR",
                 "METEOR",
-                3,
-                "words shared with a reference, including synonyms and stems",
-                needs_references=True,
+                decimals=3,
+                meaning="words shared with a reference, including synonyms and stems",
             ),
-            Metric("ROUGE_L", "ROUGE-L", needs_references=True),
-            Metric(
+            ReferenceMetric("ROUGE_L", "ROUGE-L", decimals=3),
+            ReferenceMetric(
                 "CIDEr",
                 "CIDEr",
-                3,
-                "agreement with the references; rare phrases count more",
-                needs_references=True,
+                decimals=3,
+                meaning="agreement with the references; rare phrases count more",
             ),
-            Metric(
+            ReferenceMetric(
                 "SPICE",
                 "SPICE",
-                3,
-                "objects, attributes and relations shared with references",
-                needs_references=True,
+                decimals=3,
+                meaning="objects, attributes and relations shared with references",
             ),
         ),
     ),
@@ -83,29 +82,27 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
             Metric(
                 "R@1",
                 "R@1",
-                1,
-                "self-retrieval: captions whose own image is the nearest one, by CLIP",
-                "%",
-                "CLIP R@1",
+                meaning="self-retrieval: captions whose own image is the nearest one, by CLIP",
+                unit="%",
+                report_title="CLIP R@1",
             ),
             Metric(
                 "R@5",
                 "R@5",
-                1,
-                "self-retrieval: captions whose image is among the best five",
-                "%",
-                "CLIP R@5",
+                meaning="self-retrieval: captions whose image is among the best five",
+                unit="%",
+                report_title="CLIP R@5",
             ),
-            Metric("R@10", "R@10", 1),
-            Metric("median_rank", "Med. Rank", 1),
+            Metric("R@10", "R@10"),
+            Metric("median_rank", "Med. Rank"),
         ),
     ),
     "clipscore": (
         "captioning.metrics.clipscore:ClipScore",
         (
-            Metric("CLIPScore", "CLIPScore", 1, "how well caption and image agree, by CLIP"),
-            Metric("RefCLIPScore", "RefCLIPScore", 1, needs_references=True),
-            Metric("CLIPScore_sentences", "CLIPScore Sent.", 1),
+            Metric("CLIPScore", "CLIPScore", meaning="how well caption and image agree, by CLIP"),
+            ReferenceMetric("RefCLIPScore", "RefCLIPScore"),
+            Metric("CLIPScore_sentences", "CLIPScore Sent."),
         ),
     ),
     "diversity": (
@@ -114,20 +111,19 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
             Metric(
                 "lex_div",
                 "Lex. Div.",
-                3,
-                "different words in all captions together",
-                "",
-                "Distinct words",
-                0,
-                1000,
+                decimals=3,
+                meaning="different words in all captions together",
+                report_title="Distinct words",
+                report_decimals=0,
+                factor=1000,
             ),
-            Metric("ttr", "TTR"),
-            Metric("distinct_1", "Dist-1"),
-            Metric("distinct_2", "Dist-2"),
-            Metric("distinct_captions", "Dist. Cap."),
-            Metric("vocab_use", "Vocab. Use", needs_references=True),
-            Metric("seen_captions", "Seen Cap."),
-            Metric("train_vocab_use", "Train Vocab. Use"),
+            Metric("ttr", "TTR", decimals=3),
+            Metric("distinct_1", "Dist-1", decimals=3),
+            Metric("distinct_2", "Dist-2", decimals=3),
+            Metric("distinct_captions", "Dist. Cap.", decimals=3),
+            ReferenceMetric("vocab_use", "Vocab. Use", decimals=3),
+            Metric("seen_captions", "Seen Cap.", decimals=3),
+            Metric("train_vocab_use", "Train Vocab. Use", decimals=3),
         ),
     ),
     "facts": (
@@ -136,83 +132,73 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
             Metric(
                 "true_facts",
                 "True Facts",
-                2,
-                "stated facts that are true for the image",
-                "a caption",
-                "True facts",
+                decimals=2,
+                meaning="stated facts that are true for the image",
+                unit="a caption",
+                report_title="True facts",
             ),
             Metric(
                 "wrong_facts",
                 "Wrong %",
-                1,
-                "share of the stated facts that are wrong",
-                "%",
-                "Wrong facts",
+                meaning="share of the stated facts that are wrong",
+                unit="%",
+                report_title="Wrong facts",
             ),
             Metric(
                 "scene_R@1",
                 "Scene R@1",
-                1,
-                "self-retrieval: captions that fit their own image best",
-                "%",
-                "R@1",
+                meaning="self-retrieval: captions that fit their own image best",
+                unit="%",
+                report_title="R@1",
             ),
             Metric(
                 "scene_R@5",
                 "Scene R@5",
-                1,
-                "self-retrieval: captions whose own image is among the best five",
-                "%",
-                "R@5",
+                meaning="self-retrieval: captions whose own image is among the best five",
+                unit="%",
+                report_title="R@5",
             ),
         ),
     ),
     "chair": (
         "captioning.metrics.chair:Chair",
         (
-            Metric(
+            ReferenceMetric(
                 "CHAIRs",
                 "CHAIRs",
-                1,
-                "captions that name an object which is not there",
-                "%",
-                needs_references=True,
+                meaning="captions that name an object which is not there",
+                unit="%",
             ),
-            Metric(
+            ReferenceMetric(
                 "CHAIRi",
                 "CHAIRi",
-                1,
-                "share of the named objects that are not there",
-                "%",
-                needs_references=True,
+                meaning="share of the named objects that are not there",
+                unit="%",
             ),
-            Metric(
+            ReferenceMetric(
                 "object_recall",
                 "Obj. Recall",
-                1,
-                "share of the images' objects that are named",
-                "%",
-                "Objects named",
-                needs_references=True,
+                meaning="share of the images' objects that are named",
+                unit="%",
+                report_title="Objects named",
             ),
         ),
     ),
     "pacs": (
         "captioning.metrics.clipscore:PacScore",
         (
-            Metric("PAC-S", "PAC-S", 1, "CLIPScore with CLIP weights tuned for captions"),
-            Metric("RefPAC-S", "RefPAC-S", 1, needs_references=True),
+            Metric("PAC-S", "PAC-S", meaning="CLIPScore with CLIP weights tuned for captions"),
+            ReferenceMetric("RefPAC-S", "RefPAC-S"),
         ),
     ),
     "clair": (
         "captioning.metrics.clair:Clair",
         (
-            Metric(
+            ReferenceMetric(
                 "CLAIR",
                 "CLAIR",
-                1,
-                "how likely the caption describes the references' image, by a language model",
-                needs_references=True,
+                meaning="how likely the caption describes the references' image, "
+                "by a language model",
             ),
         ),
     ),
@@ -222,30 +208,28 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
             Metric(
                 "checklist_coverage",
                 "Coverage",
-                1,
-                "questions of a checklist that the caption answers",
-                "%",
+                meaning="questions of a checklist that the caption answers",
+                unit="%",
             ),
             Metric(
                 "checklist_precision",
                 "Precision",
-                1,
-                "right answers among the answers to a checklist",
-                "%",
+                meaning="right answers among the answers to a checklist",
+                unit="%",
             ),
         ),
     ),
     "repetition": (
         "captioning.metrics.repetition:Repetition",
         (
-            *(Metric(f"rep_{n}", f"Rep-{n}", 1) for n in (2, 3, 4)),
-            Metric("loops", "Loops", 1, "captions that say a phrase twice in a row", "%"),
+            *(Metric(f"rep_{n}", f"Rep-{n}") for n in (2, 3, 4)),
+            Metric("loops", "Loops", meaning="captions that say a phrase twice in a row", unit="%"),
         ),
     ),
     "detail": (
         "captioning.metrics.detail:Detail",
         tuple(
-            Metric(kind, kind.capitalize(), 2)
+            Metric(kind, kind.capitalize(), decimals=2)
             for kind in ("nouns", "adjectives", "numbers", "relations")
         ),
     ),
@@ -253,7 +237,13 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
         "captioning.metrics.diversity:Length",
         (
             Metric(
-                "cap_len", "Cap. Len.", 2, "words in a caption, on average", "words", "Length", 1
+                "cap_len",
+                "Cap. Len.",
+                decimals=2,
+                meaning="words in a caption, on average",
+                unit="words",
+                report_title="Length",
+                report_decimals=1,
             ),
         ),
     ),
@@ -261,30 +251,41 @@ _DECLARED: dict[str, tuple[str, tuple[Metric, ...]]] = {
         "captioning.metrics.perplexity:Perplexity",
         (
             Metric(
-                "PPL", "PPL", 1, "how surprising the caption's words are to GPT-2", "", "Perplexity"
+                "PPL",
+                "PPL",
+                meaning="how surprising the caption's words are to GPT-2",
+                report_title="Perplexity",
             ),
         ),
     ),
     "itm": (
         "captioning.metrics.itm:Itm",
         (
-            Metric("ITM", "ITM", 1, "how sure BLIP's filter is that image and caption match", "%"),
-            Metric("ITC", "ITC", 1),
+            Metric(
+                "ITM",
+                "ITM",
+                meaning="how sure BLIP's filter is that image and caption match",
+                unit="%",
+            ),
+            Metric("ITC", "ITC"),
         ),
     ),
 }
 # {evaluator: "module:class"}
-EVALUATORS: dict[str, str] = {name: entry for name, (entry, _) in _DECLARED.items()}
+EVALUATORS = {name: entry for name, (entry, _) in _DECLARED.items()}
 # {evaluator: the names of its metrics}
-COMPUTED = {name: tuple(m.name for m in metrics) for name, (_, metrics) in _DECLARED.items()}
-DEFAULT_METRICS = ("coco", "length", "diversity")  # names of evaluators
+EVALUATOR_METRICS = {
+    name: tuple(m.name for m in metrics) for name, (_, metrics) in _DECLARED.items()
+}
+DEFAULT_EVALUATORS = ("coco", "length", "diversity")
+DEFAULT_METRICS = DEFAULT_EVALUATORS  # the default of the configuration key `metrics`
 
 _PUBLISHED = ("cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL")  # columns of SMILE's paper
 _BY_NAME = {metric.name: metric for _, metrics in _DECLARED.values() for metric in metrics}
 # {metric: Metric}, in the order of columns in tables. The columns of the paper's table are first.
-METRICS: dict[str, Metric] = {name: _BY_NAME[name] for name in (*_PUBLISHED, *_BY_NAME)}
+METRICS = {name: _BY_NAME[name] for name in (*_PUBLISHED, *_BY_NAME)}
 
 
 def metric_of(name: str) -> Metric:
     """Return the metric of this name. An unknown name becomes a metric with the name as title."""
-    return METRICS.get(name) or Metric(name, name)
+    return METRICS.get(name) or Metric(name, name, decimals=3)

@@ -14,13 +14,13 @@ from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 SIZES = (2, 3, 4)
 
 
-def repeated(words: Sequence[str], n: int) -> Optional[float]:
+def repeated_share(words: Sequence[str], n: int) -> Optional[float]:
     """Return the share of n-grams that repeat an earlier one, per cent; None without n-grams."""
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return 100 * (1 - len(set(grams)) / len(grams)) if grams else None
 
 
-def loops(words: Sequence[str]) -> bool:
+def has_loop(words: Sequence[str]) -> bool:
     """Return whether a phrase of two or more words occurs twice in a row, or a word three times."""
     count = len(words)
     for n in range(1, count // 2 + 1):
@@ -40,6 +40,6 @@ class Repetition(Evaluator):
     def evaluate(self, captions: CaptionSet) -> Scores:
         texts, _, tokenizer = captions.tokenized
         sentences = [text.split() for text in texts]
-        values = {f"rep_{n}": [repeated(words, n) for words in sentences] for n in SIZES}
-        values["loops"] = [100.0 * loops(words) for words in sentences]
+        values = {f"rep_{n}": [repeated_share(words, n) for words in sentences] for n in SIZES}
+        values["loops"] = [100.0 if has_loop(words) else 0.0 for words in sentences]
         return Scores.of_means(values, settings={"tokenizer": tokenizer})

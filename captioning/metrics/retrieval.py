@@ -12,7 +12,7 @@ from pydantic import Field
 from captioning.data import annotation_paths
 from captioning.files.cache import local
 from captioning.files.images import LISTS, images_in, read_list
-from captioning.metrics.bootstrap import median
+from captioning.metrics.bootstrap import median_estimate
 from captioning.metrics.clip import ClipOptions
 from captioning.metrics.clip_features import READ_ERRORS, ClipEvaluator, read_arrays
 from captioning.metrics.evaluator import CaptionSet, Scores
@@ -30,17 +30,20 @@ class RetrievalOptions(ClipOptions):
     def from_config(cls, config: Any) -> dict[str, Any]:
         """Like `Options.from_config`. A `pool` that names a split becomes its annotation file."""
         values = super().from_config(config)
-        pool = given = values["pool"]
+        pool = values["pool"]
+        if not pool:
+            return values
         if pool in ("train", "val", "test"):
             if config.split:
                 raise UserError(f"pool: {pool} is a part of train_file; name a list of images")
-            pool, *rest = annotation_paths(config, pool)
-            if rest:
+            paths = annotation_paths(config, pool)
+            if len(paths) > 1:
                 raise UserError(
-                    f"pool: {given} has {1 + len(rest)} annotation files; give a list of its "
-                    "images, one per line"
+                    f"pool: {pool} has {len(paths)} annotation files; give a list of its images, "
+                    "one per line"
                 )
-        return {**values, "pool": pool and str(local(pool))}
+            [pool] = paths
+        return {**values, "pool": str(local(pool))}
 
 
 class Retrieval(ClipEvaluator):
@@ -66,11 +69,12 @@ class Retrieval(ClipEvaluator):
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         files = list(dict.fromkeys(paths))
         images = features.of_images(files, "CLIP, images")
-        pool_features = self.pool and self.pool.features
-        if self.pool and pool_features is None:
-            pool_features = features.of_images(self.pool.files, "CLIP, pool")
-        texts = list(captions.predictions.values())
-        vectors, long = features.of_texts(texts, "CLIP, captions")
+        if self.pool:
+            pool_features = self.pool.features
+            if pool_features is None:
+                pool_features = features.of_images(self.pool.files, "CLIP, pool")
+        texts = captions.texts
+        vectors, truncated = features.of_texts(texts, "CLIP, captions")
         if images is None:  # on ranks other than 0
             return Scores({})
         if self.pool:
@@ -82,23 +86,23 @@ class Retrieval(ClipEvaluator):
             images = np.concatenate([images, pool_features[new_images(self.pool, files)]])
         index_of = {path: index for index, path in enumerate(files)}
         rows = np.array([vectors[text] for text in texts])
-        found = ranks(rows, images, [index_of[path] for path in paths])
-        hits = {f"R@{k}": (100.0 * (found <= k)).tolist() for k in RANKS}
+        ranks = own_image_ranks(rows, images, [index_of[path] for path in paths])
+        hits = {f"R@{k}": np.where(ranks <= k, 100.0, 0.0).tolist() for k in RANKS}
         where = self.options.pool or "the captions' own"
         scores = Scores.of_means(
             hits,
             settings={
                 "clip_model": features.clip.name,
                 "pool": f"{len(images)} images ({where})",
-                "retrieval_truncated": sum(text in long for text in texts),
+                "retrieval_truncated": len([text for text in texts if text in truncated]),
             },
         )
-        scores.metrics["median_rank"] = median(found)
-        scores.per_image["rank"] = found.tolist()
+        scores.metrics["median_rank"] = median_estimate(ranks)
+        scores.per_caption["rank"] = ranks.tolist()
         return scores
 
 
-def ranks(
+def own_image_ranks(
     captions: np.ndarray, images: np.ndarray, own: Sequence[int], at_once: int = 2**24
 ) -> np.ndarray:
     """Return the rank (N,) of each caption's own image among all images; 1 is best.
@@ -149,8 +153,8 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
         pool = _read_features(path)
     elif path.suffix in LISTS:
         listed = dict.fromkeys(read_list(path))
-        folders = {True: root or path.parent, False: path.parent}
-        pool = Pool([folders[item.in_row] / item.image for item in listed])
+        row_folder = root or path.parent
+        pool = Pool([(row_folder if i.in_row else path.parent) / i.image for i in listed])
     else:
         raise UserError(f"pool: {path} is not a folder and not a {', '.join(LISTS)} or .npz file")
     if not pool.files:
@@ -188,19 +192,19 @@ def new_images(pool: Pool, own: Iterable[Path]) -> list[int]:
     """
     # {file name: the different images with this name}. An image is represented by its path or, in a
     # pool of features, by its features. None represents an own image: its features are not known.
-    named: defaultdict[str, list] = defaultdict(list)
+    named = defaultdict(list)
     for path in own:
         named[path.name].append(path if pool.features is None else None)
     indices = []
     for index, path in enumerate(pool.files):
         content = path if pool.features is None else pool.features[index]
-        if not any(_same(content, other) for other in named[path.name]):
+        if not any(_is_same_image(content, other) for other in named[path.name]):
             named[path.name].append(content)
             indices.append(index)
     return indices
 
 
-def _same(content: Union[Path, np.ndarray], other: Union[Path, np.ndarray, None]) -> bool:
+def _is_same_image(content: Union[Path, np.ndarray], other: Union[Path, np.ndarray, None]) -> bool:
     """Return whether two images with one file name are the same image, see `new_images`.
 
     Raises UserError if a file cannot be read.

@@ -8,16 +8,17 @@ answers all questions right.
 
 from itertools import chain, permutations
 from pathlib import Path
+from typing import Optional
 
 from captioning.data.caption_files import read_predictions, read_references
-from captioning.metrics.checklist import NOT_SAID, YES_NO, Question, scores_of
+from captioning.metrics.checklist import NO, NOT_SAID, YES, Question, checklist_scores
 from captioning.metrics.evaluator import entries_of
-from captioning.metrics.facts import stated_and_true
+from captioning.metrics.facts import count_facts
 from captioning.metrics.ratings import Rated
 from captioning.runtime.errors import UserError
-from captioning.scenes.facts import ADJECTIVES, NOUNS, PLACES, SCENE_WORDS, read_caption
+from captioning.scenes.facts import ADJECTIVES, NOUNS, PLACES, SCENE_WORDS, Statement, read_caption
 from captioning.scenes.make import read_scenes
-from captioning.scenes.world import RELATIONS, Scene
+from captioning.scenes.world import RELATIONS, Scene, true_relations
 
 CAPTIONS = "result/test.json"  # the file in a run's folder with captions of the test split
 # The properties and relations that the checklist asks about, one per question.
@@ -37,28 +38,39 @@ def read_runs(folder: Path, facts: Path, references: Path) -> list[Rated]:
     scenes, human, rated = read_scenes(facts), read_references(references), []
     for path in sorted(folder.glob(f"*/{CAPTIONS}")):
         captions = read_predictions(path)
-        known, texts = entries_of(captions, scenes, facts), entries_of(captions, human, references)
+        scene_of = entries_of(captions, scenes, facts)
+        references_of = entries_of(captions, human, references)
         for image_id, caption in captions.items():
-            statement = read_caption(caption)
-            stated, true = stated_and_true(statement, known[image_id])
-            said = {fact.what for fact in statement.facts()}
-            answers = [YES_NO[0] if what in said else NOT_SAID for what in ASKED]
-            checked = scores_of([answers], [checklist_of(known[image_id])]).per_image
-            metrics = {name: value for name, [value] in checked.items()}  # of this one caption
-            if stated:
-                ratings = {"true": true, "right": true / stated, "true - wrong": 2 * true - stated}
-                system = path.parts[-3]
-                rated.append(
-                    Rated(str(image_id), caption, texts[image_id], ratings, system, metrics)
+            statement, scene = read_caption(caption), scene_of[image_id]
+            stated, true = count_facts(statement, scene)
+            if not stated:
+                continue
+            rated.append(
+                Rated(
+                    str(image_id),
+                    caption,
+                    references_of[image_id],
+                    {"true": true, "right": true / stated, "true - wrong": 2 * true - stated},
+                    system=path.parts[-3],
+                    metrics=_simulated_checklist(statement, scene),
                 )
+            )
     if not rated:
         raise UserError(f"{folder}: no run in it has {CAPTIONS} with facts")
     return rated
 
 
+def _simulated_checklist(statement: Statement, scene: Scene) -> dict[str, Optional[float]]:
+    """Return {metric: value of the caption} of the evaluator `checklist` with a simulated judge."""
+    said = {fact.what for fact in statement.facts()}
+    answers = [YES if what in said else NOT_SAID for what in ASKED]
+    scores = checklist_scores([answers], [checklist_of(scene)])
+    return {name: values[0] for name, values in scores.per_caption.items()}
+
+
 def checklist_of(scene: Scene) -> list[Question]:
     """Return the questions about a scene, in the order of ASKED."""
-    pairs = list(permutations(scene.things, 2))
-    true = scene.facts().union(*(thing.facts() for thing in scene.things))
-    true |= {name for name, holds in RELATIONS.items() if any(holds(*pair) for pair in pairs)}
-    return [Question(f"Is anything {what}?", YES_NO[what not in true]) for what in ASKED]
+    true = scene.facts() | scene.facts_of_things()
+    for a, b in permutations(scene.things, 2):
+        true = true.union(true_relations(a, b))
+    return [Question(f"Is anything {what}?", YES if what in true else NO) for what in ASKED]

@@ -16,7 +16,8 @@ def format_table(scores: Scores, captions: int) -> str:
     """
     names = [name for name in METRICS if name in scores.metrics or name in scores.skipped]
     rows = []
-    for block in _blocks([_cells(name, scores) for name in names]):
+    for block in _blocks([_column(name, scores) for name in names]):
+        # The last row, of intervals, is left out if all its cells are empty.
         rows += ["  ".join(line).rstrip() for line in zip(*block) if "".join(line).strip()]
     if any(estimate.low is not None for estimate in scores.metrics.values()):
         rows.append("±: half of the 95 % interval over images")
@@ -39,7 +40,7 @@ def skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
         yield f"{titles} skipped: {reason}"
 
 
-def _cells(name: str, scores: Scores) -> list[str]:
+def _column(name: str, scores: Scores) -> list[str]:
     """Return a metric's title, score and half of its interval, padded to the same width."""
     metric = metric_of(name)
     score, spread = "-", ""
@@ -54,12 +55,13 @@ def _cells(name: str, scores: Scores) -> list[str]:
 
 def _blocks(columns: Sequence[list[str]]) -> Iterator[list[list[str]]]:
     """Yield groups of columns that together are at most WIDTH wide."""
-    block = []
+    block, width = [], 0
     for column in columns:
-        if sum(len(cells[0]) + 2 for cells in block) + len(column[0]) > WIDTH:
+        if width + len(column[0]) > WIDTH:
             yield block
-            block = []
+            block, width = [], 0
         block.append(column)
+        width += len(column[0]) + 2
     yield block
 
 

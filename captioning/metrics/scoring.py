@@ -48,7 +48,7 @@ def score(
         # Captioning may have taken hours: an error in one evaluator must not lose other scores.
         except Exception as error:
             reason = str(error) if isinstance(error, UserError) else repr(error)
-            found = Scores({}, skipped=dict.fromkeys(evaluator.names, reason))
+            found = Scores({}, skipped=dict.fromkeys(evaluator.metric_names, reason))
         scores.update(found)
     for name in [name for name, each in scores.metrics.items() if not math.isfinite(each.value)]:
         del scores.metrics[name]
@@ -72,7 +72,7 @@ def write_scores(
         "command": command,
         "versions": versions(),
     }
-    columns = {**scores.per_image, **scores.details}
+    columns = {**scores.per_caption, **scores.details}
     lines = [
         json.dumps({"image_id": i, "caption": text, **{n: c[row] for n, c in columns.items()}})
         for row, (i, text) in enumerate(predictions.items())
@@ -86,8 +86,8 @@ def versions() -> dict[str, Optional[str]]:
     java = None
     with contextlib.suppress(JavaError):
         java = str(java_version())
-    libraries = ("pycocoevalcap", "numpy", "torch", "torchvision", "pillow")
-    found = library_versions(*libraries, "transformers", "tokenizers", "textblob", "nltk")
+    names = "pycocoevalcap numpy torch torchvision pillow transformers tokenizers textblob nltk"
+    found = library_versions(*names.split())
     return {"python": platform.python_version(), "java": java, **found}
 
 

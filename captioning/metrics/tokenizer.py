@@ -7,6 +7,7 @@ attributes, which are rare in captions.
 
 import re
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 
 import regex  # its \w includes vowel signs and combining accents, as in Java
@@ -61,7 +62,7 @@ _TOKEN = regex.compile(
     regex.VERBOSE,
 )
 
-# Characters that PTBTokenizer replaces. It drops characters above U+FFFF, see `_imitated_tokens`.
+# Characters that PTBTokenizer replaces. It drops characters above U+FFFF, see `_imitate`.
 _SPELLING = {
     **dict.fromkeys(map(ord, "\u2018\u2019\u201a\u201b`"), "'"),
     **dict.fromkeys(map(ord, "\u201c\u201d\u201e\u00ab\u00bb"), '"'),
@@ -83,23 +84,30 @@ def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable,
     """
     # PTBTokenizer reads one caption per line. `split` removes all characters that end lines.
     lines = [" ".join(caption.split()) for group in captions.values() for caption in group]
-    tokenizer = "regex (no Java)"
+    tokenized, tokenizer = _tokens_of(lines)
+    texts = map(_join_words, tokenized)
+    return {key: list(islice(texts, len(group))) for key, group in captions.items()}, tokenizer
+
+
+def _tokens_of(lines):
+    """Return the tokens of each line, and the name of the tokeniser that was used."""
     try:
         java_version()
-        tokenizer = "regex ({})"
-        tokenized, tokenizer = _java_tokens(lines), "PTBTokenizer"
+    except JavaError:
+        return map(_imitate, lines), "regex (no Java)"
+    try:
+        return _java_tokens(lines), "PTBTokenizer"
     except JavaError as error:
-        tokenized, tokenizer = map(_imitated_tokens, lines), tokenizer.format(error)
-    kept = iter(map(_joined, tokenized))
-    return {key: [next(kept) for _ in group] for key, group in captions.items()}, tokenizer
+        return map(_imitate, lines), f"regex ({error})"
 
 
-def imitated(caption: str) -> str:
+def imitated_tokens(caption: str) -> str:
     """Return the tokens of one caption joined by spaces, by the imitation of PTBTokenizer."""
-    return _joined(_imitated_tokens(" ".join(caption.split())))
+    return _join_words(_imitate(" ".join(caption.split())))
 
 
-def _joined(tokens) -> str:
+def _join_words(tokens) -> str:
+    """Return the tokens joined by spaces, without punctuation."""
     return " ".join(token for token in tokens if token not in _PUNCTUATION)
 
 
@@ -123,7 +131,7 @@ def _java_tokens(lines):
     return tokenized
 
 
-def _imitated_tokens(caption: str) -> list[str]:
+def _imitate(caption: str) -> list[str]:
     """Return the lower-case tokens of one caption, including punctuation."""
     for entity, character in _ENTITIES.items():
         caption = caption.replace(entity, character)

@@ -8,12 +8,10 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torchvision.transforms.functional import normalize
 
 from captioning.captioners.interface import Captioner, Images
 from captioning.config import Config
 from captioning.config.rerankers import RERANKERS
-from captioning.data.image import MEAN, STD
 from captioning.data.randomness import derived_seed
 from captioning.files.stores import without_secrets
 from captioning.models.build import load_trained, trained_config
@@ -226,11 +224,7 @@ class ClipScorer(Scorer):
         ids, _ = self.clip.encode([self.prefix + caption for caption in captions])
         with torch.autocast(self.clip.device.type, enabled=False):
             images = resized(image.float(), self.clip.image_size)
-            if self.clip.statistics != (MEAN, STD):  # SigLIP 2 is normalised otherwise
-                shift = [-mean / std for mean, std in zip(MEAN, STD)]
-                images = normalize(images, shift, [1 / std for std in STD])
-                images = normalize(images, *self.clip.statistics)
-            images = self.clip.image_features(images)
+            images = self.clip.image_features(self.clip.renormalise(images))
             texts = self.clip.text_features(ids).view(len(image), -1, images.size(1))
         return (texts * images.unsqueeze(1)).sum(-1)
 

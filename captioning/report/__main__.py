@@ -31,7 +31,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser.parse_args(argv)
     output = arguments.output or default_output(arguments.runs)
 
-    def report() -> None:
+    def report():
         comparison = compare(arguments.runs, arguments.split)
         print(visible(comparison_table(comparison)))
         write_report(comparison, output)

@@ -1,7 +1,7 @@
 """Collects the data of a report: runs, human captions, and the images that all runs captioned."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
@@ -9,9 +9,9 @@ from captioning.data import Sample, read_split, references
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import build_evaluators, options_of
+from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators, options_of
 from captioning.metrics.facts import FactsOptions
-from captioning.metrics.registry import COMPUTED, EVALUATORS, metric_of
+from captioning.metrics.registry import EVALUATOR_METRICS, EVALUATORS, metric_of
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
@@ -63,7 +63,7 @@ class Comparison:
     @property
     def rows(self) -> list[Union[Row, Run]]:
         """The human captions, if any, then the runs in the order given."""
-        return [*([self.human] if self.human else []), *self.runs]
+        return [self.human, *self.runs] if self.human else self.runs
 
     def image_path(self, image_id: ImageId) -> Optional[Path]:
         """Return the path of an image's file; None if the data set cannot be read."""
@@ -85,46 +85,60 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
         )
     count = len(captioned)
     missing = list(_describe_gaps(runs, count))
-    without_data = Comparison(split, runs, captioned, missing=missing, num_captioned=count)
+    comparison = Comparison(split, runs, captioned, missing=missing, num_captioned=count)
     config = runs[0].scoring_config
     try:
         split_samples = read_split(config, split)
         texts = references(config, split, split_samples)
-        samples = {sample.image_id: sample for sample in split_samples}
+        samples_by_id = {sample.image_id: sample for sample in split_samples}
     except UserError as error:
         missing.append(f"The data set could not be read, so there are no human captions: {error}.")
-        return without_data
-    captioned_ids, split_size = set(captioned), len(samples)
-    samples = {i: sample for i, sample in samples.items() if i in captioned_ids}
+        return comparison
+    captioned_ids = set(captioned)
+    samples = {i: sample for i, sample in samples_by_id.items() if i in captioned_ids}
     if not samples:
         missing.append(f"The data set's {split} split has none of the captioned images.")
-        return without_data
+        return comparison
     if len(samples) < count:
         missing.append(
             f"The data set has only {len(samples)} of the {count} captioned images; the examples "
             "and the human captions are from these, the runs' scores from all images."
         )
-    if len(samples) < split_size:
-        missing.append(f"Only {len(samples)} of the split's {split_size} images were captioned.")
+    if len(samples) < len(samples_by_id):
+        missing.append(
+            f"Only {len(samples)} of the split's {len(samples_by_id)} images were captioned."
+        )
     texts = {i: list(texts[i]) for i in samples}
-    human = _human_row(texts, samples.values(), runs, missing)
-    scenes = {}
+    return replace(
+        comparison,
+        image_ids=list(samples),
+        samples=samples,
+        references=texts,
+        human=_human_row(texts, samples.values(), runs, missing),
+        scenes=_read_known_scenes(runs, missing),
+    )
+
+
+def _read_known_scenes(runs: Sequence[Run], missing: list[str]) -> dict[ImageId, Scene]:
+    """Return the scenes of a run's facts_file; none without this file.
+
+    Appends a sentence to `missing` if the file cannot be read.
+    """
     try:
-        options = (FactsOptions.from_config(run.scoring_config) for run in runs)
-        facts_file = next(filter(None, (each["facts_file"] for each in options)), None)
-        if facts_file:
-            scenes = read_scenes(Path(facts_file))
+        for run in runs:
+            if facts_file := FactsOptions.from_config(run.scoring_config)["facts_file"]:
+                return read_scenes(Path(facts_file))
     except UserError as error:
         missing.append(
             f"The contents of the images could not be read, so no word is marked: {error}."
         )
-    return Comparison(split, runs, list(samples), samples, texts, human, scenes, missing, count)
+    return {}
 
 
-def _check_same_data(runs: Sequence[Run], split: str) -> None:
+def _check_same_data(runs: Sequence[Run], split: str):
     """Raise UserError if the runs were scored with different settings for the split's data."""
 
-    def data_settings(run: Run) -> dict[str, str]:
+    def data_settings(run):
         config = run.scoring_config
         default_file = known_annotation(config.dataset, split)
         return {
@@ -135,14 +149,13 @@ def _check_same_data(runs: Sequence[Run], split: str) -> None:
             "image_root": str(Path(config.image_root).resolve()),
         }
 
+    expected = data_settings(runs[0])
     for run in runs[1:]:
-        for (key, expected), value in zip(
-            data_settings(runs[0]).items(), data_settings(run).values()
-        ):
-            if value != expected:
+        for key, value in data_settings(run).items():
+            if value != expected[key]:
                 raise UserError(
                     f"{runs[0].folder} and {run.folder} were scored on different data sets: {key} "
-                    f"is {expected} and {value}; compare runs of one data set"
+                    f"is {expected[key]} and {value}; compare runs of one data set"
                 )
 
 
@@ -168,8 +181,8 @@ def hold_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, Ref
     out for scoring, so that the annotators alternate. The returned references are the remaining
     captions. They have no entry for an image with a single caption.
     """
-    captions: Captions = {}
-    others: References = {}
+    captions = {}
+    others = {}
     for i, (image_id, group) in enumerate(references.items()):
         held_out_index = i % len(group)
         captions[image_id] = group[held_out_index]
@@ -198,9 +211,22 @@ def _human_row(
         # are computed.
         metric_names = {name for name in metric_names if not metric_of(name).needs_references}
     settings = metric_settings(runs[0].scoring_config, samples, "cpu")
+    evaluators = _build_evaluators(runs, metric_names, settings, missing)
+    scores = score({image_id: captions[image_id] for image_id in others}, others, evaluators)
+    skipped = sorted(metric_names.intersection(scores.skipped))
+    for reason in dict.fromkeys(scores.skipped[name] for name in skipped):
+        missing.append(f"Not all scores of human captions could be computed: {reason}.")
+    metrics = {name: estimate for name, estimate in scores.metrics.items() if name in metric_names}
+    return Row(HUMANS, "humans", captions, metrics)
+
+
+def _build_evaluators(
+    runs: list[Run], metric_names: set[str], settings: Settings, missing: list[str]
+) -> list[Evaluator]:
+    """Return the evaluators of these metrics with the options of the runs, except costly ones."""
     evaluators = []
     for name in dict.fromkeys(name for run in runs for name in run.scoring_config.metrics):
-        computed = metric_names.intersection(COMPUTED[name])
+        computed = metric_names.intersection(EVALUATOR_METRICS[name])
         if load(EVALUATORS[name]).costly or not computed:
             continue
         # Use the options of the run that has most of this evaluator's metrics.
@@ -214,9 +240,4 @@ def _human_row(
             )
         except UserError as error:
             missing.append(f"Human captions could not be scored: {error}.")
-    scores = score({image_id: captions[image_id] for image_id in others}, others, evaluators)
-    skipped = sorted(metric_names.intersection(scores.skipped))
-    for reason in dict.fromkeys(scores.skipped[name] for name in skipped):
-        missing.append(f"Not all scores of human captions could be computed: {reason}.")
-    metrics = {name: estimate for name, estimate in scores.metrics.items() if name in metric_names}
-    return Row(HUMANS, "humans", captions, metrics)
+    return evaluators

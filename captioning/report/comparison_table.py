@@ -8,9 +8,26 @@ from captioning.report.comparison import Comparison, Row
 
 # The first metrics of the table, in this order. Other metrics that have a `meaning` follow.
 FIRST = (
-    *("cap_len", "true_facts", "wrong_facts", "CHAIRs", "CHAIRi", "object_recall"),
-    *("scene_R@1", "scene_R@5", "R@1", "R@5", "lex_div", "loops"),
-    *("CIDEr", "Bleu_4", "METEOR", "SPICE", "CLIPScore", "PAC-S", "CLAIR", "PPL"),
+    "cap_len",
+    "true_facts",
+    "wrong_facts",
+    "CHAIRs",
+    "CHAIRi",
+    "object_recall",
+    "scene_R@1",
+    "scene_R@5",
+    "R@1",
+    "R@5",
+    "lex_div",
+    "loops",
+    "CIDEr",
+    "Bleu_4",
+    "METEOR",
+    "SPICE",
+    "CLIPScore",
+    "PAC-S",
+    "CLAIR",
+    "PPL",
 )
 
 
@@ -18,7 +35,8 @@ def comparison_table(comparison: Comparison) -> str:
     """Return a table for a terminal: a line per metric, a column for each row of the comparison."""
     rows = comparison.rows
     lines = [["", *(row.label for row in rows)]]
-    lines += [[c.heading, *(format_value(c, row) for row in rows)] for c in select_columns(rows)]
+    for metric in select_columns(rows):
+        lines.append([metric.heading, *(format_value(metric, row) for row in rows)])
     return align(lines)
 
 
@@ -28,13 +46,19 @@ def to_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in table)
 
 
+def rows_to_markdown(columns: Sequence[Metric], rows: Iterable[Row]) -> str:
+    """Return a Markdown table with a line per row and a column per metric."""
+    lines = [[row.label, *(format_value(column, row) for column in columns)] for row in rows]
+    return to_markdown([column.heading for column in columns], lines)
+
+
 def select_columns(rows: Iterable[Row]) -> list[Metric]:
     """Return the metrics for the table's columns: those of FIRST, then others.
 
     Each has a `meaning` (a text that explains it) and a value in at least one row.
     """
     present = {name for row in rows for name in row.metrics}
-    metrics = (METRICS[name] for name in dict.fromkeys((*FIRST, *METRICS)) if name in present)
+    metrics = (METRICS[name] for name in dict.fromkeys([*FIRST, *METRICS]) if name in present)
     return [metric.in_report() for metric in metrics if metric.meaning]
 
 
@@ -46,8 +70,8 @@ def other_columns(rows: Iterable[Row]) -> list[Metric]:
 
 def format_value(column: Metric, row: Row) -> str:
     """Return a row's value and interval, such as "5.40 (5.14-5.66)"; "-" without a value."""
-    value, *ends = format_cell(column, row) or ["-"]
-    return f"{value} ({'-'.join(ends)})" if ends else value
+    value, *interval = format_cell(column, row) or ["-"]
+    return f"{value} ({'-'.join(interval)})" if interval else value
 
 
 def format_cell(column: Metric, row: Row) -> list[str]:
@@ -55,6 +79,7 @@ def format_cell(column: Metric, row: Row) -> list[str]:
     estimate = row.metrics.get(column.name)
     if estimate is None:
         return []
-    ends = (estimate.low, estimate.high)
-    numbers = [estimate.value, *(() if None in ends else ends)]
+    numbers = [estimate.value]
+    if estimate.low is not None and estimate.high is not None:
+        numbers += [estimate.low, estimate.high]
     return [f"{number * column.factor:.{column.decimals}f}" for number in numbers]

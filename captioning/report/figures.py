@@ -2,8 +2,9 @@
 
 import io
 import itertools
+import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from captioning.config.objectives import objective_title
-from captioning.metrics.diversity import words
+from captioning.metrics.diversity import count_words
+from captioning.report.comparison import Row
 from captioning.report.runs import Run
 from captioning.training.run_log import CURVES
 from smile import OBJECTIVES
@@ -148,19 +150,20 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
         part: (f"{objective_title(part)} loss in training", "nats a token") for part in OBJECTIVES
     }
     for part, (title, label) in {**objective_curves, **CURVES}.items():
-        run_curves = [curve for curve in _read_curves(runs, "step", part) if len(curve.x) > 1]
-        if not run_curves:
+        curves = [curve for curve in _read_curves(runs, "step", part) if len(curve.x) > 1]
+        if not curves:
             continue
         smoothing = {run.config.label_smoothing for run in runs if any(part in e for e in run.log)}
         if part == "mle" and smoothing != {0}:
             title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
-        yield title, _draw(run_curves, part, title, "optimiser step", label, smooth=True)
+        drawing = _draw(curves, part, title, x_label="optimiser step", y_label=label, smooth=True)
+        yield title, drawing
     for choices in VALIDATION:
         for name, label in choices.items():
-            run_curves = _read_curves(runs, "val", name)
-            if any(len(curve.x) > 1 for curve in run_curves):
+            curves = _read_curves(runs, "val", name)
+            if any(len(curve.x) > 1 for curve in curves):
                 title = f"Validation: {label}"
-                yield title, _draw(run_curves, f"val-{name}", title, "epoch", label, smooth=False)
+                yield title, _draw(curves, f"val-{name}", title, x_label="epoch", y_label=label)
                 break
 
 
@@ -170,15 +173,15 @@ def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
     event: "step" for values of training steps, "val" for scores of validations. The x of a
     validation is its epoch: the log counts epochs from 0, the curve from 1.
     """
-    run_curves = []
+    curves = []
     for run, style in zip(runs, assign_styles([run.kind for run in runs])):
         # A resumed run may have logged a step twice. The last entry counts.
         points = {e["step"]: e[name] for e in run.log if e.get("event") == event and name in e}
         if points:
-            x, y = zip(*sorted(points.items()))
-            x, y = np.array(x) + (event == "val"), np.array(y, dtype=float)
-            run_curves.append(Curve(run.label, style, x, y))
-    return run_curves
+            x = np.array(sorted(points))
+            y = np.array([points[step] for step in sorted(points)], dtype=float)
+            curves.append(Curve(run.label, style, x + 1 if event == "val" else x, y))
+    return curves
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:
@@ -186,15 +189,20 @@ def moving_average(values: np.ndarray) -> np.ndarray:
 
     At both ends, the window has fewer values.
     """
-    half_width = -(-len(values) // 30)
+    half_width = math.ceil(len(values) / 30)
     window = np.ones(2 * half_width + 1)
-    # values**0 is all ones, so that its sums are the numbers of values in each window.
-    sums, counts = (np.convolve(v, window)[half_width:-half_width] for v in (values, values**0))
-    return sums / counts
+    sums = np.convolve(values, window)
+    counts = np.convolve(np.ones(len(values)), window)  # the numbers of values in each window
+    return (sums / counts)[half_width:-half_width]
 
 
 def _draw(
-    run_curves: list[Curve], name: str, title: str, x_label: str, y_label: str, smooth: bool
+    curves: list[Curve],
+    name: str,
+    title: str,
+    x_label: str,
+    y_label: str,
+    smooth: bool = False,
 ) -> Markup:
     """Return a figure of curves. name: see `to_svg`.
 
@@ -203,7 +211,7 @@ def _draw(
     with figure_context():
         figure = new_figure()
         ax = figure.add_subplot()
-        for label, style, x, y in run_curves:
+        for label, style, x, y in curves:
             if smooth:
                 ax.plot(x, y, color=style.colour, alpha=0.3, linewidth=0.8)
                 ax.plot(x, moving_average(y), style.dashes, color=style.colour, label=label)
@@ -213,34 +221,33 @@ def _draw(
         ax.set_xlabel(x_label)
         ax.set_ylabel(y_label)
         ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        figure.legend(loc="outside upper left", ncols=min(len(run_curves), 3), handlelength=2.6)
-        ends = "; ".join(f"{curve.label} ends at {curve.y[-1]:.3f}" for curve in run_curves)
+        figure.legend(loc="outside upper left", ncols=min(len(curves), 3), handlelength=2.6)
+        ends = "; ".join(f"{curve.label} ends at {curve.y[-1]:.3f}" for curve in curves)
         return to_svg(figure, name, f"{title}, {y_label} by {x_label}: {ends}")
 
 
-def length_histogram(groups: Sequence[tuple[str, str, Iterable[str]]]) -> Markup:
-    """Draw a histogram of caption lengths for each group (label, kind, captions)."""
-    lengths = [np.array([words(caption) for caption in captions]) for _, _, captions in groups]
+def length_histogram(rows: Sequence[Row]) -> Markup:
+    """Draw a histogram of the lengths of each row's captions."""
+    lengths_of = [np.array(list(map(count_words, row.captions.values()))) for row in rows]
     # The axis ends at the 99th percentile. Longer captions are counted in the last bin.
-    last_bin = max(1, *(np.quantile(group, 0.99, method="inverted_cdf") for group in lengths))
+    last_bin = max(1, *(np.quantile(each, 0.99, method="inverted_cdf") for each in lengths_of))
     descriptions = []
     with figure_context():
-        figure = new_figure(0.75 + 0.72 * len(groups))
-        axes = figure.subplots(len(groups), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-        for ax, (label, _, _), style, group in zip(
-            axes, groups, assign_styles([kind for _, kind, _ in groups]), lengths
-        ):
-            bins, counts = np.unique(np.minimum(group, last_bin), return_counts=True)
-            mean = group.mean()
-            ax.bar(bins, 100 * counts / len(group), 0.82, color=style.colour)
+        figure = new_figure(0.75 + 0.72 * len(rows))
+        axes = figure.subplots(len(rows), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
+        styles = assign_styles([row.kind for row in rows])
+        for ax, row, style, lengths in zip(axes, rows, styles, lengths_of):
+            bins, counts = np.unique(np.minimum(lengths, last_bin), return_counts=True)
+            mean = lengths.mean()
+            ax.bar(bins, 100 * counts / len(lengths), 0.82, color=style.colour)
             ax.axvline(mean, color=INK, linewidth=1, linestyle=(0, (3, 2)))
-            ax.set_title(label, fontsize=9, pad=3)
+            ax.set_title(row.label, fontsize=9, pad=3)
             ax.set_title(f"mean {mean:.1f}", fontsize=8.5, pad=3, loc="right", fontweight="normal")
             ax.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
             ax.tick_params(axis="y", labelsize=8)
             ax.spines["left"].set_visible(False)
             ax.grid(axis="y", color=FAINT, linewidth=0.6)
-            descriptions.append(f"{label} {mean:.1f}")
+            descriptions.append(f"{row.label} {mean:.1f}")
         axes[-1].set_xlabel("words a caption")
         axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         figure.supylabel("captions (%)", fontsize=9.5)

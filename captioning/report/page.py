@@ -1,6 +1,6 @@
 """Renders the report as one HTML file, which needs no other files and no network."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Optional
@@ -10,7 +10,7 @@ import jinja2
 from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
 from captioning.metrics.score_table import skipped_lines
-from captioning.report.comparison import Comparison
+from captioning.report.comparison import Comparison, Row
 from captioning.report.comparison_table import format_cell, other_columns, select_columns
 from captioning.report.figures import assign_styles, draw_curves, length_histogram
 from captioning.report.picture import load_picture
@@ -18,7 +18,7 @@ from captioning.report.plane import choose_axes, draw_plane
 from captioning.report.runs import Run, differing_settings, recorded_commands, recorded_versions
 from captioning.report.tokens import find_charged, find_spared, token_figure
 from captioning.runtime.errors import UserError
-from captioning.scenes.facts import mark
+from captioning.scenes.facts import mark_words
 
 EXAMPLES = 8
 
@@ -56,7 +56,7 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
         curves=list(draw_curves(runs)),
         without_log=[run.label for run in runs if not any("loss" in e for e in run.log)],
         not_selected=[run.label for run in runs if run.is_trained and not run.selected],
-        lengths=length_histogram(list(_length_groups(comparison))),
+        lengths=length_histogram(_with_all_human_captions(comparison)),
         examples=[_example_values(comparison, i) for i in _evenly_spaced(comparison.image_ids)],
         origins=[(run, recorded_commands(run), recorded_versions(run)) for run in runs],
         differing=differing_settings(runs),
@@ -82,33 +82,29 @@ def _example_values(comparison: Comparison, image_id: ImageId) -> dict[str, Any]
     """Return the values of an image that the template page.html needs.
 
     The key "captions" has a pair (label, words) per row. A word is a pair (text, mark), see
-    `captioning.scenes.facts.mark`. Without a known scene, the whole caption is one word with the
-    mark None.
+    `captioning.scenes.facts.mark_words`. Without a known scene, the whole caption is one word with
+    the mark None.
     """
     scene = comparison.scenes.get(image_id)
     captions = []
     for row in comparison.rows:
         text = row.captions[image_id]
-        captions.append((row.label, [(text, None)] if scene is None else mark(text, scene)))
+        captions.append((row.label, [(text, None)] if scene is None else mark_words(text, scene)))
     picture = load_picture(comparison.image_path(image_id))
     return {"image_id": image_id, "picture": picture, "captions": captions}
 
 
-def _length_groups(comparison: Comparison) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield (label, kind, captions) of each row.
-
-    The row of humans has all human captions, not only the one per image that is scored.
-    """
-    if comparison.human:
-        captions = list(chain(*comparison.references.values()))
-        yield comparison.human.label, comparison.human.kind, captions
-    for run in comparison.runs:
-        yield run.label, run.kind, list(run.captions.values())
+def _with_all_human_captions(comparison: Comparison) -> list[Row]:
+    """Return the rows. The row of humans has all their captions, by number, not one per image."""
+    if not comparison.human:
+        return comparison.runs
+    captions = dict(enumerate(chain(*comparison.references.values())))
+    return [comparison.human._replace(captions=captions), *comparison.runs]
 
 
 def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return {line about metrics that could not be computed: labels of the runs it is about}."""
-    found: dict[str, list[str]] = {}
+    found = {}
     for run in runs:
         for line in skipped_lines(run.skipped):
             found.setdefault(line, []).append(run.label)
@@ -124,7 +120,8 @@ def _token_values(comparison: Comparison) -> dict[str, Any]:
         figure = token_figure(comparison)
     except UserError as error:
         return {"tokens": None, "no_tokens": str(error)}
-    mle, smile = ([getattr(token, name) for token in figure.tokens] for name in ("mle", "smile"))
+    mle = [token.mle for token in figure.tokens]
+    smile = [token.smile for token in figure.tokens]
     return {
         "tokens": figure,
         "spared": find_spared(figure.tokens),

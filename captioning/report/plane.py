@@ -2,6 +2,7 @@
 
 from typing import NamedTuple, Optional
 
+import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -21,18 +22,19 @@ class Axis(NamedTuple):
     factor: float = 1.0
     offset: float = 0.0
 
+    def position(self, value: float) -> float:
+        return self.offset + self.factor * value
+
     def convert(self, metric: Estimate) -> tuple[float, Optional[tuple[float, float]]]:
         """Return a score's position on this axis, and the lengths (below, above) of its error bar.
 
         The lengths are None if the score has no interval.
         """
-        value, *interval = (
-            None if v is None else self.offset + self.factor * v
-            for v in (metric.value, metric.low, metric.high)
-        )
-        if None in interval:
+        value = self.position(metric.value)
+        if metric.low is None or metric.high is None:
             return value, None
-        return value, (max(value - min(interval), 0.0), max(max(interval) - value, 0.0))
+        ends = self.position(metric.low), self.position(metric.high)
+        return value, (max(value - min(ends), 0.0), max(max(ends) - value, 0.0))
 
 
 class AxisPair(NamedTuple):
@@ -48,20 +50,20 @@ class Point(NamedTuple):
 
     x: float
     y: float
-    x_error: Optional[tuple[float, float]]
-    y_error: Optional[tuple[float, float]]
     label: str
+    x_error: Optional[tuple[float, float]] = None
+    y_error: Optional[tuple[float, float]] = None
 
 
 # The candidates for the horizontal and the vertical axis, in order of preference.
 DESCRIPTIVE = (
     Axis("true_facts", "true facts a caption"),
     Axis("cap_len", "words a caption"),
-    Axis("lex_div", "distinct words", 1000.0),
+    Axis("lex_div", "distinct words", factor=1000.0),
 )
 ACCURATE = (
-    Axis("wrong_facts", "stated facts that are right (%)", -1.0, 100.0),
-    Axis("CHAIRi", "named objects that are there (%)", -1.0, 100.0),
+    Axis("wrong_facts", "stated facts that are right (%)", factor=-1.0, offset=100.0),
+    Axis("CHAIRi", "named objects that are there (%)", factor=-1.0, offset=100.0),
     Axis("CLIPScore", "CLIPScore"),
     Axis("CIDEr", "CIDEr"),
 )
@@ -105,11 +107,23 @@ def draw_point(ax: Axes, axes: AxisPair, row: Row, style: Style, label: str) -> 
     """
     x, x_error = axes.horizontal.convert(row.metrics[axes.horizontal.metric])
     y, y_error = axes.vertical.convert(row.metrics[axes.vertical.metric])
-    xerr, yerr = (error and [[length] for length in error] for error in (x_error, y_error))
-    bar_style = {"markersize": 7, "linewidth": 1.2, "capsize": 2.5, "linestyle": "none"}
-    point_style = {"marker": style.marker, "color": style.colour, "label": label}
-    ax.errorbar(x, y, xerr=xerr, yerr=yerr, **point_style, **bar_style)
-    return Point(x, y, x_error, y_error, label)
+    # matplotlib expects an array (2, 1) for one point.
+    xerr = None if x_error is None else np.array([x_error]).T
+    yerr = None if y_error is None else np.array([y_error]).T
+    ax.errorbar(
+        x,
+        y,
+        xerr=xerr,
+        yerr=yerr,
+        marker=style.marker,
+        color=style.colour,
+        label=label,
+        markersize=7,
+        linewidth=1.2,
+        capsize=2.5,
+        linestyle="none",
+    )
+    return Point(x, y, label, x_error, y_error)
 
 
 def label_axes(ax: Axes, axes: AxisPair) -> None:
@@ -136,7 +150,10 @@ def choose_axes(rows: list[Row]) -> Optional[AxisPair]:
     """
 
     def first_available(choices):
-        return next((a for a in choices if sum(a.metric in r.metrics for r in rows) > 1), None)
+        for axis in choices:
+            if len([row for row in rows if axis.metric in row.metrics]) > 1:
+                return axis
+        return None
 
     if first_available(ACCURATE[:1]) and first_available(DESCRIPTIVE[:1]):
         return AxisPair(DESCRIPTIVE[0], ACCURATE[0])
@@ -149,14 +166,16 @@ def label_points(figure: Figure, ax: Axes, points: list[Point]) -> None:
     canvas = FigureCanvasAgg(figure)
     canvas.draw()
     occupied = []  # boxes in pixels of all error bars and markers, then also of the labels
-    for x, y, x_error, y_error, _ in points:
-        (left, right), (down, up) = x_error or (0, 0), y_error or (0, 0)
-        (x0, y0), (x1, y1) = ax.transData.transform([(x - left, y - down), (x + right, y + up)])
-        xc, yc = ax.transData.transform((x, y))
+    for point in points:
+        left, right = point.x_error or (0, 0)
+        down, up = point.y_error or (0, 0)
+        x, y = ax.transData.transform((point.x, point.y))
+        x0, y0 = ax.transData.transform((point.x - left, point.y - down))
+        x1, y1 = ax.transData.transform((point.x + right, point.y + up))
         occupied += [
-            Bbox.from_extents(x0, yc - 4, x1, yc + 4),
-            Bbox.from_extents(xc - 4, y0, xc + 4, y1),
-            Bbox.from_extents(xc - 8, yc - 8, xc + 8, yc + 8),
+            Bbox.from_extents(x0, y - 4, x1, y + 4),
+            Bbox.from_extents(x - 4, y0, x + 4, y1),
+            Bbox.from_extents(x - 8, y - 8, x + 8, y + 8),
         ]
     for point in points:
         occupied.append(_label_point(ax, point, occupied, canvas.get_renderer()))
@@ -168,16 +187,23 @@ def _label_point(ax: Axes, point: Point, occupied: list[Bbox], renderer) -> Bbox
     occupied: boxes that the label should not overlap.
     """
     plot_area = ax.get_window_extent(renderer)
-    annotation = {"xy": (point.x, point.y), "xytext": OFFSETS[0], "textcoords": "offset points"}
-    text = ax.annotate(point.label, **annotation, fontsize=9, color=INK, in_layout=False)
+    text = ax.annotate(
+        point.label,
+        xy=(point.x, point.y),
+        xytext=OFFSETS[0],
+        textcoords="offset points",
+        fontsize=9,
+        color=INK,
+        in_layout=False,
+    )
 
-    def box_at(offset: tuple[int, int]) -> Bbox:
+    def box_at(offset):
         text.xyann = dx, dy = offset
-        text.set_horizontalalignment("left" if dx > 0 else "right" if dx < 0 else "center")
-        text.set_verticalalignment("bottom" if dy > 0 else "top" if dy < 0 else "center")
+        text.set_horizontalalignment({1: "left", 0: "center", -1: "right"}[np.sign(dx)])
+        text.set_verticalalignment({1: "bottom", 0: "center", -1: "top"}[np.sign(dy)])
         return text.get_window_extent(renderer)
 
-    def cost(offset: tuple[int, int]) -> float:
+    def cost(offset):
         box = box_at(offset)
         outside = box.width * box.height - _overlap(box, plot_area)
         return sum(_overlap(box, other) for other in occupied) + outside

@@ -84,7 +84,9 @@ def objective_kind(config: Config) -> str:
     the name of the only objective, such as "mle".
     """
     parts = training_terms(config)
-    return "reward" if "reward" in parts else "mixture" if len(parts) > 1 else parts[0]
+    if "reward" in parts:
+        return "reward"
+    return "mixture" if len(parts) > 1 else parts[0]
 
 
 def training_title(config: Config) -> str:
@@ -98,43 +100,55 @@ def training_title(config: Config) -> str:
 
 def _read_run(folder: Path, split: str) -> Run:
     """Return the run in a folder, with its captions of the split. Raises UserError."""
-    result = folder / "result" / split
-    results_file = folder / "result" / f"{split}.json"
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder: name the output_dir of a run")
-    is_trained, is_scored = ((f / "config.yaml").exists() for f in (folder, result))
-    if not (is_trained or is_scored):
-        raise UserError(f"{folder}: not a run: it has no config.yaml; name the run's output_dir")
-    if not results_file.exists():
-        raise UserError(
-            f"{folder}: no captions of split {split}: make them with python -m captioning.train "
-            f"--config {folder / 'config.yaml'} --evaluate --eval_split {split}"
-        )
-    training_config = load_config(folder / "config.yaml") if is_trained else None
-    scoring_config = load_config(result / "config.yaml") if is_scored else training_config
-    scoring = _read(result / "run.json", dict[str, Any])
+    training_config, scoring_config = _read_configs(folder, split)
+    scoring = _read_record(folder / "result" / split / "run.json", dict[str, Any])
     foreign = _foreign_weights(folder, scoring_config, scoring)
-    label = folder.resolve().name
-    if is_trained and foreign:
-        weights, is_trained = Path(foreign), False
-        label = "/".join(weights.parts[-2:]) if weights.name == BEST else weights.name
-    config = training_config if is_trained else scoring_config
+    if training_config and not foreign:
+        label, kind = training_title(training_config), objective_kind(training_config)
+        config, selected = training_config, list(selection.summary(folder))
+    else:
+        label, kind = folder.resolve().name, "weights"
+        config, selected = scoring_config, []
+        if training_config:
+            weights = Path(foreign)
+            label = "/".join(weights.parts[-2:]) if weights.name == BEST else weights.name
     scores = recorded_scores(folder, split)
     return Run(
         folder=folder,
-        label=training_title(config) if is_trained else label,
-        kind=objective_kind(config) if is_trained else "weights",
+        label=label,
+        kind=kind,
         config=config,
         scoring_config=scoring_config,
-        captions=read_predictions(results_file),
+        captions=read_predictions(folder / "result" / f"{split}.json"),
         metrics=scores.metrics,
         skipped=scores.skipped,
         log=[] if foreign else list(read_log(folder / "log.jsonl")),
-        training={} if foreign else _read(folder / "run.json", dict[str, Any]),
+        training={} if foreign else _read_record(folder / "run.json", dict[str, Any]),
         scoring=scoring,
-        selected=list(selection.summary(folder)) if is_trained else [],
+        selected=selected,
         weights=foreign,
     )
+
+
+def _read_configs(folder: Path, split: str) -> tuple[Optional[Config], Config]:
+    """Return the configurations of training, if any, and of scoring the split.
+
+    Raises UserError if the folder has no run, or no captions of the split.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder: name the output_dir of a run")
+    training_file = folder / "config.yaml"
+    scoring_file = folder / "result" / split / "config.yaml"
+    is_trained, is_scored = training_file.exists(), scoring_file.exists()
+    if not (is_trained or is_scored):
+        raise UserError(f"{folder}: not a run: it has no config.yaml; name the run's output_dir")
+    if not (folder / "result" / f"{split}.json").exists():
+        raise UserError(
+            f"{folder}: no captions of split {split}: make them with python -m captioning.train "
+            f"--config {training_file} --evaluate --eval_split {split}"
+        )
+    training_config = load_config(training_file) if is_trained else None
+    return training_config, load_config(scoring_file) if is_scored else training_config
 
 
 def _foreign_weights(
@@ -148,12 +162,11 @@ def _foreign_weights(
     if not isinstance(checkpoint, str):
         return None
     path = Path(checkpoint)
-    is_best_of_folder = path.resolve() == (folder / BEST).resolve()
     # A relative path starts at the folder where captioning.train was started. This program may have
     # been started elsewhere, so the recorded path is also compared with the recorded output_dir.
-    return (
-        None if is_best_of_folder or path == Path(scoring_config.output_dir, BEST) else checkpoint
-    )
+    if path.resolve() == (folder / BEST).resolve():
+        return None
+    return None if path == Path(scoring_config.output_dir, BEST) else checkpoint
 
 
 class RecordedScores(BaseModel):
@@ -171,10 +184,10 @@ def recorded_scores(run: Path, split: str) -> RecordedScores:
 
     Without a metrics.json, there are no scores. Raises UserError if the file is invalid.
     """
-    return _read(run / "result" / split / "metrics.json", RecordedScores)
+    return _read_record(run / "result" / split / "metrics.json", RecordedScores)
 
 
-def _read(path: Path, kind: Any) -> Any:
+def _read_record(path: Path, kind: Any) -> Any:
     """Return the JSON object in a file as the type `kind`; an empty object if there is no file.
 
     Raises UserError if the file has another format.
@@ -214,7 +227,7 @@ def recorded_commands(run: Run) -> list[str]:
     -m captioning.train ...`.
     """
 
-    def as_typed(found: re.Match) -> str:
+    def as_typed(found):
         return "python -m " + found[1].replace("/", ".").removesuffix(".__main__")
 
     commands = (record.get("command", "") for record in (run.training, run.scoring))
@@ -241,8 +254,11 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
     scoring_configs = [every_key(run.scoring_config) for run in runs]
     keys = config_class()
     found = {}
-    for name in (name for name in configs[0] if name not in EXCLUDED_KEYS):
-        trained, scored = ([c[name] for c in each] for each in (configs, scoring_configs))
+    for name in configs[0]:
+        if name in EXCLUDED_KEYS:
+            continue
+        trained = [config[name] for config in configs]
+        scored = [config[name] for config in scoring_configs]
         if name in (*keys_of("generation", keys), *keys_of("scoring", keys)):
             trained = scored
         found[name] = trained

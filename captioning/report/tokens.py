@@ -11,7 +11,7 @@ import torch
 from captioning.captioners.interface import Images
 from captioning.data import load_image, preprocess_caption
 from captioning.data.caption_files import ImageId
-from captioning.metrics.diversity import words
+from captioning.metrics.diversity import count_words
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.report.comparison import Comparison
 from captioning.report.picture import Picture, load_picture
@@ -48,6 +48,10 @@ class Token(NamedTuple):
     caption_probability: float  # of this token, in a softmax over the caption's words
     mle: float
     smile: float
+
+    @property
+    def best(self) -> Prediction:
+        return self.predictions[0]
 
 
 class TokenFigure(NamedTuple):
@@ -92,9 +96,9 @@ def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
     captions = [(i, text) for i, group in comparison.references.items() for text in group]
     if not captions:
         raise UserError("there are no human captions")
-    lengths = sorted(words(text) for _, text in captions)
+    lengths = sorted(count_words(text) for _, text in captions)
     target = min(lengths[int(QUANTILE * (len(lengths) - 1))], MAX_WORDS)
-    return min(captions, key=lambda pair: abs(words(pair[1]) - target))
+    return min(captions, key=lambda pair: abs(count_words(pair[1]) - target))
 
 
 @torch.inference_mode()
@@ -106,17 +110,25 @@ def token_losses(captioner, image: Images, caption: str) -> list[Token]:
     mle = mle_loss(logits, labels, reduction="none")[0].tolist()
     smile = smile_loss(logits, labels, reduction="none")[0].tolist()
     count = min(NUM_PREDICTIONS, logits.size(2))
-    best = (each.tolist() for each in logits[0].softmax(1).topk(count))  # values, ids (N, count)
+    best = logits[0].softmax(1).topk(count)  # values, indices (N, count)
+    probabilities, ids = best.values.tolist(), best.indices.tolist()
     caption_ids = labels[0].tolist()
     tokens = []
-    for position, row in enumerate(zip(caption_ids, mle, smile, *best)):
-        label, mle_cost, smile_cost, probabilities, ids = row
+    for position, label in enumerate(caption_ids):
         predictions = [
             Prediction(_word(tokenizer, token_id, position), probability, token_id in caption_ids)
-            for token_id, probability in zip(ids, probabilities)
+            for token_id, probability in zip(ids[position], probabilities[position])
         ]
-        word, costs = _word(tokenizer, label, position), (mle_cost, smile_cost)
-        tokens.append(Token(word, predictions, *(math.exp(-cost) for cost in costs), *costs))
+        tokens.append(
+            Token(
+                _word(tokenizer, label, position),
+                predictions,
+                probability=math.exp(-mle[position]),
+                caption_probability=math.exp(-smile[position]),
+                mle=mle[position],
+                smile=smile[position],
+            )
+        )
     return tokens
 
 
@@ -140,7 +152,7 @@ def find_spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
     the largest difference of MLE loss - SMILE loss is returned. The first token is left out,
     because in training its loss is MLE, not SMILE (first-token MLE).
     """
-    candidates = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.predictions[0].in_caption]
+    candidates = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.best.in_caption]
     return max(candidates, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
 
 
@@ -151,6 +163,7 @@ def find_charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
     candidate with the largest SMILE loss is returned. The first token is left out as in
     `find_spared`.
     """
-    with_best = [(n, t, t.predictions[0]) for n, t in enumerate(tokens[1:], 2)]
-    candidates = [(n, t) for n, t, best in with_best if best.in_caption and best.word != t.label]
+    candidates = [
+        (n, t) for n, t in enumerate(tokens[1:], 2) if t.best.in_caption and t.best.word != t.label
+    ]
     return max(candidates, key=lambda pair: pair[1].smile, default=None)

@@ -7,11 +7,12 @@ word.
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from captioning.data.annotations import ImageId
-from captioning.metrics.tokenizer import imitated, tokenize
+from captioning.metrics.tokenizer import imitated_tokens, tokenize
 from captioning.rewards.interface import Reward, Sampled, TrainingImages
 from captioning.runtime.distributed import broadcast_from_main, is_main
 
@@ -20,6 +21,17 @@ SIGMA = 6.0  # the standard deviation of the Gaussian length penalty, in words
 END = "END"  # differs from all tokens, which are lower-case
 
 Ngram = tuple[str, ...]
+
+
+class NgramVectors(NamedTuple):
+    """The tf-idf vector {n-gram: weight} of each order in a caption, and the norms of the vectors.
+
+    length: the number of bigrams, as in pycocoevalcap.
+    """
+
+    vectors: list[dict[Ngram, float]]
+    norms: list[float]
+    length: int
 
 
 class CiderD(Reward):
@@ -44,15 +56,15 @@ class CiderD(Reward):
         self.idf = Idf(map(_with_end, group) for group in self.references.values())
 
     def __call__(self, image_ids, captions) -> np.ndarray:
-        return np.array([self._score_image(*pair) for pair in zip(image_ids, captions)])
+        return np.array([self._score_image(i, group) for i, group in zip(image_ids, captions)])
 
     def _score_image(self, image_id: ImageId, captions: Sequence[Sampled]) -> list[float]:
         """Return CIDEr-D of each caption of an image."""
         refs = [self.idf.vectors(_with_end(words)) for words in self.references[image_id]]
         scores = []
-        for text, ended in captions:
-            tokens = imitated(text)
-            candidate = self.idf.vectors(_with_end(tokens) if ended else tokens.split())
+        for caption in captions:
+            tokens = imitated_tokens(caption.text)
+            candidate = self.idf.vectors(_with_end(tokens) if caption.ended else tokens.split())
             scores.append(10.0 * sum(_similarity(candidate, ref) for ref in refs) / len(refs))
         return scores
 
@@ -69,31 +81,27 @@ class Idf:
     """
 
     def __init__(self, groups: Iterable[Iterable[Sequence[str]]]):
-        counts: Counter = Counter()
+        counts = Counter()
         self.images = 0
         for group in groups:
             self.images += 1
             counts.update({ngram for words in group for ngram in _ngrams(words)})
         self.frequency = {ngram: count for ngram, count in counts.items() if count > 1}
 
-    def vectors(self, words: Sequence[str]) -> tuple[list[dict[Ngram, float]], list[float], int]:
-        """Return the tf-idf vector {n-gram: weight} of each order, the norms, and the length.
-
-        The length is the number of bigrams, as in pycocoevalcap.
-        """
+    def vectors(self, words: Sequence[str]) -> NgramVectors:
         log_images = math.log(self.images) if self.images else 1.0
-        vectors: list[dict[Ngram, float]] = [{} for _ in range(ORDERS)]
+        vectors = [{} for _ in range(ORDERS)]
         for ngram, count in Counter(_ngrams(words)).items():
             weight = log_images - math.log(self.frequency.get(ngram, 1))
             vectors[len(ngram) - 1][ngram] = count * weight
         norms = [math.sqrt(sum(v * v for v in vector.values())) for vector in vectors]
-        return vectors, norms, max(len(words) - 1, 0)
+        return NgramVectors(vectors, norms, max(len(words) - 1, 0))
 
 
 def similarities(captions: Sequence[str]) -> list[list[float]]:
     """Return CIDEr-D (0 to 10) of each pair of captions, with an idf of 1 for all n-grams."""
     idf = Idf(())
-    vectors = [idf.vectors(_with_end(imitated(text))) for text in captions]
+    vectors = [idf.vectors(_with_end(imitated_tokens(text))) for text in captions]
     return [[10.0 * _similarity(a, b) for b in vectors] for a in vectors]
 
 
@@ -105,16 +113,19 @@ def _ngrams(words: Sequence[str]) -> list[Ngram]:
     ]
 
 
-def _similarity(candidate, reference) -> float:
+def _similarity(candidate: NgramVectors, reference: NgramVectors) -> float:
     """Return the similarity of a caption and a reference, from 0 to 1.
 
-    The similarity is the mean over the orders n = 1 to 4, times the length penalty. candidate,
-    reference: results of `Idf.vectors`.
+    The similarity is the mean over the orders n = 1 to 4, times the length penalty.
     """
-    (vectors, norms, length), (ref_vectors, ref_norms, ref_length) = candidate, reference
     total = 0.0
-    for vector, ref, norm, ref_norm in zip(vectors, ref_vectors, norms, ref_norms):
-        if norm and ref_norm:
-            product = sum(min(v, ref[g]) * ref[g] for g, v in vector.items() if g in ref)
-            total += product / (norm * ref_norm)
-    return total / ORDERS * math.exp(-((length - ref_length) ** 2) / (2 * SIGMA**2))
+    for n in range(ORDERS):
+        norms = candidate.norms[n] * reference.norms[n]
+        if norms:
+            ref = reference.vectors[n]
+            weights = candidate.vectors[n].items()
+            total += (
+                sum(min(w, ref[gram]) * ref[gram] for gram, w in weights if gram in ref) / norms
+            )
+    difference = candidate.length - reference.length
+    return total / ORDERS * math.exp(-(difference**2) / (2 * SIGMA**2))

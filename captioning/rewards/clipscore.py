@@ -5,7 +5,7 @@ import torch
 
 from captioning.metrics.clip import ClipOptions, load_clip
 from captioning.metrics.clipscore import PREFIX, ClipScore, image_score
-from captioning.metrics.over_ranks import on_all_ranks, read_images
+from captioning.metrics.over_ranks import call_on_all_ranks, read_images
 from captioning.rewards.interface import Reward, TrainingImages
 
 
@@ -21,13 +21,11 @@ class ClipScoreReward(Reward):
 
     def prepare(self, images: TrainingImages) -> None:
         self.files, self.features = images.files, {}
-        self.clip = on_all_ranks(lambda: load_clip(self.options.clip_model, images.device))
+        self.clip = call_on_all_ranks(lambda: load_clip(self.options.clip_model, images.device))
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         with torch.autocast(torch.device(self.clip.device).type, enabled=False):
-            new_ids = [
-                image_id for image_id in dict.fromkeys(image_ids) if image_id not in self.features
-            ]
+            new_ids = [i for i in dict.fromkeys(image_ids) if i not in self.features]
             if new_ids:
                 images = read_images(self.clip.read_image, map(self.files.get, new_ids))
                 self.features.update(zip(new_ids, self.clip.image_features(images).cpu().numpy()))

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from captioning.metrics.evaluator import entries_of
-from captioning.metrics.facts import FactsOptions, stated_and_true
+from captioning.metrics.facts import FactsOptions, count_facts
 from captioning.rewards.interface import Reward, TrainingImages
 from captioning.scenes.facts import read_caption
 from captioning.scenes.make import read_scenes
@@ -26,6 +26,6 @@ class FactsReward(Reward):
         values = []
         for image_id, group in zip(image_ids, captions):
             scene = self.scenes[image_id]
-            counts = [stated_and_true(read_caption(sampled.text), scene) for sampled in group]
-            values.append([float(2 * true - stated) for stated, true in counts])  # true - wrong
+            counts = [count_facts(read_caption(sampled.text), scene) for sampled in group]
+            values.append([float(c.true - (c.stated - c.true)) for c in counts])
         return np.array(values)

@@ -3,7 +3,7 @@
 import numpy as np
 
 from captioning.metrics.itm_model import ItmOptions, ItmScorer
-from captioning.metrics.over_ranks import on_all_ranks, read_images
+from captioning.metrics.over_ranks import call_on_all_ranks, read_images
 from captioning.rewards.interface import Reward, TrainingImages
 
 
@@ -17,13 +17,13 @@ class ItmReward(Reward):
 
     def prepare(self, images: TrainingImages) -> None:
         self.files = images.files
-        self.scorer = on_all_ranks(lambda: ItmScorer(self.options.itm_model, images.device))
+        self.scorer = call_on_all_ranks(lambda: ItmScorer(self.options.itm_model, images.device))
 
     def __call__(self, image_ids, captions) -> np.ndarray:
-        rows = {image_id: row for row, image_id in enumerate(dict.fromkeys(image_ids))}
         # An image that occurs several times in the batch is encoded once.
-        encoded = self.scorer.encode(read_images(self.scorer.read, map(self.files.get, rows)))
+        distinct = list(dict.fromkeys(image_ids))
+        encoded = self.scorer.encode(read_images(self.scorer.read, map(self.files.get, distinct)))
         texts = [[sampled.text for sampled in group] for group in captions]
-        rows = [rows[image_id] for image_id in image_ids]
+        rows = [distinct.index(image_id) for image_id in image_ids]
         probabilities = self.scorer.model.match(encoded[rows], texts)
         return probabilities.double().cpu().numpy()

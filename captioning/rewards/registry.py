@@ -4,11 +4,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from captioning.metrics.options import unmet
+from captioning.metrics.options import missing_options
 from captioning.runtime.registry import load
 
 # {reward: "module:class"}
-REWARDS: dict[str, str] = {
+REWARDS = {
     "cider": "captioning.rewards.cider:CiderD",
     "clipscore": "captioning.rewards.clipscore:ClipScoreReward",
     "facts": "captioning.rewards.facts:FactsReward",
@@ -33,5 +33,5 @@ def check_rewards(weights: Mapping[str, float]) -> None:
 def check_options(weights: Mapping[str, float], config: Any) -> None:
     """Raise a one-line ValueError if `config` lacks an option that a reward requires."""
     for name in weights:
-        if problem := unmet(load(REWARDS[name]), config):
+        if problem := missing_options(load(REWARDS[name]), config):
             raise ValueError(f"reward: {name} {problem}")

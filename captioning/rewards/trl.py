@@ -8,7 +8,7 @@ GRPOTrainer(model, rewards, train_dataset=rows_with_image_id, ...)
 from collections.abc import Collection
 from typing import Any, Callable
 
-from captioning.metrics.options import unmet
+from captioning.metrics.options import missing_options
 from captioning.rewards.interface import Sampled, TrainingImages
 from captioning.rewards.registry import REWARDS
 from captioning.runtime.errors import UserError
@@ -28,7 +28,7 @@ def reward_function(
     row whose image_id is not among `images`.
     """
     kind = load(REWARDS[name])
-    if problem := unmet(kind, kind.Options.checked(options)):
+    if problem := missing_options(kind, kind.Options.checked(options)):
         raise UserError(f"reward: {name} {problem}")
     compute = kind(images, **options)
 

@@ -1,5 +1,6 @@
 """Computes rewards in worker processes, while the device continues with the training step."""
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -38,7 +39,8 @@ class Rewards:
             # they are forks of this process.
             futures = [self._submit(self.in_workers[0], [], []) for _ in range(processes)]
             with _worker_death_as_user_error():
-                [future.result() for future in futures]
+                for future in futures:
+                    future.result()
 
     def submit(
         self, image_ids: Sequence[ImageId], captions: Captions
@@ -49,14 +51,14 @@ class Rewards:
         workers and returns {name: float64 (B, k)}. `submit` and the returned function raise
         UserError if a worker has died.
         """
-        size = -(-len(image_ids) // (self.processes or 1))  # images per worker
+        size = math.ceil(len(image_ids) / max(self.processes, 1))  # images per worker
         slices = [slice(first, first + size) for first in range(0, len(image_ids), size)]
         futures_by_name = {
             name: [self._submit(name, image_ids[rows], captions[rows]) for rows in slices]
             for name in self.in_workers
         }
 
-        def wait() -> dict[str, np.ndarray]:
+        def wait():
             values = {
                 name: reward(image_ids, captions)
                 for name, reward in self.rewards.items()
@@ -78,7 +80,7 @@ class Rewards:
             self.pool.shutdown(cancel_futures=True)
 
 
-def _init_worker(rewards: Mapping[str, Reward]) -> None:
+def _init_worker(rewards: Mapping[str, Reward]):
     global _rewards
     _rewards = rewards
     signals.leave_to_parent()

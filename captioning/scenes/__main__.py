@@ -27,7 +27,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--paragraphs", action="store_true", help="captions of 100 to 200 words")
     arguments = parser.parse_args(argv)
 
-    def program() -> None:
+    def program():
         splits = paragraphs.SPLITS if arguments.paragraphs else SPLITS
         made = make_scenes(arguments.output, arguments.seed, splits, arguments.paragraphs)
         log_line(f"{arguments.output} {'is drawn' if made else 'exists already'}")

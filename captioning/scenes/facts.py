@@ -13,7 +13,17 @@ from collections.abc import Iterable, Iterator
 from itertools import permutations
 from typing import NamedTuple, Optional
 
-from captioning.scenes.world import COUNTS, GROUNDS, RELATIONS, SHADES, SHAPES, SIZES, Scene, Thing
+from captioning.scenes.world import (
+    COUNTS,
+    GROUNDS,
+    RELATIONS,
+    SHADES,
+    SHAPES,
+    SIZES,
+    Scene,
+    Thing,
+    true_relations,
+)
 
 # How detailed the captions of each annotator are, from 0 to 1.
 ANNOTATORS = (0.0, 0.1, 0.2, 0.4, 0.9)
@@ -44,7 +54,7 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
     left".
     """
 
-    def chance(at_least: float, at_most: float) -> bool:
+    def chance(at_least, at_most):
         """Draw whether a property or thing is mentioned.
 
         The probability rises linearly from `at_least` for detail 0 to `at_most` for detail 1.
@@ -57,12 +67,13 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
     if summarise and rng.random() < 0.5:
         text = f"{COUNTS[len(things) - 1]} {rng.choice(OBJECT_NOUNS)}s"
     else:
-        text = _noun_phrase(things[0], True, chance, rng)
-        for previous, thing in zip(things, things[1:] if not summarise else ()):
+        text = _noun_phrase(things[0], chance, rng)
+        for previous, thing in zip(things, () if summarise else things[1:]):
             if len(text.split()) > MAX_WORDS:
                 break
             relation = _true_relation(previous, thing, rng) if chance(0.05, 0.6) else None
-            text += f" {relation or 'and'} {_noun_phrase(thing, relation is None, chance, rng)}"
+            phrase = _noun_phrase(thing, chance, rng, may_have_place=relation is None)
+            text += f" {relation or 'and'} {phrase}"
     if chance(0.05, 0.6):
         text += f" on the {_synonym(scene.ground, rng)}"
     return text
@@ -73,7 +84,7 @@ def describe_all(scene: Scene, rng: random.Random) -> list[str]:
     return [describe(scene, detail, rng) for detail in ANNOTATORS]
 
 
-def _noun_phrase(thing: Thing, may_have_place: bool, chance, rng: random.Random) -> str:
+def _noun_phrase(thing: Thing, chance, rng: random.Random, may_have_place: bool = True) -> str:
     """Return a noun phrase for a thing, such as "a crimson star".
 
     may_have_place: whether the phrase may end with the thing's place. chance: see `describe`.
@@ -89,7 +100,10 @@ def _properties(thing: Thing, chance, rng: random.Random) -> Iterator[str]:
     """Yield adjectives for a thing."""
     if chance(0.03, 0.65):
         general, *extreme = SIZES[thing.size]
-        yield extreme[0] if extreme and chance(0.2, 0.9) else _synonym(general, rng)
+        if extreme and chance(0.2, 0.9):
+            yield extreme[0]
+        else:
+            yield _synonym(general, rng)
     if chance(0.3, 0.93):
         colour, brightness = SHADES[thing.shade]
         if chance(0.1, 0.75):
@@ -114,8 +128,7 @@ def _place(thing: Thing, chance, rng: random.Random) -> str:
 
 def _true_relation(a: Thing, b: Thing, rng: random.Random) -> str:
     """Return one of the relations that hold between thing a and thing b, in words."""
-    true = [name for name, holds in RELATIONS.items() if holds(a, b)]
-    return _synonym(rng.choice(true), rng)
+    return _synonym(rng.choice(true_relations(a, b)), rng)
 
 
 def _synonym(word: str, rng: random.Random) -> str:
@@ -129,7 +142,7 @@ def _with_synonyms(words) -> Iterator[tuple[str, str]]:
 
 # The facts that words state. ADJECTIVES is {word: facts}, the other dicts are {word: fact}.
 NOUNS = {**{noun: "object" for noun in OBJECT_NOUNS}, **dict(_with_synonyms(SHAPES))}
-ADJECTIVES: dict[str, tuple[str, ...]] = {
+ADJECTIVES = {
     **SHADES,
     **{word: (word,) for properties in SHADES.values() for word in properties},
     **{name: SIZES[size] for name, size in _with_synonyms(SIZES)},
@@ -174,7 +187,7 @@ class Statement(NamedTuple):
 def read_caption(caption: str) -> Statement:
     """Return the facts stated by each word of a caption."""
     words = caption.split()
-    stated: list[tuple[Fact, ...]] = []
+    stated = []
     mention = -1  # index of the latest mention; an adjective belongs to mention + 1
     pending_adjective = False  # whether an adjective still has no noun
     for i, word in enumerate(words):
@@ -187,13 +200,15 @@ def read_caption(caption: str) -> Statement:
             pending_adjective = True
             facts = tuple(Fact(what, mention + 1) for what in ADJECTIVES[key])
         elif relation is not None and mention >= 0:
-            facts = (Fact(relation, mention, mention + 1),)
+            facts = (Fact(relation, mention, other=mention + 1),)
         elif key in PLACES and relation is None and mention >= 0:
             facts = (Fact(PLACES[key], mention),)
         elif key in SCENE_WORDS:
-            facts = (Fact(SCENE_WORDS[key], None),)
+            facts = (Fact(SCENE_WORDS[key], subject=None),)
         stated.append(facts)
-    mentions = mention + 1 + pending_adjective  # an adjective without a noun is a mention, too
+    mentions = mention + 1
+    if pending_adjective:  # an adjective without a noun is a mention, too
+        mentions += 1
     # A relation at the end of a caption lacks its second mention, so it states nothing.
     complete = [
         tuple(fact for fact in facts if fact.other is None or fact.other < mentions)
@@ -222,13 +237,10 @@ def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
     """
     facts = statement.facts()
     matchings = _matchings(_distinct_mentions(statement, scene), len(scene.things))
-    return max(
-        (
-            frozenset(fact for fact in facts if _holds(fact, matching, scene))
-            for matching in matchings
-        ),
-        key=len,
+    candidates = (
+        frozenset(fact for fact in facts if _holds(fact, matching, scene)) for matching in matchings
     )
+    return max(candidates, key=len)
 
 
 def max_true_facts(facts: Iterable[Fact], scene: Scene) -> int:
@@ -237,15 +249,13 @@ def max_true_facts(facts: Iterable[Fact], scene: Scene) -> int:
     This is faster than `true_facts`, because mentions are not matched to things: a property counts
     if any thing has the property, and every relation counts.
     """
-    possible = _facts_of_things(scene)
-    return sum(
-        fact.what in (scene.facts() if fact.subject is None else possible) or fact.other is not None
-        for fact in facts
-    )
-
-
-def _facts_of_things(scene: Scene) -> frozenset[str]:
-    return frozenset().union(*(thing.facts() for thing in scene.things))
+    of_scene, of_things = scene.facts(), scene.facts_of_things()
+    count = 0
+    for fact in facts:
+        possible = of_scene if fact.subject is None else of_things
+        if fact.other is not None or fact.what in possible:
+            count += 1
+    return count
 
 
 def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
@@ -254,13 +264,13 @@ def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
     If the scene has n things, at most n mentions with the same facts are kept. Without this limit,
     the time for a repetitive caption would grow with the cube of its number of mentions.
     """
-    possible = _facts_of_things(scene)
-    stated: dict[int, list[tuple]] = {mention: [] for mention in range(statement.mentions)}
+    possible = scene.facts_of_things()
+    stated = {mention: [] for mention in range(statement.mentions)}
     for fact in statement.facts():
         for mention, other in ((fact.subject, fact.other), (fact.other, fact.subject)):
             if mention is not None:
                 stated[mention].append((fact.what, other))
-    counts: Counter[frozenset] = Counter()
+    counts = Counter()
     kept = []
     for mention, facts in stated.items():
         key = frozenset(facts)
@@ -293,12 +303,12 @@ def _holds(fact: Fact, matching: dict[int, int], scene: Scene) -> bool:
     subject = scene.things[matching[fact.subject]]
     if fact.other is None:
         return fact.what in subject.facts()
-    return fact.other in matching and RELATIONS[fact.what](
-        subject, scene.things[matching[fact.other]]
-    )
+    if fact.other not in matching:
+        return False
+    return RELATIONS[fact.what](subject, scene.things[matching[fact.other]])
 
 
-def mark(caption: str, scene: Scene) -> list[tuple[str, Optional[bool]]]:
+def mark_words(caption: str, scene: Scene) -> list[tuple[str, Optional[bool]]]:
     """Return a pair (word, mark) for each word of a caption.
 
     The mark is True if all facts of the word are true, False if not, None for a word without facts.

@@ -35,7 +35,7 @@ SIDE = 96  # pixels
 OVERSAMPLING = 2  # images are drawn larger by this factor, then reduced, for smooth edges
 UNIT = SIDE * OVERSAMPLING / 48  # pixels per unit; the world is 48 units wide
 
-SHADES = {
+SHADE_COLOURS = {
     "crimson": "#a00c2a",
     "coral": "#ff7a68",
     "navy": "#162080",
@@ -48,7 +48,7 @@ SHADES = {
     "violet": "#be6ef8",
 }
 # The colours of each ground and of the marks on it.
-GROUNDS = {
+GROUND_COLOURS = {
     "sand": ("#e2cea0", "#ccb482"),
     "grass": ("#9eba8a", "#80a46e"),
     "water": ("#96c4d4", "#badce6"),
@@ -80,7 +80,8 @@ def make_scenes(
     UserError if `folder` contains something else.
     """
     made_from = {"version": VERSION, "seed": seed, "splits": dict(splits)}
-    made_from.update({"paragraphs": True} if paragraphs else {})
+    if paragraphs:
+        made_from["paragraphs"] = True
     with user_errors(folder):
         if folder.exists() and any(folder.iterdir()):
             path = folder / "scenes.json"
@@ -91,12 +92,12 @@ def make_scenes(
                 f"{folder} contains something other than the scenes of seed {seed} with "
                 f"{sum(splits.values())} images: move it away, or choose another folder"
             )
-        _make_all(folder, made_from)
+        _write_data_set(folder, made_from)
     return True
 
 
 # made_from: {"version", "seed", "splits"}, and "paragraphs": True if captions are paragraphs.
-def _make_all(folder: Path, made_from: dict) -> None:
+def _write_data_set(folder: Path, made_from: dict):
     splits = made_from["splits"]
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -146,37 +147,37 @@ def draw(scene: Scene, rng: random.Random) -> Image.Image:
     rng: draws the positions of the marks on the ground, and small shifts of the things.
     """
     side = SIDE * OVERSAMPLING
-    image = Image.new("RGB", (side, side), GROUNDS[scene.ground][0])
+    image = Image.new("RGB", (side, side), GROUND_COLOURS[scene.ground][0])
     canvas = ImageDraw.Draw(image)
     for _ in range(40):
-        _draw_mark(canvas, scene.ground, rng.uniform(0, 48), rng.uniform(0, 48))
+        _draw_ground_mark(canvas, scene.ground, rng.uniform(0, 48), rng.uniform(0, 48))
     for thing in scene.things:
         _draw_thing(canvas, thing, rng)
     return image.resize((SIDE, SIDE), Image.Resampling.BOX)
 
 
 # A mark is, for example, a blade of grass on the ground. x, y: in units of the world.
-def _draw_mark(canvas: ImageDraw.ImageDraw, ground: str, x: float, y: float) -> None:
-    colour = GROUNDS[ground][1]
+def _draw_ground_mark(canvas: ImageDraw.ImageDraw, ground: str, x: float, y: float):
+    colour = GROUND_COLOURS[ground][1]
     if ground == "grass":
-        canvas.line(_scaled([(x, y), (x + 0.6, y - 2)]), colour, width=2)
+        canvas.line(_to_pixels([(x, y), (x + 0.6, y - 2)]), colour, width=2)
     elif ground == "water":
-        canvas.arc(_scaled([(x, y), (x + 5, y + 2)]), 20, 160, colour, width=2)
+        canvas.arc(_to_pixels([(x, y), (x + 5, y + 2)]), 20, 160, colour, width=2)
     elif ground == "stone":
-        canvas.line(_scaled([(x, y), (x + 3, y + 1), (x + 4, y + 4)]), colour, width=2)
+        canvas.line(_to_pixels([(x, y), (x + 3, y + 1), (x + 4, y + 4)]), colour, width=2)
     else:
         r = 0.4 if ground == "sand" else 0.9
-        canvas.ellipse(_scaled([(x - r, y - r), (x + r, y + r)]), colour)
+        canvas.ellipse(_to_pixels([(x - r, y - r), (x + r, y + r)]), colour)
 
 
-def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, rng: random.Random) -> None:
-    r, colour = RADIUS[thing.size], SHADES[thing.shade]
+def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, rng: random.Random):
+    r, colour = RADIUS[thing.size], SHADE_COLOURS[thing.shade]
     # The middle of the thing's cell, shifted a little, but so that the thing is within the image.
     x, y = (
         min(max(8 + 16 * cell + rng.uniform(-1, 1), r), 48 - r)
         for cell in (thing.column, thing.row)
     )
-    box = _scaled([(x - r, y - r), (x + r, y + r)])
+    box = _to_pixels([(x - r, y - r), (x + r, y + r)])
     if thing.shape == "circle":
         canvas.ellipse(box, colour)
     elif thing.shape == "ring":
@@ -184,11 +185,11 @@ def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, rng: random.Random) -
     elif thing.shape == "heart":  # two circles above a triangle
         for side in (-0.48, 0.48):
             left, top = x + r * (side - 0.5), y - 0.9 * r
-            canvas.ellipse(_scaled([(left, top), (left + r, top + r)]), colour)
+            canvas.ellipse(_to_pixels([(left, top), (left + r, top + r)]), colour)
     for points in POLYGONS.get(thing.shape, ()):
-        canvas.polygon(_scaled([(x + r * u, y + r * v) for u, v in points]), colour)
+        canvas.polygon(_to_pixels([(x + r * u, y + r * v) for u, v in points]), colour)
 
 
 # Converts points from units of the world to pixels of the enlarged image.
-def _scaled(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def _to_pixels(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
     return [(UNIT * x, UNIT * y) for x, y in points]

@@ -3,7 +3,16 @@
 import random
 from collections.abc import Iterator
 
-from captioning.scenes.world import COUNTS, GROUNDS, RELATIONS, SHADES, SHAPES, SIZES, Scene, Thing
+from captioning.scenes.world import (
+    COUNTS,
+    GROUNDS,
+    SHADES,
+    SHAPES,
+    SIZES,
+    Scene,
+    Thing,
+    true_relations,
+)
 
 PARAGRAPHS = 2  # per scene
 SPLITS = {"train": 1500, "val": 30, "test": 60}
@@ -25,8 +34,7 @@ def _sentences(scene: Scene, rng: random.Random) -> Iterator[str]:
         yield from sentences
     for i, a in enumerate(things):
         for b, name in zip(things[i + 1 :], _ORDER[i + 1 :]):
-            true = [relation for relation, holds in RELATIONS.items() if holds(a, b)]
-            yield f"the {_ORDER[i]} one is {' and '.join(true)} the {name} one ."
+            yield f"the {_ORDER[i]} one is {' and '.join(true_relations(a, b))} the {name} one ."
     absent = [shape for shape in SHAPES if shape not in {thing.shape for thing in things}]
     colours = {SHADES[thing.shade][0] for thing in things}
     others = dict.fromkeys(colour for colour, _ in SHADES.values() if colour not in colours)

@@ -80,6 +80,10 @@ class Scene(NamedTuple):
         """Return the facts about the scene as a whole."""
         return frozenset([self.ground, COUNTS[len(self.things) - 1]])
 
+    def facts_of_things(self) -> frozenset[str]:
+        """Return the facts about any of the things, without relations."""
+        return frozenset().union(*(thing.facts() for thing in self.things))
+
 
 # {relation: function that returns whether the relation holds between the things a and b}
 RELATIONS = {
@@ -89,6 +93,10 @@ RELATIONS = {
     "below": lambda a, b: a.row > b.row,
     "near": lambda a, b: max(abs(a.column - b.column), abs(a.row - b.row)) == 1,
 }
+
+
+def true_relations(a: Thing, b: Thing) -> list[str]:
+    return [name for name, holds in RELATIONS.items() if holds(a, b)]
 
 
 def random_scene(rng: random.Random) -> Scene:

@@ -52,18 +52,17 @@ def write_files(done: Sequence[variants.Variant], collected: Sequence[Path], fol
     other runs. Raises UserError if a folder has no run.
     """
     comparison = compare([*(folder / variant.name for variant in done), *collected])
-    runs_by_label: dict[str, list[Run]] = {}  # {variant's label: one run per seed}
+    runs_by_label = {}  # {variant's label: one run per seed}
     for variant, run in zip(done, comparison.runs):
         runs_by_label.setdefault(variant.label, []).append(run)
     weights = {variant.label: variant.weight for variant in done}
-    entries, runs = [Entry(comparison.human)] if comparison.human else [], []
+    entries = [Entry(comparison.human)] if comparison.human else []
     for label, seeds in runs_by_label.items():
         run = replace(seeds[0], label=label, metrics=mean_over_seeds(seeds, label).metrics)
         entries.append(Entry(run, weights[label]))
-        runs.append(run)
     for run in comparison.runs[len(done) :]:
         entries.append(Entry(run, variants.mle_share(run.config) if run.is_trained else None))
-        runs.append(run)
+    runs = [entry.row for entry in entries if isinstance(entry.row, Run)]
     for line in comparison.missing:
         log_line(line)
     folder.mkdir(parents=True, exist_ok=True)
@@ -118,13 +117,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     return exit_code(lambda: _run(arguments), stopped)
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _check_arguments(arguments):
+    """Raise UserError for impossible arguments."""
     if distributed.env_world_size() > 1:
         raise UserError("a sweep starts its runs itself, one per GPU: call it without torchrun")
-    for name in ("jobs", "seeds"):
-        number = getattr(arguments, name)
-        if number is not None and number < 1:
-            raise UserError(f"--{name} is {number}; it must be 1 or more")
+    variants.check_counts(arguments, "jobs", "seeds")
     if arguments.config is None:
         if not arguments.collect:
             raise UserError("name a configuration to train, or finished runs with --collect")
@@ -132,16 +129,26 @@ def _run(arguments: argparse.Namespace) -> int:
             raise UserError(
                 "--mle, --ablation, --objectives and --decodings need a configuration to train"
             )
-        write_files([], arguments.collect, arguments.output_dir or Path("output/sweep"))
-        return 0
+
+
+def _plan(arguments) -> list[variants.Variant]:
+    """Return the variants that the user named, without seeds and decodings. Raises UserError."""
     ablations = variants.read_names(arguments.ablation, variants.ABLATIONS, "an ablation")
     objectives = variants.read_names(arguments.objectives, OBJECTIVES, "an objective")
     weights = variants.read_weights(arguments.mle) if arguments.mle else ()
     sizes = variants.read_sizes(arguments.subset_sizes)
     if not (weights or ablations or objectives):
         weights = variants.MLE_WEIGHTS
+    return variants.plan(weights, objectives, ablations, sizes)
+
+
+def _run(arguments) -> int:
+    _check_arguments(arguments)
+    if arguments.config is None:
+        write_files([], arguments.collect, arguments.output_dir or Path("output/sweep"))
+        return 0
     folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")
-    planned = variants.plan(weights, objectives, ablations, sizes)
+    planned = _plan(arguments)
     decodings = read_decodings(arguments.decodings)
     if decodings:
         planned = with_drop_shares(planned, drop_shares(decodings))

@@ -15,7 +15,7 @@ from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.registry import Metric
 from captioning.report import plane
 from captioning.report.comparison import Row
-from captioning.report.comparison_table import format_value, select_columns, to_markdown
+from captioning.report.comparison_table import rows_to_markdown, select_columns
 from captioning.report.figures import assign_styles, figure_context, save_figure
 from captioning.report.runs import recorded_scores
 from captioning.sweep.decodings import (
@@ -34,7 +34,7 @@ from captioning.sweep.runs import Sweep
 # validation split.
 TUNING_METRICS = ("scene_R@1", "R@1", "CIDEr")
 # Decoder tokens per image, and the time as a multiple of TIME_REFERENCE's in the same process.
-COSTS = (Metric("tokens", "decoder tokens", 0), Metric("time", "time", 1))
+COSTS = (Metric("tokens", "decoder tokens", decimals=0), Metric("time", "time"))
 _CHOSEN_MARK = " *"  # ends the label of a decoding that is `Line.chosen`
 VARIANT_STYLES = {"MLE": "mle", "SMILE": "smile"}  # {label of a variant: its key in STYLES}
 
@@ -51,6 +51,16 @@ class Line(NamedTuple):
     row: Row
     chosen: bool
 
+    @property
+    def objective(self) -> str:
+        """The variant's label without DROPPED_SUFFIX."""
+        return self.variant.removesuffix(DROPPED_SUFFIX)
+
+    @property
+    def tokens(self) -> float:
+        """Decoder tokens per image."""
+        return self.row.metrics["tokens"].value
+
 
 def write_decodings(
     sweeps: Sequence[Sweep],
@@ -62,42 +72,45 @@ def write_decodings(
     """Write decodings.md and decodings.svg to the folder; return the table.
 
     Runs with the same label of the variant, from one or several sweeps, are seeds of one variant.
-    names: the
-    names of the decodings. extra_metrics: {folder of a decoding: metrics of its test captions},
-    which are added to the stored metrics. columns: the columns for the extra metrics, which are
-    appended to the table.
+    names: the names of the decodings. extra_metrics: {folder of a decoding: metrics of its test
+    captions}, which are added to the stored metrics. columns: the columns for the extra metrics,
+    which are appended to the table.
     """
     lines = list(_lines(sweeps, names, extra_metrics))
     stored = select_columns(line.row for line in lines)
-    columns = [*(column for column in stored if column.name in TABLE_METRICS), *columns, *COSTS]
-    headings = [column.heading for column in columns]
-    tables: dict[str, list[list[str]]] = {}
+    stored = [column for column in stored if column.name in TABLE_METRICS]
+    columns = [*stored, *columns, *COSTS]
+    rows_of = {}  # {variant: rows of its table}
     for line in lines:
-        label = DECODINGS[line.decoding].label + (_CHOSEN_MARK if line.chosen else "")
-        values = [format_value(column, line.row) for column in columns]
-        tables.setdefault(line.variant, []).append([label, *values])
-    text = "\n".join(f"{name}\n\n{to_markdown(headings, rows)}" for name, rows in tables.items())
+        label = DECODINGS[line.decoding].label
+        if line.chosen:
+            label += _CHOSEN_MARK
+        rows_of.setdefault(line.variant, []).append(line.row._replace(label=label))
+    tables = [f"{name}\n\n{rows_to_markdown(columns, rows)}" for name, rows in rows_of.items()]
+    text = "\n".join(tables)
     write_text(text, folder / "decodings.md")
-    draw(lines, folder / "decodings.svg")
+    draw_decodings(lines, folder / "decodings.svg")
     return text
 
 
 def _lines(sweeps: Sequence[Sweep], names: Sequence[str], extra_metrics: Mapping) -> Iterator[Line]:
     """Yield a line for each decoding of each variant. For the arguments, see `write_decodings`."""
-    runs_by_label: dict[str, list[Path]] = {}
-    names_by_label: dict[str, list[str]] = {}
+    runs_by_label = {}
+    configs = {}  # {variant's label: configuration of one of its runs}
     for sweep in sweeps:
         for variant in sweep.variants:
             runs_by_label.setdefault(variant.label, []).append(sweep.folder / variant.name)
-            names_by_label[variant.label] = applicable_decodings(sweep.scored[variant.name], names)
+            configs[variant.label] = sweep.scored[variant.name]
     for label, runs in runs_by_label.items():
-        chosen = _chosen_decodings(runs, names_by_label[label])
-        for name in names_by_label[label]:
-            rows = [_row(run, name, "test", extra_metrics) for run in runs]
+        applicable = applicable_decodings(configs[label], names)
+        chosen = _chosen_decodings(runs, applicable)
+        for name in applicable:
+            rows = [_read_row(run, name, "test", extra_metrics) for run in runs]
             yield Line(label, name, mean_over_seeds(rows, name), name in chosen)
 
 
-def _row(run: Path, name: str, split: str, extra_metrics: Mapping) -> Row:
+def _read_row(run: Path, name: str, split: str, extra_metrics: Mapping) -> Row:
+    """Return the stored metrics and COSTS of a run with the decoding `name`, and extra metrics."""
     folder = decoding_folder(run, name)
     metrics = recorded_scores(folder, split).metrics
     cost = read_json(folder / f"{split}_{COST_FILE}")
@@ -114,8 +127,10 @@ def _chosen_decodings(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
     best = set()
     for key in TUNED_KEYS:
         values = {}
-        for name in (name for name in names if key in DECODINGS[name].keys):
-            metrics = [_row(run, name, "val", {}).metrics for run in runs]
+        for name in names:
+            if key not in DECODINGS[name].keys:
+                continue
+            metrics = [_read_row(run, name, "val", {}).metrics for run in runs]
             metric = next((metric for metric in TUNING_METRICS if metric in metrics[0]), None)
             if metric is None:
                 return set()
@@ -125,7 +140,7 @@ def _chosen_decodings(runs: Sequence[Path], names: Sequence[str]) -> set[str]:
     return best
 
 
-def draw(lines: Sequence[Line], path: Path) -> None:
+def draw_decodings(lines: Sequence[Line], path: Path) -> None:
     """Draw accuracy against descriptiveness. A larger marker stands for more decoder tokens.
 
     The numbers of tokens differ by two orders of magnitude, so a marker's area grows only with
@@ -138,27 +153,26 @@ def draw(lines: Sequence[Line], path: Path) -> None:
         return
     lines = [line for line in lines if plane.has_both(line.row, axes)]
     lines = [line for line in lines if line.chosen or not DECODINGS[line.decoding].is_tuned]
-    objectives = list(dict.fromkeys(line.variant.removesuffix(DROPPED_SUFFIX) for line in lines))
+    objectives = list(dict.fromkeys(line.objective for line in lines))
     kinds = [
         VARIANT_STYLES.get(name, "mixture" if "+" in name else "random") for name in objectives
     ]
     objective_styles = dict(zip(objectives, assign_styles(kinds)))
-    # The keys are ids, because a `Line` is not hashable.
-    tokens = {id(line): line.row.metrics["tokens"].value for line in lines}
+    fewest_tokens = min((line.tokens for line in lines), default=0)
     with figure_context():
         figure = Figure(figsize=(8.6, 5.6), layout="constrained")
         ax = figure.add_subplot()
         points = []
-        for line in sorted(lines, key=lambda line: -tokens[id(line)]):
+        for line in sorted(lines, key=lambda line: -line.tokens):
             x, y = coordinates(line.row, axes)
-            colour = objective_styles[line.variant.removesuffix(DROPPED_SUFFIX)].colour
+            colour = objective_styles[line.objective].colour
             hollow = line.variant.endswith(DROPPED_SUFFIX)
-            area = 26 * math.sqrt(tokens[id(line)] / min(tokens.values()))
+            area = 26 * math.sqrt(line.tokens / fewest_tokens)
             ax.scatter(
                 x, y, s=area, edgecolors=colour, facecolors="none" if hollow else colour, alpha=0.75
             )
             if not hollow:
-                points.append(plane.Point(x, y, None, None, line.decoding))
+                points.append(plane.Point(x, y, line.decoding))
         for objective, style in objective_styles.items():
             ax.scatter([], [], s=60, color=style.colour, label=objective)
         plane.label_axes(ax, axes)

@@ -57,20 +57,22 @@ class Decoding(NamedTuple):
 
 
 _GUIDANCE = {
-    f"guidance{scale:g}": Decoding(f"guidance {scale:g}", {"guidance_scale": scale}, True)
+    f"guidance{scale:g}": Decoding(
+        f"guidance {scale:g}", {"guidance_scale": scale}, for_dropped=True
+    )
     for scale in (1.25, 1.5, 2.0, 3.0)
 }
 _MMI = {
     f"mmi{weight:g}": Decoding(
         f"20 samples, mutual information {weight:g}",
         {"rerank": "mmi", "rerank_weight": weight},
-        True,
+        for_dropped=True,
     )
     for weight in (0.25, 0.5, 1.0)
 }
-DECODINGS: dict[str, Decoding] = {
+DECODINGS = {
     "greedy": Decoding("greedy", {"num_beams": 1}),
-    TIME_REFERENCE: Decoding("beam 3", {"num_beams": 3}, True),
+    TIME_REFERENCE: Decoding("beam 3", {"num_beams": 3}, for_dropped=True),
     "nucleus": Decoding("nucleus 0.9", {"sample": True, "top_p": 0.9}),
     **_GUIDANCE,
     "contrastive": Decoding("contrastive", {"contrastive_alpha": 1.0}),
@@ -85,7 +87,7 @@ def read_decodings(text: Optional[str]) -> list[str]:
 
     Returns [] for None. Raises UserError for an unknown name.
     """
-    names = read_names(text, [*DECODINGS], "a decoding")
+    names = read_names(text, list(DECODINGS), "a decoding")
     return list(dict.fromkeys([TIME_REFERENCE, *names])) if names else []
 
 
@@ -133,17 +135,11 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
     Raises UserError, or Stopped if a stop is requested.
     """
     run = Path(config.output_dir)
-
-    def config_with(name: str) -> Config:
-        keys = {**DEFAULT_KEYS, **DECODINGS[name].keys, "pretrained": None}
-        if keys.get("rerank") == JUDGE:
-            keys["rerank_judge"] = judge
-        return parse_config({**config.model_dump(), **keys})
-
     pending = []
     for name in applicable_decodings(config, names):
         for split in ["val", "test"] if DECODINGS[name].is_tuned else ["test"]:
-            if not _is_done(config_with(name), split, decoding_folder(run, name)):
+            decoding_config = _config_with(config, name, judge)
+            if not _is_done(decoding_config, split, decoding_folder(run, name)):
                 pending.append((name, split))
     if not pending:
         return
@@ -151,23 +147,32 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
     captioner, _ = captioner_from(config, checkpoint)
     device = distributed.start(config.device)
     captioner = captioner.to(device).eval()
+
+    def evaluation_of(name, split):
+        decoding_config = _config_with(config, name, judge)
+        return SplitEvaluation(decoding_config, split, decoding_folder(run, name), device)
+
     # Times are comparable only within one process, so each process also times the reference.
-    reference_config = config_with(TIME_REFERENCE)
-    reference = SplitEvaluation(
-        reference_config, "test", decoding_folder(run, TIME_REFERENCE), device
-    )
-    *_, reference_seconds = _caption(captioner, reference)
+    reference = _caption_and_measure(captioner, evaluation_of(TIME_REFERENCE, "test"))
     for name, split in pending:
         folder = decoding_folder(run, name)
-        evaluation = SplitEvaluation(config_with(name), split, folder, device)
+        evaluation = evaluation_of(name, split)
         with bar_prefix(f"{DECODINGS[name].label}:"):
-            results, tokens, seconds = _caption(captioner, evaluation)
+            found = _caption_and_measure(captioner, evaluation)
             record_run(evaluation.config, folder / "result" / split, checkpoint=checkpoint)
-            evaluation.score(results, split)
-        time_ratio = seconds / reference_seconds
+            evaluation.score(found.results, split)
+        time_ratio = found.seconds / reference.seconds
         # Written last, because this file marks the decoding as done.
-        write_json({"tokens": tokens, "time": time_ratio}, folder / f"{split}_{COST_FILE}")
-        log_line(f"{tokens:.0f} decoder tokens per image, {time_ratio:.1f} times beam 3")
+        write_json({"tokens": found.tokens, "time": time_ratio}, folder / f"{split}_{COST_FILE}")
+        log_line(f"{found.tokens:.0f} decoder tokens per image, {time_ratio:.1f} times beam 3")
+
+
+def _config_with(config: Config, name: str, judge: Optional[str]) -> Config:
+    """Return the run's configuration with the keys of the decoding `name`."""
+    keys = {**DEFAULT_KEYS, **DECODINGS[name].keys, "pretrained": None}
+    if keys.get("rerank") == JUDGE:
+        keys["rerank_judge"] = judge
+    return parse_config({**config.model_dump(), **keys})
 
 
 def _is_done(config: Config, split: str, folder: Path) -> bool:
@@ -182,13 +187,16 @@ def _is_done(config: Config, split: str, folder: Path) -> bool:
     return judge is None or Path(judge).stat().st_mtime <= cost.stat().st_mtime
 
 
-def _caption(
-    captioner: nn.Module, evaluation: SplitEvaluation
-) -> tuple[list[dict[str, Any]], float, float]:
-    """Caption one batch as a warm-up, then the whole split.
+class MeasuredCaptions(NamedTuple):
+    """The captions of a split as COCO results, and what they cost per image."""
 
-    Returns the captions as COCO results, decoder tokens per image, and seconds per image.
-    """
+    results: list[dict[str, Any]]
+    tokens: float
+    seconds: float
+
+
+def _caption_and_measure(captioner: nn.Module, evaluation: SplitEvaluation) -> MeasuredCaptions:
+    """Caption one batch as a warm-up, then the whole split, of which the cost is measured."""
     config, device = evaluation.config, evaluation.device
     captioners = [captioner]
     if config.rerank == JUDGE:
@@ -200,7 +208,7 @@ def _caption(
         start = time.perf_counter()
         results = evaluation.caption(captioner)
         seconds = time.perf_counter() - start
-    return results, sum(counts) / len(results), seconds / len(results)
+    return MeasuredCaptions(results, sum(counts) / len(results), seconds / len(results))
 
 
 @contextmanager
@@ -210,7 +218,7 @@ def count_tokens(*captioners: nn.Module) -> Iterator[list[int]]:
     Yields a list. Each call of the word embeddings appends the number of its tokens. Deep copies of
     the captioners, which inference uses, keep the hooks, so their tokens are counted, too.
     """
-    counts: list[int] = []
+    counts = []
     handles = [
         module.register_forward_pre_hook(lambda _, inputs: counts.append(inputs[0].numel()))
         for captioner in captioners

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from captioning.report import plane
 from captioning.report.comparison import Row
-from captioning.report.comparison_table import format_value, select_columns, to_markdown
+from captioning.report.comparison_table import rows_to_markdown, select_columns
 from captioning.report.figures import INK, STYLES, assign_styles, figure_context, save_figure
 
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
@@ -17,8 +17,17 @@ _BACKGROUND = "#9aa5b1"
 
 # Columns of the table.
 TABLE_METRICS = (
-    *("cap_len", "true_facts", "wrong_facts", "scene_R@1", "R@1", "lex_div"),
-    *("CHAIRi", "CIDEr", "CLIPScore", "PPL", "loops"),
+    "cap_len",
+    "true_facts",
+    "wrong_facts",
+    "scene_R@1",
+    "R@1",
+    "lex_div",
+    "CHAIRi",
+    "CIDEr",
+    "CLIPScore",
+    "PPL",
+    "loops",
 )
 
 
@@ -84,9 +93,9 @@ def markdown_table(entries: Sequence[Entry]) -> str:
 
     The columns are the TABLE_METRICS that at least one entry has.
     """
-    columns = [c for c in select_columns(entry.row for entry in entries) if c.name in TABLE_METRICS]
-    lines = [[entry.row.label, *(format_value(c, entry.row) for c in columns)] for entry in entries]
-    return to_markdown([c.heading for c in columns], lines)
+    rows = [entry.row for entry in entries]
+    columns = [column for column in select_columns(rows) if column.name in TABLE_METRICS]
+    return rows_to_markdown(columns, rows)
 
 
 def pareto_front(entries: Sequence[Entry], axes: plane.AxisPair) -> list[Entry]:
@@ -95,10 +104,10 @@ def pareto_front(entries: Sequence[Entry], axes: plane.AxisPair) -> list[Entry]:
     An entry is Pareto-optimal if no entry at another position is at least as good on both axes.
     """
 
-    def position(entry: Entry) -> tuple[float, float]:
+    def position(entry):
         return coordinates(entry.row, axes)
 
-    def is_dominated(x: float, y: float) -> bool:
+    def is_dominated(x, y):
         others = map(position, entries)
         return any(a >= x and b >= y and (a, b) != (x, y) for a, b in others)
 
@@ -107,15 +116,14 @@ def pareto_front(entries: Sequence[Entry], axes: plane.AxisPair) -> list[Entry]:
 
 def coordinates(row: Row, axes: plane.AxisPair) -> tuple[float, float]:
     """Return the position (x, y) of a row that has the metrics of both axes."""
-    x, y = (axis.convert(row.metrics[axis.metric])[0] for axis in axes)
+    x, y = (axis.position(row.metrics[axis.metric].value) for axis in axes)
     return x, y
 
 
-# Draws a line through the entries, in the order given.
-def _join(
-    ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry], colour: str, **style: str
-) -> None:
-    x, y = zip(*(coordinates(entry.row, axes) for entry in entries))
+def _join(ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry], colour: str, **style: str):
+    """Draw a line through the entries, in the order given."""
+    points = [coordinates(entry.row, axes) for entry in entries]
+    x, y = [x for x, _ in points], [y for _, y in points]
     ax.plot(x, y, color=colour, linewidth=1.2, zorder=1, **style)
 
 

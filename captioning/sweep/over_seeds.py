@@ -33,7 +33,7 @@ def _mean_estimate(estimates: Sequence[Estimate]) -> Estimate:
     value = statistics.mean(e.value for e in estimates)
     count = estimates[0].n
     if any(e.low is None or e.high is None for e in estimates):
-        return Estimate(value, None, None, count)
+        return Estimate(value, n=count)
     image_variance = statistics.mean(((e.high - e.low) / (2 * Z_95)) ** 2 for e in estimates)
     margin = half_width(image_variance, [e.value for e in estimates])
     # A metric that is never negative gets no negative lower limit.

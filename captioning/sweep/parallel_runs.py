@@ -45,6 +45,12 @@ def run_in_slots(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]]) -> dic
     return run_jobs(jobs, slots, _RunLogger(len(jobs), len(slots)), keep_going=True)
 
 
+def raise_failures(failures: Mapping[str, str]) -> None:
+    """Raise UserError if a job failed. failures: {name: reason}."""
+    for name, reason in failures.items():
+        raise UserError(f"{name} failed: {reason}")
+
+
 class _RunLogger(Observer):
     """Logs the start and end of each run, and an estimate of the time left.
 
@@ -53,8 +59,8 @@ class _RunLogger(Observer):
 
     def __init__(self, total: int, parallel: int):
         self.total, self.parallel = total, parallel
-        self.began_at: dict[str, float] = {}
-        self.durations: list[float] = []
+        self.began_at = {}
+        self.durations = []
 
     def began(self, job: Job) -> None:
         self.began_at[job.name] = time.monotonic()

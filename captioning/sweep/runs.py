@@ -15,8 +15,8 @@ from captioning.runtime.job_runner import Job
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line
 from captioning.sweep.decodings import JUDGE, decode_run
-from captioning.sweep.parallel_runs import job_slots, run_in_slots
-from captioning.sweep.variants import Variant, varied_keys
+from captioning.sweep.parallel_runs import job_slots, raise_failures, run_in_slots
+from captioning.sweep.variants import Variant, overridden_keys, varied_keys
 from captioning.training.validation_history import is_scored, is_trained
 
 PRETRAIN = "pretrain"
@@ -43,23 +43,23 @@ class Sweep:
         keys: Sequence[str],
         variants: Sequence[Variant],
     ):
-        keys_set = {
-            *(override.partition("=")[0] for variant in variants for override in variant.overrides),
-            *(*SWEEP_KEYS, *varied_keys(), *(["pretrained"] if pretrain else [])),
-        }
-        for key in (key.partition("=")[0] for key in keys):
-            if key in keys_set:
+        keys_of_sweep = {*SWEEP_KEYS, *varied_keys(), *overridden_keys(variants)}
+        if pretrain:
+            keys_of_sweep.add("pretrained")
+        for override in keys:
+            key = override.partition("=")[0]
+            if key in keys_of_sweep:
                 raise UserError(f"{key} is set by the sweep: leave it out")
         self.folder, self.variants = folder, variants
         start = []
         # {run's name: its command line of captioning.train}; the key PRETRAIN is the pre-training
-        self.arguments: dict[str, list[str]] = {}
+        self.arguments = {}
         if pretrain:
             self.arguments[PRETRAIN] = self._arguments(pretrain, PRETRAIN, keys)
             read_config(self.arguments[PRETRAIN])
             start = [f"pretrained={folder / PRETRAIN / checkpoints.BEST}"]
-        self.trained: dict[str, Config] = {}
-        self.scored: dict[str, Config] = {}
+        self.trained = {}
+        self.scored = {}
         for variant in variants:
             name = variant.name
             arguments = self._arguments(config, name, [*keys, *variant.overrides, *start])
@@ -76,11 +76,11 @@ class Sweep:
 
     def done(self) -> list[Variant]:
         """Return the variants that are trained and scored."""
-        return [
-            v
-            for v in self.variants
-            if is_scored(self.scored[v.name]) and is_trained(self.trained[v.name])
-        ]
+
+        def is_done(name):
+            return is_scored(self.scored[name]) and is_trained(self.trained[name])
+
+        return [variant for variant in self.variants if is_done(variant.name)]
 
     def train(self, parallel: Optional[int]) -> dict[str, str]:
         """Train and score the remaining runs; return {name: reason} of the failed runs.
@@ -96,8 +96,7 @@ class Sweep:
         slots = job_slots(self.trained[pending[0]].device, parallel)
         if PRETRAIN in self.arguments:
             job = self._job(PRETRAIN, partial(train.main, self.arguments[PRETRAIN]))
-            for name, reason in run_in_slots([job], slots[:1]).items():
-                raise UserError(f"{name} failed: {reason}")
+            raise_failures(run_in_slots([job], slots[:1]))
         jobs = []
         for name in pending:
             training = self.arguments[name]
@@ -151,7 +150,7 @@ def decode_and_score(arguments: Sequence[str], names: Sequence[str], judge: Opti
     see `decode_run`.
     """
 
-    def program() -> None:
+    def program():
         with shared_process():
             decode_run(read_config(arguments), names, judge)
 

@@ -1,7 +1,9 @@
 """Lists the variants of a sweep: mixtures of MLE and SMILE, ablations, and other objectives."""
 
+import math
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Optional, Union
+from typing import NamedTuple, Optional
 
 from captioning.config import Config
 from captioning.config.objectives import objective_title, training_terms
@@ -48,8 +50,13 @@ def plan(
     and SMILE are both among the objectives, the mixtures with COMPARED_MLE_WEIGHTS are added.
     sizes: the sizes of random subsets that the ablation subset_size compares.
     """
-    pure = {float(name == "mle") for name in ("smile", "mle") if name in objectives}
-    weights = {*weights, *pure, *(COMPARED_MLE_WEIGHTS if len(pure) == 2 else ())}
+    weights = set(weights)
+    if "mle" in objectives:
+        weights.add(1.0)
+    if "smile" in objectives:
+        weights.add(0.0)
+    if {"mle", "smile"} <= set(objectives):
+        weights.update(COMPARED_MLE_WEIGHTS)
     variants = [_mixture(weight) for weight in sorted(weights)]
     for ablation in ablations:
         variants += _ablation_variants(ablation, sizes)
@@ -73,7 +80,10 @@ def with_seeds(variants: Sequence[Variant], seeds: int) -> list[Variant]:
 
 def varied_keys() -> set[str]:
     """Return all configuration keys that a variant may override."""
-    variants = plan(MLE_WEIGHTS, ablations=ABLATIONS)
+    return overridden_keys(plan(MLE_WEIGHTS, ablations=ABLATIONS))
+
+
+def overridden_keys(variants: Iterable[Variant]) -> set[str]:
     return {override.partition("=")[0] for variant in variants for override in variant.overrides}
 
 
@@ -103,7 +113,8 @@ def _single_objective(name: str) -> Variant:
         return _random_subset(PUBLISHED_SUBSET_SIZE)
     spec = name
     if name in PARAMETERS:
-        spec = f"{{{name}: {{{', '.join(f'{k}: {v}' for k, v in PARAMETERS[name].items())}}}}}"
+        parameters = ", ".join(f"{key}: {value}" for key, value in PARAMETERS[name].items())
+        spec = f"{{{name}: {{{parameters}}}}}"
     return Variant(name, objective_title(name), (f"objective={spec}",))
 
 
@@ -115,7 +126,9 @@ def _random_subset(size: int) -> Variant:
 def _ablation_variants(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
     """Yield the variants that an ablation compares. One of them has the settings of the paper."""
     if name == "objective":
-        yield from (_mixture(1), _mixture(0), _random_subset(PUBLISHED_SUBSET_SIZE))
+        yield _mixture(1)
+        yield _mixture(0)
+        yield _random_subset(PUBLISHED_SUBSET_SIZE)
         yield _single_objective("reverse")
         half_each = ("objective={reverse: 0.5, mle: 0.5}",)
         yield Variant("reverse0.5_mle0.5", "0.5 reverse + 0.5 MLE", half_each)
@@ -131,16 +144,22 @@ def _ablation_variants(name: str, sizes: Sequence[int]) -> Iterator[Variant]:
             yield Variant("smile_first_token_shift", "SMILE, first token shifted", shifted)
 
 
+def check_counts(arguments: Namespace, *names: str) -> None:
+    """Raise UserError unless each of these arguments is None or at least 1."""
+    for name in names:
+        number = getattr(arguments, name)
+        if number is not None and number < 1:
+            raise UserError(f"--{name} is {number}; it must be 1 or more")
+
+
 def read_weights(text: str) -> list[float]:
     """Parse numbers from 0 to 1, such as "0,0.01,1". Raises UserError."""
-    return _parse_numbers(
-        text, float, lambda weight: 0 <= weight <= 1, "weights from 0 to 1: 0,0.01,1"
-    )
+    return _parse_numbers(text, float, 0, 1, "weights from 0 to 1: 0,0.01,1")
 
 
 def read_sizes(text: str) -> list[int]:
     """Parse positive whole numbers, such as "1,10,100". Raises UserError."""
-    return _parse_numbers(text, int, lambda size: size >= 1, "whole numbers from 1 on: 1,10,100")
+    return _parse_numbers(text, int, 1, math.inf, "whole numbers from 1 on: 1,10,100")
 
 
 def read_names(text: Optional[str], allowed: Sequence[str], kind: str) -> list[str]:
@@ -159,15 +178,14 @@ def read_names(text: Optional[str], allowed: Sequence[str], kind: str) -> list[s
     return names
 
 
-def _parse_numbers(text: str, number, is_allowed, example: str) -> list[Union[float, int]]:
+def _parse_numbers(text: str, kind: type, lowest: float, highest: float, example: str) -> list:
     """Return the numbers in a text, where they are separated by commas.
 
-    number: float or int. is_allowed: returns whether a number is allowed. example: what the error
-    says is expected. Raises UserError.
+    kind: float or int. example: what the error says is expected. Raises UserError.
     """
     try:
-        numbers = [number(part) for part in text.split(",")]
-        if all(map(is_allowed, numbers)):
+        numbers = [kind(part) for part in text.split(",")]
+        if all(lowest <= number <= highest for number in numbers):
             return numbers
     except ValueError:
         pass

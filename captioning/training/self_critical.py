@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from captioning.config import Config
 from captioning.data import Sample
-from captioning.metrics.diversity import words
+from captioning.metrics.diversity import count_words
 from captioning.models.build import captioner_from
 from captioning.rewards.interface import Sampled, TrainingImages
 from captioning.rewards.registry import REWARDS
@@ -98,7 +98,7 @@ class SelfCritical(nn.Module):
         parts["baseline"] = baseline.mean()
         if config.reward_kl:
             parts["kl"] = log_ratio.mean()
-        lengths = [float(words(text)) for captions in sampled.captions for text in captions]
+        lengths = [float(count_words(text)) for group in sampled.captions for text in group]
         parts["length"] = logprobs.new_tensor(lengths).mean()
         if objective_output is not None:
             loss = loss + objective_output.loss

@@ -64,7 +64,7 @@ def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
 
 def reason_unavailable(metrics: str, evaluation: SplitEvaluation) -> Optional[str]:
     """Return why a sum of metrics cannot be computed; None if it can."""
-    computed = {name for evaluator in evaluation.evaluators for name in evaluator.names}
+    computed = {name for evaluator in evaluation.evaluators for name in evaluator.metric_names}
     for name in MetricSum.parse(metrics).signs:
         if name not in computed:
             return f"metrics is {evaluation.config.metrics}, which does not include {name}"

@@ -37,9 +37,9 @@ def test_a_contender_that_fails_costs_itself_alone(seconds, monkeypatch):
         raise ValueError("no\nmemory")
 
     memory = {"ours": 30, "slow": 10, "fast": 20}
-    monkeypatch.setattr(measure, "peak_memory", lambda build, who, size: memory[who] * size)
+    monkeypatch.setattr(measure, "peak_memory", lambda size, who: memory[who] * size)
     works = {"ours": int, "broken": fails, "slow": list, "fast": str}
-    row = compare(works, ["slow", "broken", "fast"], 3, builder=(None, 2), outputs=30)
+    row = compare(works, ["slow", "broken", "fast"], 3, builder=2, outputs=30)
     assert row["failed"] == {"broken": "ValueError('no\\nmemory')"}
     assert row["peer"] == "fast" and set(row["contenders"]) == set(memory)
     assert [each["peak_bytes"] for each in row["contenders"].values()] == [30, 0, 10]

@@ -130,7 +130,7 @@ def test_counted_by_hand(options, tmp_path):
     )
     assert all(e.low <= e.value <= e.high and e.n == 4 for e in scores.metrics.values())
     rows = (0, 0, 100), (0, 0, 100), (0, None, 0), (100, 50, 100), (None,) * 3
-    assert tuple(zip(*scores.per_image.values())) == rows
+    assert tuple(zip(*scores.per_caption.values())) == rows
     assert scores.details == {"hallucinated": [[], [], [], [("puppy", "dog")], None]}
     assert scores.settings["chair_singular"] == "pattern's rules"
     assert scores.settings["chair_unknown_images"] == 1

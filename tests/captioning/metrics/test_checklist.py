@@ -4,14 +4,14 @@ import json
 
 import pytest
 
-from captioning.metrics.bootstrap import ratio
+from captioning.metrics.bootstrap import ratio_estimate
 from captioning.metrics.checklist import (
     NOT_SAID,
     Question,
-    prompt,
+    checklist_scores,
+    judge_prompt,
     read_checklist,
     read_reply,
-    scores_of,
 )
 from captioning.metrics.evaluator import Settings, build_evaluators
 from captioning.metrics.scoring import score
@@ -39,11 +39,11 @@ def test_scores_are_shares_of_the_set():
         [Question("Big?")] * 2,
     ]
     answers = [["yes", "no", NOT_SAID], ["yes", "no"]]
-    found = scores_of([*answers, None], [*lists, lists[0]])
-    values = {"checklist_coverage": ratio([2, 2, 0], [3, 2, 0], 100)}
-    values["checklist_precision"] = ratio([2, 1, 0], [2, 2, 0], 100)
+    found = checklist_scores([*answers, None], [*lists, lists[0]])
+    values = {"checklist_coverage": ratio_estimate([2, 2, 0], [3, 2, 0], 100)}
+    values["checklist_precision"] = ratio_estimate([2, 1, 0], [2, 2, 0], 100)
     assert found.metrics == values and found.settings["checklist_unread"] == 1
-    assert found.per_image["checklist_precision"] == [100, 50, None]
+    assert found.per_caption["checklist_precision"] == [100, 50, None]
 
 
 CAPEVAL = {
@@ -69,7 +69,7 @@ def test_published_files(tmp_path):
         "DK001": robot, "DK001.jpg": robot, "nat_001": colour,
         "images/1.jpg": colour, "1.jpg": colour,
     }  # fmt: skip
-    assert "1. What colour? (Red / 1 / not said)\n" in prompt("a\nb", colour)
+    assert "1. What colour? (Red / 1 / not said)\n" in judge_prompt("a\nb", colour)
     for reply, answers in {
         '{"1": "red"}': ["Red"], '{"1": 1}': ["1"], 'So: {"1": "Not said "}.': [NOT_SAID],
         '{"1": "blue"}': None, '{"2": "Red"}': None, "Red": None,
@@ -83,7 +83,7 @@ def test_unreadable_replies_are_counted_and_answers_kept(server, tmp_path):
     for _ in range(2):
         found = scored(server, tmp_path, checklist, {1: "a kite", 2: "a dog"})
         assert found.settings["checklist_unread"] == 1
-        assert found.per_image["checklist_precision"] == [100, None]
+        assert found.per_caption["checklist_precision"] == [100, None]
         assert found.metrics["checklist_coverage"].value == 100
     assert len(server.asked) == 1 + 3 + 3  # that of the kite is kept
 
@@ -92,7 +92,7 @@ def test_each_caption_of_an_image_is_asked_its_questions(server, tmp_path):
     server.usual = lambda: said('{"1": "yes"}' if "a dog" in last(server) else '{"1": "no"}')
     captions = {"a.jpg#0": "a dog", "a.jpg#1": "a cat", "b.jpg": "a dog"}
     found = scored(server, tmp_path, {"a.jpg": ["A dog?"], "b.jpg": ["Dogs?"]}, captions)
-    assert found.per_image["checklist_precision"] == [100, 0, 100]
+    assert found.per_caption["checklist_precision"] == [100, 0, 100]
     found = scored(server, tmp_path, {"a.jpg": ["A dog?"]}, {"c.jpg#0": "a dog"})
     assert "has no entry for image 'c.jpg':" in found.skipped["checklist_coverage"]
 

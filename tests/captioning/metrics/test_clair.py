@@ -5,10 +5,10 @@ import json
 import pytest
 
 from captioning.files import chat
-from captioning.metrics.bootstrap import mean
-from captioning.metrics.clair import QUESTION, Clair, question, read_reply
+from captioning.metrics.bootstrap import mean_estimate
+from captioning.metrics.clair import QUESTION, Clair, judge_prompt, read_reply
 from captioning.metrics.evaluator import Settings, build_evaluators
-from captioning.metrics.judge import KEY
+from captioning.metrics.judge import KEY_VARIABLE as KEY
 from captioning.metrics.scoring import score, write_scores
 from captioning.runtime.errors import UserError
 from tests.captioning.chat_server import said
@@ -45,8 +45,8 @@ def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, m
 
     server.usual = answer
     found = ask()
-    assert found.metrics["CLAIR"] == mean([90, 40, 20.5])
-    assert found.per_image["CLAIR"] == [90, 40, 20.5]
+    assert found.metrics["CLAIR"] == mean_estimate([90, 40, 20.5])
+    assert found.per_caption["CLAIR"] == [90, 40, 20.5]
     assert found.details == {"clair_reason": ["because"] * 3}
     assert found.settings == {
         "clair_judge": f"wise of {server.url}",
@@ -55,11 +55,11 @@ def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, m
     }
     path, headers, body = server.asked[0]
     assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {SECRET}"
-    asked = question(CAPTIONS[1], REFERENCES[1])
+    asked = judge_prompt(CAPTIONS[1], REFERENCES[1])
     assert "Reference captions:\n- a puppy sleeps\n- a dog lies down\n" in asked
     messages = [{"role": "user", "content": asked}]
     assert body == {"model": "wise", "temperature": 0, "messages": messages}
-    assert "- two red balls\n" in question(CAPTIONS[2], REFERENCES[2])  # on one line
+    assert "- two red balls\n" in judge_prompt(CAPTIONS[2], REFERENCES[2])  # on one line
     assert ask() == found and len(server.asked) == 3
     same = ask({i: "a dog" for i in range(5)}, {i: ["a cat"] for i in range(5)})
     assert same.metrics["CLAIR"].n == 5 and len(server.asked) == 4  # each question once
@@ -90,7 +90,7 @@ def test_what_cannot_be_read_is_asked_three_times_and_counted(ask, server):
     server.answers = [next(unread), good(60), *unread, good(100)]
     found = ask()
     assert found.metrics["CLAIR"].value == 80 and found.settings["clair_unread"] == 1
-    assert found.per_image["CLAIR"].count(None) == 1
+    assert found.per_caption["CLAIR"].count(None) == 1
     assert len(server.asked) == 7
     server.usual = lambda: good(20)
     assert ask().metrics["CLAIR"].value == 60 and len(server.asked) == 8  # it alone is asked again

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPModel
 
 from captioning.data import MEAN, STD
-from captioning.metrics.bootstrap import mean
+from captioning.metrics.bootstrap import mean_estimate
 from captioning.metrics.clip import Clip, Siglip, load_clip
 from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.evaluator import CaptionSet, Settings
@@ -152,7 +152,7 @@ def test_clipscore_is_the_formula(evaluate, clip, naive, photos):
 
     result = evaluate()
     for photo, (image_id, caption), *found in zip(
-        photos, PREDICTIONS.items(), *result.per_image.values()
+        photos, PREDICTIONS.items(), *result.per_caption.values()
     ):
         image = unit(naive.get_image_features(clip.read_image(photo)[None].double()))
         score, *parts = (
@@ -162,9 +162,9 @@ def test_clipscore_is_the_formula(evaluate, clip, naive, photos):
         both = 2 * score * nearest / (score + nearest) if score + nearest else 0
         expected = 100 * np.array([score, both, np.mean(parts)])
         assert found == pytest.approx(expected, rel=1e-5, abs=1e-4)
-    each = result.per_image["CLIPScore"]
+    each = result.per_caption["CLIPScore"]
     assert min(each) == 0 < max(each)  # both sides of the maximum are seen
-    assert result.metrics["CLIPScore"] == mean(each)
+    assert result.metrics["CLIPScore"] == mean_estimate(each)
     assert result.settings == {"clipscore_truncated": 1, "clip_model": clip.name}
 
 
@@ -176,7 +176,7 @@ def test_the_second_evaluation_skips_the_image_tower(evaluate, monkeypatch, phot
         Image.effect_noise((40, 30), 90).convert("RGB").save(photos[1])
         with pytest.raises(ZeroDivisionError):
             evaluate()
-    assert evaluate().per_image != before.per_image
+    assert evaluate().per_caption != before.per_caption
 
 
 def test_a_cache_that_is_damaged_or_cannot_be_written(evaluate, tmp_path, capsys):

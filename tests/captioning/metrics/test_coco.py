@@ -44,7 +44,7 @@ def test_values_are_those_of_pycocoevalcap(no_java):
     expected["CIDEr"] = Cider().compute_score(references, captions)
     assert list(result.metrics) == list(expected)
     for name, (total, of_each) in expected.items():
-        assert result.per_image[name] == pytest.approx(list(of_each), abs=1e-12)
+        assert result.per_caption[name] == pytest.approx(list(of_each), abs=1e-12)
         estimate = result.metrics[name]
         assert estimate.value == pytest.approx(total, abs=1e-12)
         assert 0 <= estimate.low <= estimate.value <= estimate.high > estimate.low
@@ -55,28 +55,27 @@ def test_values_are_those_of_pycocoevalcap(no_java):
     # An empty caption gets nothing. One reference has no word either, which pycocoevalcap's ROUGE-L
     # takes for the same word.
     result = evaluate({1: "", 2: "a cat"}, {1: ["a dog", "!"], 2: ["a cat"]})
-    assert {each[0] for each in result.per_image.values()} == {0.0}
-    assert result.per_image["ROUGE_L"][1] == 1.0
-    assert evaluate({1: "a"}, {1: ["!"]}).per_image["CIDEr"] == [0.0]
+    assert {each[0] for each in result.per_caption.values()} == {0.0}
+    assert result.per_caption["ROUGE_L"][1] == 1.0
+    assert evaluate({1: "a"}, {1: ["!"]}).per_caption["CIDEr"] == [0.0]
 
 
 def test_bleu_of_a_resample_is_that_of_its_captions(monkeypatch):
-    random = np.random.default_rng(0)
+    random, rows = np.random.default_rng(0), []
 
     def sentence(longest):
         return " ".join(random.choice(WORDS, random.integers(0, longest)))
 
     captions = [sentence(9) for _ in range(30)]
     groups = [[sentence(14) for _ in range(1 + i % 4)] for i in range(30)]
-    columns = []
-    monkeypatch.setattr(coco, "intervals", lambda counts, _: columns.append(counts) or [(0, 0)] * 4)
+    monkeypatch.setattr(coco, "bootstrap_intervals", lambda x, _: rows.append(x) or [(0, 0)] * 4)
     bleu_scores(captions, groups)
     for size in (1, 2, 30, 100):  # a single image may have no match at all
         drawn = random.integers(30, size=size)
         references = {i: groups[n] for i, n in enumerate(drawn)}
         resample = {i: [captions[n]] for i, n in enumerate(drawn)}
         totals, _ = Bleu(4).compute_score(references, resample, verbose=0)
-        sums = columns[0][drawn].sum(0, keepdims=True)
+        sums = rows[0][drawn].sum(0, keepdims=True)
         assert bleu_of_sums(sums)[0] == pytest.approx(totals, rel=1e-12)
     assert bleu_of_sums(np.zeros((1, 10)))[0] == pytest.approx([0.0] * 4)
 
@@ -117,7 +116,7 @@ def test_published_scores(java, shared_data, capfd):
         **{"METEOR": 0.195, "ROUGE_L": 0.396, "CIDEr": 0.600},
     }
     assert result.settings == {"tokenizer": "PTBTokenizer"} and result.skipped == {}
-    assert {len(each) for each in result.per_image.values()} == {1000}
+    assert {len(each) for each in result.per_caption.values()} == {1000}
     for estimate in result.metrics.values():
         assert 0.01 < (estimate.high - estimate.low) / estimate.value < 0.2
     assert capfd.readouterr() == ("", "")
@@ -142,7 +141,7 @@ def test_spice_is_read_by_image(fake_java, tmp_path):
     keep = f'echo "$2" > {tmp_path}/heap; cp "$5" {tmp_path}/asked.json'
     fake_java(f'{keep}; cp {tmp_path}/result.json "$7"; exit 0')
     found = spice_scores(["a café", ""], [["a", "b"], ["c"]], 60, "2G")
-    assert found.per_image == {"SPICE": [0.25, 0.5]}
+    assert found.per_caption == {"SPICE": [0.25, 0.5]}
     assert (tmp_path / "heap").read_text() == "-Xmx2G\n"
     assert json.loads((tmp_path / "asked.json").read_text()) == [
         {"image_id": 0, "test": "a café", "refs": ["a", "b"]},

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from captioning.evaluate import main
-from captioning.metrics.bootstrap import RESAMPLES, Estimate, mean, median, ratio
+from captioning.metrics import bootstrap
+from captioning.metrics.bootstrap import RESAMPLES, Estimate, mean_estimate, ratio_estimate
 from captioning.metrics.compare_scores import (
     Difference,
     compare,
@@ -104,7 +105,7 @@ def test_two_files_in_one_command(tmp_path, capsys):
 
 
 def test_a_median_and_its_interval():
-    found = median(np.random.default_rng(1).permutation(np.arange(1, 402)))
+    found = bootstrap.median_estimate(np.random.default_rng(1).permutation(np.arange(1, 402)))
     half = 1.96 * 401 / (2 * np.sqrt(401))  # of a uniform distribution
     assert (found.value, found.n) == (201, 401)
     assert (201 - found.low, found.high - 201) == about(half, half)
@@ -114,7 +115,7 @@ def test_interval_of_a_ratio_is_that_of_naive_resampling():
     random = np.random.default_rng(2)
     below = random.integers(1, 9, 60)
     above = random.binomial(below, 0.3)
-    estimate = ratio(above, below)
+    estimate = ratio_estimate(above, below)
     assert estimate.value == above.sum() / below.sum()
     images = np.random.default_rng(3).integers(60, size=(20000, 60))
     expected = np.percentile(above[images].sum(1) / below[images].sum(1), [2.5, 97.5])
@@ -124,13 +125,12 @@ def test_interval_of_a_ratio_is_that_of_naive_resampling():
 
 def test_ends_are_percentiles_of_whole_resamples():
     # Of two images half of the resamples hold both, and a quarter each of them twice.
-    assert mean([0.0, 1.0]) == Estimate(0.5, 0.0, 1.0, 2)
-    assert mean([4.0]) == Estimate(4.0, None, None, 1) == median([4.0])
-    rare = mean([1.0] + [0.0] * 199)  # P(at most 3 times) = 0.981
+    assert mean_estimate([0.0, 1.0]) == Estimate(0.5, 0.0, 1.0, 2)
+    assert mean_estimate([4.0]) == Estimate(4.0, None, None, 1) == bootstrap.median_estimate([4.0])
+    rare = mean_estimate([1.0] + [0.0] * 199)  # P(at most 3 times) = 0.981
     assert (rare.low, rare.high) == (0.0, 3 / 200)
-
     # A score that is not defined.
-    nothing = ratio([0, 0], [0, 0])
+    nothing = ratio_estimate([0, 0], [0, 0])
     assert math.isnan(nothing.value) and nothing.low is nothing.high is None
     # A quarter of the resamples hold the first image alone, and are left out.
-    assert ratio([0, 3], [0, 6]) == Estimate(0.5, 0.5, 0.5, 2)
+    assert ratio_estimate([0, 3], [0, 6]) == Estimate(0.5, 0.5, 0.5, 2)

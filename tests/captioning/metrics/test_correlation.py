@@ -8,12 +8,12 @@ import pytest
 
 from captioning.data.caption_files import read_references
 from captioning.files.writing import write_json
-from captioning.metrics.correlation import correlate, kendall, main
+from captioning.metrics.correlation import kendall_tau, main, tau_estimates
 from captioning.metrics.diversity import Length
 from captioning.metrics.ratings import RATING, read_ratings
 from captioning.metrics.scene_ratings import read_runs
 from captioning.runtime.errors import UserError
-from captioning.scenes.facts import mark
+from captioning.scenes.facts import mark_words
 from captioning.scenes.make import make_scenes, read_scenes
 
 
@@ -27,17 +27,17 @@ def test_tau_by_its_definition_and_its_interval():
     surplus, untied = (signs[:, 0] * signs[:, 1]).sum(), (signs != 0).sum(0)
     levels = min(len(set(x)), len(set(y)))
     expected = [surplus / np.sqrt(untied.prod()), 2 * surplus / (80**2 * (levels - 1) / levels)]
-    found = correlate(x, y, np.arange(80))
+    found = tau_estimates(x, y, np.arange(80))
     assert [each.value for each in found] == pytest.approx(expected)
     assert all(each.low < each.value < each.high and each.n == 80 for each in found)
     weights = random.integers(0, 3, 80)
     repeated = (np.repeat(values, weights) for values in (x, y, np.ones(80)))
-    assert kendall(x, y, weights) == pytest.approx(kendall(*repeated))
-    few = correlate(x, y, np.arange(80) // 40)[0]  # two images
+    assert kendall_tau(x, y, weights) == pytest.approx(kendall_tau(*repeated))
+    few = tau_estimates(x, y, np.arange(80) // 40)[0]  # two images
     assert few.value == found[0].value and (few.low, few.high) != (found[0].low, found[0].high)
     x[:3] = np.nan
-    assert correlate(x, y, np.arange(80))[0].n == 77
-    assert np.isnan(correlate(np.ones(80), y, np.arange(80))[1].value)
+    assert tau_estimates(x, y, np.arange(80))[0].n == 77
+    assert np.isnan(tau_estimates(np.ones(80), y, np.arange(80))[1].value)
 
 
 TOKENS = {"a.jpg": ["A dog .", "The dog runs ."], "b.jpg": ["A boat .", "The sea ."]}
@@ -163,6 +163,6 @@ def test_a_folder_of_runs_on_scenes(tmp_path, capsys, monkeypatch):
     assert rows["True Facts"][2] == "1.00" and float(rows["Cap. Len."][2]) > 0.5
     scenes = read_scenes(facts)
     for row in read_runs(tmp_path / "runs", facts, human):
-        marked = [true for _, true in mark(row.caption, scenes[int(row.image)]) if true is not None]
-        assert (row.ratings["right"] == 1) == all(marked)
+        marks = [mark for _, mark in mark_words(row.caption, scenes[int(row.image)])]
+        assert (row.ratings["right"] == 1) == (False not in marks)
     assert main(call[:-2]) == 2 and "need --facts_file" in capsys.readouterr().err

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from captioning.metrics.bootstrap import mean
-from captioning.metrics.detail import Detail, count
+from captioning.metrics.bootstrap import mean_estimate
+from captioning.metrics.detail import Detail, count_words_by_kind
 from captioning.metrics.diversity import Diversity, Length
 from captioning.metrics.evaluator import CaptionSet, build_evaluators
-from captioning.metrics.repetition import loops
+from captioning.metrics.repetition import has_loop
 from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
 
@@ -23,8 +23,8 @@ CAPTIONS = CaptionSet(PREDICTIONS, HUMAN)
 
 def test_length_counts_what_white_space_separates():
     result = Length().evaluate(CAPTIONS)
-    assert result.per_image == {"cap_len": [5, 5, 4, 0]}
-    assert result.metrics == {"cap_len": mean([5, 5, 4, 0])}
+    assert result.per_caption == {"cap_len": [5, 5, 4, 0]}
+    assert result.metrics == {"cap_len": mean_estimate([5, 5, 4, 0])}
 
 
 def test_diversity_is_the_formulas(tmp_path):
@@ -44,7 +44,7 @@ def test_diversity_is_the_formulas(tmp_path):
     )
     assert all(e.low is None and e.high is None and e.n == 4 for e in result.metrics.values())
     assert result.settings == {"tokenizer": "regex (no Java)"}
-    assert tuple(result.metrics) == Diversity().names
+    assert tuple(result.metrics) == Diversity().metric_names
     path = tmp_path / "train.json"
     with pytest.raises(UserError, match="no such file"):  # before captions are made
         Diversity(train_captions=str(path))
@@ -57,7 +57,7 @@ def test_diversity_is_the_formulas(tmp_path):
     path.write_text(json.dumps(rows))
     evaluator = Diversity(train_captions=str(path))
     result = evaluator.evaluate(CAPTIONS)
-    assert tuple(result.metrics) == evaluator.names
+    assert tuple(result.metrics) == evaluator.metric_names
     assert result.metrics["seen_captions"].value == 3 / 4
     assert result.metrics["train_vocab_use"].value == 5 / 7
     assert result.settings["train_captions"] == str(path)
@@ -79,7 +79,7 @@ def test_diversity_is_the_formulas(tmp_path):
     ],
 )
 def test_loops(caption, expected):
-    assert loops(caption.split()) is expected
+    assert has_loop(caption.split()) is expected
 
 
 LOOPING = {1: "The end. The end! The end?", 2: "one, two", 3: "", 4: "a cat and a cat"}
@@ -91,7 +91,7 @@ def test_means_over_captions_that_have_ngrams():
     values = {name: estimate.value for name, estimate in scores.metrics.items()}
     expected = {"rep_2": 85 / 3, "rep_3": 25, "rep_4": 50 / 3, "loops": 25}
     assert values == pytest.approx(expected)
-    first, second, *_ = zip(*scores.per_image.values())
+    first, second, *_ = zip(*scores.per_caption.values())
     assert first == pytest.approx((60, 50, 100 / 3, 100)) and second == (0, None, None, 0)
 
 
@@ -112,8 +112,8 @@ def test_means_over_captions_that_have_ngrams():
     ],
 )
 def test_counted_by_hand(caption, expected):
-    found = count(caption)
-    assert tuple(found[name] for name in Detail().names) == expected
+    found = count_words_by_kind(caption)
+    assert tuple(found[name] for name in Detail().metric_names) == expected
 
 
 def test_means_over_captions():
@@ -122,7 +122,7 @@ def test_means_over_captions():
     values = {name: estimate.value for name, estimate in scores.metrics.items()}
     expected = {"nouns": 4 / 3, "adjectives": 1 / 3, "numbers": 1 / 3, "relations": 1 / 3}
     assert values == pytest.approx(expected)
-    assert [values[1] for values in scores.per_image.values()] == [2, 0, 1, 1]
+    assert [values[1] for values in scores.per_caption.values()] == [2, 0, 1, 1]
 
 
 def test_without_textblob_it_is_said_before(monkeypatch):
@@ -130,5 +130,5 @@ def test_without_textblob_it_is_said_before(monkeypatch):
     assert evaluator.unavailable() == {}
     monkeypatch.setitem(sys.modules, "textblob.en", None)
     reasons = evaluator.unavailable()
-    assert set(reasons) == set(evaluator.names)
+    assert set(reasons) == set(evaluator.metric_names)
     assert reasons["nouns"] == "detail needs TextBlob: pip install textblob"

@@ -8,7 +8,7 @@ from PIL import Image
 
 from BLIP.itm import load_itm
 from captioning.data.image import evaluation_transform
-from captioning.metrics.bootstrap import mean
+from captioning.metrics.bootstrap import mean_estimate
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.image_files import find_images
 from captioning.metrics.itm import Itm
@@ -30,8 +30,8 @@ def test_itm_and_itc_of_each_image(itm_checkpoint, photos):
         heads = model.match(encoded, [[caption]]), model.similarity(encoded, [[caption]])
         expected.append([100 * head.item() for head in heads])
     for name, column in zip(("ITM", "ITC"), zip(*expected)):
-        assert result.per_image[name] == pytest.approx(list(column), abs=1e-3)
-        assert result.metrics[name] == mean(result.per_image[name])
+        assert result.per_caption[name] == pytest.approx(list(column), abs=1e-3)
+        assert result.metrics[name] == mean_estimate(result.per_caption[name])
     assert result.settings == {"itm_model": str(itm_checkpoint), "itm_truncated": 1}
 
 

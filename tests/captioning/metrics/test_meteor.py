@@ -38,7 +38,7 @@ def alone(java):
 
 
 def test_scores_are_those_of_pycocoevalcap(alone):
-    [total], [each] = alone.metrics.values(), alone.per_image.values()
+    [total], [each] = alone.metrics.values(), alone.per_caption.values()
     # Recorded from Meteor().compute_score of pycocoevalcap 1.2.
     assert total.value == pytest.approx(0.2297044399120868) and total.n == 5
     assert total.low < total.value < total.high
@@ -55,7 +55,7 @@ def test_the_formula_scores_statistics_as_java_does(java, shared_data):
     # twice, as in a resample.
     captions += ["zebra", "a dog on a sofa", "a dog on a sofa", "", *CAPTIONS, *captions[:50]]
     groups += [["zebra"], ["a dog on a sofa"], ["a sofa on a dog"], [""], *REFERENCES, *groups[:50]]
-    total, each, statistics = meteor._run_java(captions, groups)
+    total, each, statistics = meteor._run_meteor(captions, groups)
     assert meteor_of_sums(statistics) == pytest.approx(each, abs=1e-12)
     assert meteor_of_sums(statistics.sum(0, keepdims=True)) == pytest.approx([total], abs=1e-12)
     assert each[200:202] == [1.0, 1.0] and 0 < each[202] < 1 and np.shape(statistics) == (259, 23)
@@ -74,7 +74,7 @@ def test_failing_java_is_reported(fake_java):
 
 
 def test_a_shared_process_scores_for_forks_and_is_replaced(alone, own_meteor, monkeypatch):
-    start, processes = meteor._java, []
+    start, processes = meteor._start_meteor, []
 
     @contextmanager
     def shared_alone(seconds):
@@ -84,7 +84,7 @@ def test_a_shared_process_scores_for_forks_and_is_replaced(alone, own_meteor, mo
             processes.append(found[0])
             yield found
 
-    monkeypatch.setattr(meteor, "_java", shared_alone)
+    monkeypatch.setattr(meteor, "_start_meteor", shared_alone)
     with meteor.shared_process(start=True):
         assert len(processes) == 1  # before the first request
         assert scores() == alone

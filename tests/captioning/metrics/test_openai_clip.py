@@ -104,13 +104,13 @@ def test_pacs_is_clipscore_with_a_weight_of_two(photos, tmp_path, make):
     evaluator = PacScore(settings, clip_model=path)
     assert evaluator.unavailable() == {}
     found = evaluator.evaluate(captions)
-    plain = ClipScore(settings, clip_model=path).evaluate(captions).per_image
-    for score, ref, clip, ref_clip, _ in zip(*found.per_image.values(), *plain.values()):
+    plain = ClipScore(settings, clip_model=path).evaluate(captions).per_caption
+    for score, ref, clip, ref_clip, _ in zip(*found.per_caption.values(), *plain.values()):
         assert score == pytest.approx(clip * 2 / 2.5)
         nearest = ref_clip * clip / (2 * clip - ref_clip) if clip else 0  # the other of the mean
         both = 2 * score * nearest / (score + nearest) if clip else 0
         assert ref == pytest.approx(both)
-    assert list(found.per_image) == ["PAC-S", "RefPAC-S"] and found.metrics["PAC-S"].value > 0
+    assert list(found.per_caption) == ["PAC-S", "RefPAC-S"] and found.metrics["PAC-S"].value > 0
     assert found.settings["clip_model"].startswith(path) and found.settings["pacs_truncated"] == 1
 
 

@@ -7,9 +7,9 @@ import torch
 from tokenizers import Tokenizer, models, processors
 from transformers import GPT2LMHeadModel, GPT2TokenizerFast
 
-from captioning.metrics.bootstrap import mean
+from captioning.metrics.bootstrap import mean_estimate
 from captioning.metrics.evaluator import CaptionSet, Settings
-from captioning.metrics.model_files import Bpe, find_model
+from captioning.metrics.model_files import BpeTokenizer, find_model
 from captioning.metrics.perplexity import LanguageModel, Perplexity
 from captioning.runtime.errors import UserError
 
@@ -46,18 +46,18 @@ def naive(folder, text):
 
 def test_values_are_those_of_the_definition(gpt2_folder):
     result = evaluate(gpt2_folder, TEXTS)
-    each = dict(enumerate(result.per_image["PPL"]))
+    each = dict(enumerate(result.per_caption["PPL"]))
     assert [each.pop(number) for number in EMPTY] == [None, None]
     known = [naive(gpt2_folder, TEXTS[number]) for number in each]
     assert [*each.values()] == pytest.approx(known, rel=1e-5)
     assert max(known) > 1.5 * min(known)
-    assert result.metrics == {"PPL": mean([*each.values()])}
+    assert result.metrics == {"PPL": mean_estimate([*each.values()])}
     assert result.settings == {"ppl_model": str(gpt2_folder), "ppl_truncated": 1, "ppl_empty": 2}
 
     result = evaluate(gpt2_folder, ["", " "])
     assert result.skipped == {"PPL": "no caption has a word"} and not result.metrics
     assert result.settings["ppl_empty"] == 2
-    assert result.per_image["PPL"] == [None, None]
+    assert result.per_caption["PPL"] == [None, None]
 
 
 def test_missing_weights_are_reported_before():
@@ -89,11 +89,11 @@ OF_CLIP = [
 
 def test_tokens_are_those_of_transformers(clip_folder, gpt2_folder, tmp_path):
     files = find_model("clip_model", str(clip_folder))
-    clip = Bpe(files, clip=True)
+    clip = BpeTokenizer(files, style="clip")
     assert clip.encode(TOKENIZED) == OF_CLIP
     assert clip.encode(["a \ud83d cat"]) == clip.encode(["a ? cat"])  # no Unicode
     theirs = GPT2TokenizerFast(*(str(gpt2_folder / name) for name in ("vocab.json", "merges.txt")))
-    gpt2 = Bpe(find_model("ppl_model", str(gpt2_folder)), clip=False)
+    gpt2 = BpeTokenizer(find_model("ppl_model", str(gpt2_folder)), style="gpt2")
     assert gpt2.encode(TOKENIZED) == [theirs(text)["input_ids"] for text in TOKENIZED]
     # In one file, with special tokens and truncation, as transformers saves it.
     names, end = (str(files.vocabulary), str(files.merges)), "<|endoftext|>"
@@ -102,7 +102,7 @@ def test_tokens_are_those_of_transformers(clip_folder, gpt2_folder, tmp_path):
     whole.post_processor = processors.TemplateProcessing(f"$A {end}", None, [(end, 0)])
     whole.enable_truncation(3)
     whole.save(str(tmp_path / "tokenizer.json"))
-    one = Bpe(files._replace(vocabulary=tmp_path / "tokenizer.json", merges=None), clip=True)
+    one = BpeTokenizer(files._replace(vocabulary=tmp_path / "tokenizer.json", merges=None), "clip")
     assert one.encode(TOKENIZED) == OF_CLIP and one.special(end) == clip.special(end)
 
 
@@ -112,6 +112,6 @@ def test_a_file_that_is_no_vocabulary_or_lacks_a_token(clip_folder, tmp_path):
     for content, merges in (("[1]", files.merges), ('{"a": 0}', files.merges), ("{}", None)):
         wrong.write_text(content)
         with pytest.raises(UserError, match="holds no BPE"):
-            Bpe(files._replace(vocabulary=wrong, merges=merges), clip=True)
+            BpeTokenizer(files._replace(vocabulary=wrong, merges=merges), style="clip")
     with pytest.raises(UserError, match=r"lacks <.other.>: download it again"):
-        Bpe(files, clip=True).special("<|other|>")
+        BpeTokenizer(files, style="clip").special("<|other|>")

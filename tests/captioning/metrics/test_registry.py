@@ -9,7 +9,7 @@ from captioning.metrics import diversity
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.evaluator import Evaluator, Scores, build_evaluators
 from captioning.metrics.metric_sum import MetricSum
-from captioning.metrics.registry import COMPUTED, EVALUATORS, METRICS, metric_of
+from captioning.metrics.registry import EVALUATOR_METRICS, EVALUATORS, METRICS, metric_of
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import score
 from captioning.rewards.interface import Reward
@@ -21,7 +21,7 @@ KINDS = {name: load(entry) for name, entry in EVALUATORS.items()}
 
 
 def test_entries_declare_what_tables_and_configurations_need():
-    assert sum(map(len, COMPUTED.values())) == len(METRICS)  # each name once
+    assert sum(map(len, EVALUATOR_METRICS.values())) == len(METRICS)  # each name once
     assert all(kind.name == name for name, kind in KINDS.items())
     rewards = [load(entry) for entry in REWARDS.values()]
     assert all(issubclass(kind, Evaluator) for kind in KINDS.values())
@@ -140,7 +140,7 @@ def test_score_takes_results_or_a_mapping():
     scores = score(results, references)
     assert scores == score({5: "a man", 6: "a cat"}, references)
     assert scores == score(results, {str(i): group for i, group in references.items()})
-    assert scores.per_image["ROUGE_L"][1] == 1.0
+    assert scores.per_caption["ROUGE_L"][1] == 1.0
     with pytest.raises(UserError, match="nothing to score"):
         score({}, references)
 
@@ -166,9 +166,9 @@ def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
     chosen = [*own, *build_evaluators(["diversity", "length"])]
     scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"]}, chosen)
     assert list(scores.metrics) == ["cap_len"] and scores.settings == {"scenes": 2}
-    assert scores.per_image == {"wrong_facts": [None, None], "cap_len": [2, 1]}
+    assert scores.per_caption == {"wrong_facts": [None, None], "cap_len": [2, 1]}
     assert "undefined" in scores.skipped.pop("wrong_facts")
     assert scores.skipped == {
         **dict.fromkeys(("ITM", "ITC"), "no scene of image 5"),
-        **dict.fromkeys(diversity.Diversity().names, "ZeroDivisionError('division by zero')"),
+        **dict.fromkeys(chosen[2].metric_names, "ZeroDivisionError('division by zero')"),
     }

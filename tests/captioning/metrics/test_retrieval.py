@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from captioning.metrics.bootstrap import mean
+from captioning.metrics.bootstrap import mean_estimate
 from captioning.metrics.clip import Clip
 from captioning.metrics.evaluator import CaptionSet, Settings
-from captioning.metrics.retrieval import Retrieval, ranks
+from captioning.metrics.retrieval import Retrieval, own_image_ranks
 from captioning.runtime.errors import UserError
 
 PREDICTIONS = {7: "the cat", "b": "a dog and the ball", 3: "", 9: "the dog's cat and"}
@@ -60,10 +60,10 @@ def naive_ranks(folder, own, further):
 def test_the_captions_own_images_are_the_pool(evaluate, clip_folder, photos):
     result = evaluate()
     expected = naive_ranks(clip_folder, photos, [])
-    assert result.per_image["rank"] == expected and len(set(expected)) > 1
+    assert result.per_caption["rank"] == expected and len(set(expected)) > 1
     for k in (1, 5, 10):
-        assert result.per_image[f"R@{k}"] == [100.0 * (rank <= k) for rank in expected]
-        assert result.metrics[f"R@{k}"] == mean(result.per_image[f"R@{k}"])
+        assert result.per_caption[f"R@{k}"] == [100.0 * (rank <= k) for rank in expected]
+        assert result.metrics[f"R@{k}"] == mean_estimate(result.per_caption[f"R@{k}"])
     assert result.metrics["median_rank"].value == np.median(expected)
     assert result.settings["pool"] == "4 images (the captions' own)"
 
@@ -84,7 +84,7 @@ def test_a_pool_is_a_folder_a_list_or_features(evaluate, clip_folder, photos, po
     for given in ("list.txt", "split.json", "features.npz", "pool"):
         given = tmp_path / given
         result = evaluate(given)
-        assert result.per_image["rank"] == expected, given
+        assert result.per_caption["rank"] == expected, given
         assert result.settings["pool"] == f"10 images ({given})"
 
 
@@ -102,11 +102,11 @@ def test_images_of_the_same_name_and_of_the_cache(evaluate, tmp_path):
 def test_ties_count_against_the_caption():
     images = np.array([[1, 0], [0.6, 0.8], [1, 0], [0.6, 0.8], [0, 1]], dtype=np.float32)
     captions = np.array([[1, 0], [0, 1], [1, 0], [0.6, 0.8]], dtype=np.float32)
-    assert ranks(captions, images, [0, 4, 1, 1]).tolist() == [2, 1, 4, 2]
+    assert own_image_ranks(captions, images, [0, 4, 1, 1]).tolist() == [2, 1, 4, 2]
     nearly = images.copy()  # of equal images, the later one's similarity is lower by rounding
     nearly[2:4] *= 1 - 2e-7
     for at_once in (1, 11, 2**24):  # in rows of any number
-        assert ranks(captions, nearly, [0, 4, 1, 1], at_once).tolist() == [2, 1, 4, 2]
+        assert own_image_ranks(captions, nearly, [0, 4, 1, 1], at_once).tolist() == [2, 1, 4, 2]
 
 
 @pytest.mark.parametrize(

@@ -82,13 +82,13 @@ def test_curves_of_a_run_by_rewards(make_run):
 
 
 def test_lengths_and_svg():
-    groups = [("Humans", "humans", ["a b", "a b c d"]), ("MLE", "mle", ["a"])]
-    drawing = length_histogram(groups)
+    rows = [Row("Humans", "humans", {1: "a b", 2: "a b c d"}, {}), Row("MLE", "mle", {1: "a"}, {})]
+    drawing = length_histogram(rows)
     assert drawing.startswith("<svg ") and "Humans 3.0, MLE 1.0" in drawing
     ids = re.findall(r'\bid="([^"]+)"', drawing)
     used = re.findall(r'(?:href="#|url\(#)([^")]+)', drawing)
     assert all(name.startswith("lengths-") for name in ids) and set(used) <= set(ids)
-    assert drawing == length_histogram(groups)
+    assert drawing == length_histogram(rows)
 
 
 def test_pictures(tmp_path):

@@ -45,7 +45,7 @@ def test_page(runs, tmp_path):
 def test_marks(make_run, entries, monkeypatch):
     run = make_run("one", captions={entry["image_id"]: "a red <dog>" for entry in entries})
     marks = [("a", None), ("red", True), ("<dog>", False)]
-    monkeypatch.setattr("captioning.report.page.mark", lambda caption, scene: marks)
+    monkeypatch.setattr("captioning.report.page.mark_words", lambda caption, scene: marks)
     marked = 'a <span class="true">red</span> <span class="wrong">&lt;dog&gt;</span></dd>'
     assert marked in render(compare([run]))
     without = compare([make_run("two", facts_file=None, metrics=["coco"])])

@@ -43,7 +43,7 @@ def test_facts_are_those_of_the_metric(scenes):
     wrong = 0
     for column in range(6):
         captions = CaptionSet({i: texts[column] for i, texts in drawn.items()}, {})
-        of_metric = Facts(facts_file=str(path)).evaluate(captions).per_image
+        of_metric = Facts(facts_file=str(path)).evaluate(captions).per_caption
         for value, true, share in zip(
             found[:, column], of_metric["true_facts"], of_metric["wrong_facts"]
         ):
@@ -75,7 +75,7 @@ def test_models_say_what_their_metrics_say(
     metric = evaluator(Settings(images=files, cache_dir=tmp_path / "cache"), **options)
     for column, text in enumerate(texts):
         captions = CaptionSet(dict.fromkeys(files, text), {image_id: ["a"] for image_id in files})
-        by_id = dict(zip(files, metric.evaluate(captions).per_image[name]))
+        by_id = dict(zip(files, metric.evaluate(captions).per_caption[name]))
         expected = [by_id[i] / 100 for i in asked]
         np.testing.assert_allclose(found[:, column], expected, rtol=1e-4, atol=1e-6)
     assert np.ptp(found) > 0.01

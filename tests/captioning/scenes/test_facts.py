@@ -5,7 +5,8 @@ from statistics import mean
 
 import pytest
 
-from captioning.scenes.facts import describe_all, mark, max_true_facts, read_caption, true_facts
+from captioning.scenes import facts
+from captioning.scenes.facts import describe_all, mark_words, read_caption, true_facts
 from captioning.scenes.world import Scene, Thing, random_scene
 
 RED = Thing("circle", "crimson", "huge", column=0, row=0)
@@ -17,7 +18,7 @@ def counts(caption, scene=SCENE):
     """(true, stated)"""
     statement = read_caption(caption)
     true = len(true_facts(statement, scene))
-    assert true <= max_true_facts(statement.facts(), scene) <= len(statement.facts())
+    assert true <= facts.max_true_facts(statement.facts(), scene) <= len(statement.facts())
     return true, len(statement.facts())
 
 
@@ -61,7 +62,7 @@ def test_the_middle_is_one_cell():
 
 
 def test_words_are_marked():
-    marked = dict(mark("a coral disc and a zebra on the lawn", SCENE))
+    marked = dict(mark_words("a coral disc and a zebra on the lawn", SCENE))
     facts = {"coral": False, "disc": True, "lawn": False}  # a zebra is no word of this world
     assert marked == {**dict.fromkeys(["a", "and", "zebra", "on", "the"]), **facts}
 

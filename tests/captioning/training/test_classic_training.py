@@ -139,7 +139,7 @@ def test_a_validation_without_bleu_is_told(run, scored, capsys):
 
 @pytest.mark.parametrize("key", ["early_stopping=2", "lr_schedule=plateau"])
 def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
-    monkeypatch.setattr(Coco, "unavailable", lambda self: dict.fromkeys(self.names, "no licence"))
+    monkeypatch.setattr(Coco, "unavailable", lambda c: dict.fromkeys(c.metric_names, "no licence"))
     for metrics, reason in {
         "[coco, length]": "Bleu_4 cannot be computed: no licence; set monitor",
         "[length]": r"metrics is \['length'\], which does not include Bleu_4; set monitor to other",

@@ -93,7 +93,7 @@ def test_what_was_selected_is_told_recorded_and_logged(run, capsys):
 
 
 def hide_metrics(monkeypatch):
-    monkeypatch.setattr(Coco, "unavailable", lambda self: dict.fromkeys(self.names, "no licence"))
+    monkeypatch.setattr(Coco, "unavailable", lambda c: dict.fromkeys(c.metric_names, "no licence"))
 
 
 @pytest.mark.parametrize("more", [[], ["objective=smile"]])
