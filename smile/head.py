@@ -1,7 +1,7 @@
 """Computes logits and gradients of a linear language head, only for some positions or tokens."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple, Optional, Union
 
@@ -76,19 +76,20 @@ class Head:
         bias: Optional[Tensor],
         transform: Transform,
         dtype: torch.dtype,
-        needs_grad: tuple[bool, bool, bool],
+        needs_grad: Sequence[bool],
     ):
         self.transform = transform
         self.dtype = dtype
-        self.hidden, self.weight = hidden.to(self.dtype), weight
-        self.bias = None if bias is None else bias.to(self.dtype)
-        self.wide_dtype = torch.promote_types(self.dtype, torch.float32)
+        self.wide_dtype = torch.promote_types(dtype, torch.float32)
+        self.hidden = hidden.to(dtype)
+        self.weight = weight
+        self.bias = None if bias is None else bias.to(dtype)
         self.vocabulary = len(weight)
         self.has_grads = any(needs_grad)
         self.chunk_elements = CHUNK_ELEMENTS["cpu" if hidden.is_cpu else "cuda"]
         self.d_hidden, self.d_weight, self.d_bias = (
-            x.new_zeros(x.shape, dtype=self.wide_dtype) if want else None
-            for x, want in zip((hidden, weight, bias), needs_grad)
+            x.new_zeros(x.shape, dtype=self.wide_dtype) if needed else None
+            for x, needed in zip((hidden, weight, bias), needs_grad)
         )
 
     def logits(self, positions: Tensor) -> tuple[Tensor, Slope]:

@@ -27,20 +27,6 @@ def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     return types, distinct
 
 
-def earlier_tokens(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (types, is_earlier, is_label) for labels (C, L), one caption per row.
-
-    types: (C, L), see `caption_types`. The masks are bool (C, L, L); element [c, n, j] is about
-    position n and column j of `types`. is_earlier: true in exactly one column of each distinct
-    label that occurs before the position. is_label: true in all columns that equal the position's
-    label.
-    """
-    types, distinct = caption_types(labels, ignore_index)
-    is_label = types.unsqueeze(1) == labels.unsqueeze(2)
-    count_before = is_label.cumsum(1) - is_label.long()
-    return types, (count_before > 0) & distinct.unsqueeze(1), is_label
-
-
 def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
     """Raise ValueError for a label outside the vocabulary. vocabulary: the number of tokens.
 

@@ -6,6 +6,7 @@ No process has the whole weight or all logits of a position. Sums, maxima and th
 tokens are reduced over the process group, so that all processes compute the same losses.
 """
 
+import math
 from typing import NamedTuple, Optional
 
 import torch
@@ -51,8 +52,17 @@ class Shards(NamedTuple):
         return sampled
 
 
-def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
-    """Return (hidden, weight, bias, `Shards`): plain tensors, with this process's rows of the head.
+class LocalTensors(NamedTuple):
+    """The hidden states and this process's rows of the head, as plain tensors."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Optional[Tensor]
+    shards: Shards
+
+
+def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> LocalTensors:
+    """Convert hidden states and a head that several processes share.
 
     weight: (V, D). Each argument is a plain tensor, or a DTensor of any placement. All DTensors
     must be on the same one-dimensional mesh. They are redistributed, which needs no communication
@@ -79,18 +89,17 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
         return x.redistribute(placements=[placement]).to_local()
 
     # As in torch, the number of rows per process is rounded up; the last process may have fewer.
-    group, rows_per_process = mesh.get_group(), -(-vocabulary // mesh.size())
+    group, rows_per_process = mesh.get_group(), math.ceil(vocabulary / mesh.size())
     if rows_per_process * (mesh.size() - 1) >= vocabulary:
         raise ValueError(
             f"a head of {vocabulary} tokens cannot be sharded over {mesh.size()} processes; use "
             "fewer processes"
         )
-    shards = Shards(group, dist.get_rank(group) * rows_per_process, vocabulary)
-    return (
-        to_local(hidden, Replicate()),
-        to_local(weight, Shard(0)),
-        to_local(bias, Shard(0)),
-        shards,
+    return LocalTensors(
+        hidden=to_local(hidden, Replicate()),
+        weight=to_local(weight, Shard(0)),
+        bias=to_local(bias, Shard(0)),
+        shards=Shards(group, dist.get_rank(group) * rows_per_process, vocabulary),
     )
 
 
@@ -101,9 +110,11 @@ class ShardedHead(Head):
     logits and their gradients.
     """
 
-    def __init__(self, shards: Shards, *args):
-        super().__init__(*args)
-        self.group, self.first_row, self.vocabulary = shards
+    def __init__(self, shards: Shards, **arguments):
+        """arguments: those of `Head`."""
+        super().__init__(**arguments)
+        self.group, self.first_row = shards.group, shards.first_row
+        self.vocabulary = shards.vocabulary
 
     def sum_shards(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over the group, in place."""

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from smile.alternatives.interface import LikelihoodLoss, PositionLogits
+from smile.alternatives.interface import LikelihoodLoss
+from smile.position_logits import PositionLogits
 
 EPSILON = 1e-8  # added to p' before the logarithm
 
@@ -27,7 +28,7 @@ class ScaleGrad(LikelihoodLoss):
     looks_back = True
     gamma: float = 0.2
 
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         self.require(0 < self.gamma <= 1, "gamma", "above 0, at most 1")
 
     def losses(self, position_logits: PositionLogits) -> Tensor:

@@ -27,7 +27,7 @@ class Truncation(TokenLoss):
     drop: float = 0.4
     window: int = 10_000
 
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         self.require(0 <= self.drop < 1, "drop", "from 0, below 1")
         self.require(1 <= self.window <= 10_000_000, "window", "from 1 to 10,000,000")
 
