@@ -62,20 +62,9 @@ def fused_loss(
     needs_grad, sampled = inputs.needs_grad, inputs.sampled
     if d_loss is None:
         d_loss, needs_grad = 1.0, [needed and not inputs.defer_grad for needed in needs_grad]
-    head_class = Head
     if inputs.shards is not None:
-        from smile.sharded import ShardedHead
-
         sampled = inputs.shards.sync_samples(labels, sampled)
-        head_class = functools.partial(ShardedHead, inputs.shards)
-    head = head_class(
-        hidden=hidden.flatten(0, 1),
-        weight=weight,
-        bias=bias,
-        transform=Transform(settings.scale, settings.softcap),
-        dtype=inputs.dtype,
-        needs_grad=needs_grad,
-    )
+    head = _build_head(hidden.flatten(0, 1), weight, bias, inputs, needs_grad)
     with torch.autocast(hidden.device.type, enabled=False):
         accumulator = _LossAccumulator(head, inputs, d_loss * _token_gradients(inputs, head))
         # Reverse subsetting needs whole rows, because it checks whether a row ends in padding.
@@ -98,6 +87,28 @@ def fused_loss(
     if d_hidden is not None:
         d_hidden = head.sum_shards(d_hidden).view(hidden.shape)
     return FusedLoss(loss, torch.stack(parts), (d_hidden, head.d_weight, head.d_bias))
+
+
+def _build_head(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Optional[Tensor],
+    inputs: LossInputs,
+    needs_grad: list[bool],
+) -> Head:
+    head_class = Head
+    if inputs.shards is not None:
+        from smile.sharded import ShardedHead
+
+        head_class = functools.partial(ShardedHead, inputs.shards)
+    return head_class(
+        hidden=hidden,
+        weight=weight,
+        bias=bias,
+        transform=Transform(inputs.settings.scale, inputs.settings.softcap),
+        dtype=inputs.dtype,
+        needs_grad=needs_grad,
+    )
 
 
 def _token_gradients(inputs: LossInputs, head: Head) -> Tensor:

@@ -208,20 +208,9 @@ class Objective(nn.Module):
         needs_grad = [
             grad_enabled and x is not None and x.requires_grad for x in (hidden, weight, bias)
         ]
-        settings = Settings(
-            weights=self.weights,
-            ignore_index=self.ignore_index,
-            reduction=reduction,
-            scale=scale,
-            softcap=softcap,
-            label_smoothing=self.label_smoothing,
-            first_token_mle=self.first_token_mle,
-            pad_token_id=self.pad_token_id,
-            alternatives_text=self.alternatives_text,
-        )
         fields = {
             "labels": labels,
-            "settings": settings,
+            "settings": self._settings(reduction, scale, softcap),
             "dtype": compute_dtype(hidden),
             "needs_grad": needs_grad,
             "sampled": self._sample_tokens(labels, vocabulary),
@@ -236,6 +225,19 @@ class Objective(nn.Module):
         loss, parts = mixture_from_hidden(hidden, weight, bias, inputs)
         parts = dict(zip(self.weights, parts.unbind()))
         return ObjectiveOutput(loss, parts, count_labels(labels, weights, self.ignore_index))
+
+    def _settings(self, reduction: str, scale: float, softcap: Optional[float]) -> Settings:
+        return Settings(
+            weights=self.weights,
+            ignore_index=self.ignore_index,
+            reduction=reduction,
+            scale=scale,
+            softcap=softcap,
+            label_smoothing=self.label_smoothing,
+            first_token_mle=self.first_token_mle,
+            pad_token_id=self.pad_token_id,
+            alternatives_text=self.alternatives_text,
+        )
 
     def _factors_from_hidden(self, hidden, weight, bias, inputs: LossInputs) -> Tensor:
         """Return truncation's factors (B, N), which depend on MLE's losses."""

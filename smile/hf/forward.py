@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from smile.hf.auxiliary import auxiliary_losses
 from smile.hf.families import IGNORED, add_decoder_inputs, add_labels, unwrap_generative
-from smile.hf.head import linear_head
+from smile.hf.head import LinearHead, linear_head
 from smile.hf.misuse_checks import (
     REMEDY,
     Call,
@@ -103,10 +103,8 @@ def _add_objective(original_class: type, level: int) -> type:
         return _forward(self, settings, inner_forward, args, kwargs)
 
     # Trainer removes data set columns that are not in the signature, so that BATCH_KEYS are added.
-    signature, keyword_only = (
-        inspect.signature(original_class.forward),
-        inspect.Parameter.KEYWORD_ONLY,
-    )
+    signature = inspect.signature(original_class.forward)
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
     added = {name: inspect.Parameter(name, keyword_only, default=None) for name in BATCH_KEYS}
     parameters = {**added, **signature.parameters}
     ordered = sorted(parameters.values(), key=lambda x: x.kind)  # **kwargs stay last
@@ -149,16 +147,7 @@ def last_parts(model: nn.Module) -> dict[str, Tensor]:
 
 def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, kwargs: dict) -> Any:
     """Run `inner_forward`, the model's original forward; return its output with the new loss."""
-    positional = dict(zip(settings.arguments, args))
-    if repeated := positional.keys() & kwargs.keys():
-        raise TypeError(
-            f"forward() got multiple values for {', '.join(sorted(repeated))}; give one"
-        )
-    inputs = {**positional, **kwargs}
-    if inputs.get("fused_lm_head"):
-        raise ValueError(
-            f"{type(model).__name__}: SFTTrainer of TRL uses its own loss (fused_lm_head), {REMEDY}"
-        )
+    inputs = _named_inputs(model, settings.arguments, args, kwargs)
     labels, shift_labels = inputs.pop("labels", None), inputs.pop("shift_labels", None)
     segments, weights = inputs.pop("segments", None), inputs.pop("weights", None)
     keep_logits = inputs.pop("keep_logits", None)
@@ -170,44 +159,27 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
                 f"from its output (label smoothing, compute_loss_func), {REMEDY}"
             )
         return Call(model).run(inner_forward, inputs)
-    from_hidden = settings.from_hidden and model.training
-    from_hidden = from_hidden if keep_logits is None else not keep_logits
-    head = linear_head(model) if from_hidden else None
-    if from_hidden and head is None and not torch.compiler.is_compiling():
-        # The head was changed after `use_smile`: by a hook, DoRA or ZeRO-3.
-        _warn_of_logits(model, settings)
     num_items_in_batch = inputs.pop("num_items_in_batch", None)
     # Only SFTTrainer before TRL 1.15 passes both of these arguments.
     from_sft_trainer = "use_cache" in kwargs and num_items_in_batch is not None
-    if head is not None and keep_logits is None and from_sft_trainer:
-        raise ValueError(
-            f"{type(model).__name__}: SFTTrainer of TRL reads logits, but from_hidden=True has "
-            "none; use class Mine(SmileLossMixin, SFTTrainer) of smile.hf, or from_hidden=False"
-        )
+    head = _choose_head(model, settings, keep_logits, from_sft_trainer)
     return_dict = inputs.pop("return_dict", None)
     inputs["return_dict"] = True
-    shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels
-    objective = settings.objective
-    targets = Targets(model, objective, labels, shifted, segments, weights, {**inputs})
-    targets.check()
-    is_packed = targets.texts is not None and "kwargs" in settings.arguments
-    if is_packed or "use_cache" in settings.arguments:
-        inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
-    add_decoder_inputs(model, labels, inputs)
-    # Only a model that needs labels for its attention mask gets labels: every model that gets
-    # labels also computes its own loss.
-    add_labels(model, labels, inputs)
-    needs_separation = targets.texts is not None and objective.weights.keys() != {"mle"}
-    # The check reads values of tensors, which do not exist during compilation.
-    if needs_separation and not torch.compiler.is_compiling():
-        from smile.hf.packing_check import refuse_leaks
-
-        refuse_leaks(model, inputs, targets.texts)
+    targets = Targets(
+        model,
+        settings.objective,
+        labels if shift_labels is None else shift_labels,
+        shifted=shift_labels is not None,
+        segments=segments,
+        weights=weights,
+        inputs=dict(inputs),
+    ).set_segments()
+    _add_inputs(model, settings, inputs, targets)
     if head is None:
         output = Call(model).run(inner_forward, inputs)
-        result = objective(*targets.align(output_logits(model, output)))
+        result = settings.objective(*targets.align(output_logits(model, output)))
     else:
-        output, result = _from_hidden(model, settings, inner_forward, inputs, targets, head)
+        output, result = _run_from_hidden(model, settings, inner_forward, inputs, targets, head)
     auxiliary_loss, auxiliary_parts = auxiliary_losses(model, output)
     loss = total_loss(result, num_items_in_batch, auxiliary_loss)
     settings.parts = {**result.parts, **auxiliary_parts}
@@ -221,6 +193,59 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
     return output if wants_dict else output.to_tuple()
 
 
+def _named_inputs(model: nn.Module, names: list[str], args: tuple, kwargs: dict) -> dict[str, Any]:
+    """Return the arguments of a forward by name. names: those of the positional ones, in order.
+
+    Raises ValueError if SFTTrainer of TRL will compute the loss itself.
+    """
+    positional = dict(zip(names, args))
+    if repeated := positional.keys() & kwargs.keys():
+        raise TypeError(
+            f"forward() got multiple values for {', '.join(sorted(repeated))}; give one"
+        )
+    inputs = {**positional, **kwargs}
+    if inputs.get("fused_lm_head"):
+        raise ValueError(
+            f"{type(model).__name__}: SFTTrainer of TRL uses its own loss (fused_lm_head), {REMEDY}"
+        )
+    return inputs
+
+
+def _choose_head(
+    model: nn.Module, settings: _Settings, keep_logits: Optional[bool], from_sft_trainer: bool
+) -> Optional[LinearHead]:
+    """Return the head for the fused linear loss, or None to compute the loss from logits."""
+    from_hidden = settings.from_hidden and model.training
+    from_hidden = from_hidden if keep_logits is None else not keep_logits
+    head = linear_head(model) if from_hidden else None
+    if from_hidden and head is None and not torch.compiler.is_compiling():
+        # The head was changed after `use_smile`: by a hook, DoRA or ZeRO-3.
+        _warn_of_logits(model, settings)
+    if head is not None and keep_logits is None and from_sft_trainer:
+        raise ValueError(
+            f"{type(model).__name__}: SFTTrainer of TRL reads logits, but from_hidden=True has "
+            "none; use class Mine(SmileLossMixin, SFTTrainer) of smile.hf, or from_hidden=False"
+        )
+    return head
+
+
+def _add_inputs(model: nn.Module, settings: _Settings, inputs: dict, targets: Targets) -> None:
+    """Add what the model needs to `inputs`. Raises ValueError if texts of a row see each other."""
+    is_packed = targets.texts is not None and "kwargs" in settings.arguments
+    if is_packed or "use_cache" in settings.arguments:
+        inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
+    add_decoder_inputs(model, targets.original_labels, inputs)
+    # Only a model that needs labels for its attention mask gets labels: every model that gets
+    # labels also computes its own loss.
+    add_labels(model, targets.original_labels, inputs)
+    needs_separation = targets.texts is not None and settings.objective.weights.keys() != {"mle"}
+    # The check reads values of tensors, which do not exist during compilation.
+    if needs_separation and not torch.compiler.is_compiling():
+        from smile.hf.packing_check import refuse_leaks
+
+        refuse_leaks(model, inputs, targets.texts)
+
+
 def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
     """Warn, once per model, that `from_hidden` is not possible and all logits are computed."""
     if not settings.is_warned:
@@ -229,8 +254,13 @@ def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
     settings.is_warned = True
 
 
-def _from_hidden(
-    model, settings, inner_forward, inputs, targets, head
+def _run_from_hidden(
+    model: nn.Module,
+    settings: _Settings,
+    inner_forward: Callable,
+    inputs: dict,
+    targets: Targets,
+    head: LinearHead,
 ) -> tuple[dict, ObjectiveOutput]:
     """Return the model's output with only the last position's logits, and the objective's result.
 
@@ -242,13 +272,14 @@ def _from_hidden(
     def replace_input(states: Tensor) -> Tensor:
         # accelerate moves the states to the head's device only in the head's forward, after this.
         states = states.to(head.module.weight.device)
-        results.append(head.compute_objective(settings.objective, *targets.align(states)))
+        results.append(head.compute_objective(settings.objective, targets.align(states)))
         return states[:, -1:].detach()
 
     watch(head.module)
     call = Call(model, head.module, replace_input)
     output = call.run(inner_forward, inputs)
     last_logits, name = output_logits(model, output).detach(), type(model).__name__
+    device = last_logits.device
     if not results:
         raise ValueError(
             f"{name}: a forward that was set on the model does not call its language head; "
@@ -256,11 +287,11 @@ def _from_hidden(
         )
     loss, parts, tokens = results[-1]
     # accelerate moves the output of a model on several devices to the input's device.
-    loss, tokens = loss.to(last_logits.device), tokens.to(last_logits.device)
-    parts = {key: part.to(last_logits.device) for key, part in parts.items()}
+    loss, tokens = loss.to(device), tokens.to(device)
+    parts = {key: part.to(device) for key, part in parts.items()}
     if torch.compiler.is_compiling() or not settings.head_is_checked:
         error = f"{name} changes the logits of its language head; use_smile needs from_hidden=False"
-        changed = head.changed_rows(last_logits, call.head_output.detach().to(last_logits.device))
+        changed = head.changed_rows(last_logits, call.head_output.detach().to(device))
         loss = refuse(changed.unsqueeze(0), [f"{error} for it"], loss)
         settings.head_is_checked = not torch.compiler.is_compiling()
     return output, ObjectiveOutput(loss, parts, tokens)

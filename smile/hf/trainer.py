@@ -140,7 +140,7 @@ class SmileLossMixin:
         labelled = all({"labels", "shift_labels"} & batch.keys() for batch in batches)
         if not (self.model_accepts_loss_kwargs and batches and labelled):
             return None
-        items = sum(count_labels(*self._scored_labels(batch), IGNORED) for batch in batches)
+        items = sum(map(self._count_scored, batches))
         if self._processes() > 1:
             items = self.accelerator.gather(items.to(self.args.device)).sum()
             items = _divide(items, self._size("tp") * self._size("cp") * self._size("sp"))
@@ -162,17 +162,22 @@ class SmileLossMixin:
         """
         return getattr(self, f"get_{kind}_size", lambda: 1)()
 
-    def _scored_labels(self, batch: Mapping[str, Tensor]):
-        """Return (labels, weights), (B, N) each. Labels that are not scored are IGNORED."""
+    def _count_scored(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the number of scored labels of a batch, or the sum of their weights."""
         shifted = batch.get("shift_labels") is not None
         labels = batch["shift_labels" if shifted else "labels"]
-        inputs = {key: value for key, value in batch.items() if key not in BATCH_KEYS}
-        extra = (batch.get(name) for name in BATCH_KEYS)
         targets = Targets(
-            self._objective_model, self.smile_objective, labels, shifted, *extra, inputs
+            self._objective_model,
+            self.smile_objective,
+            labels,
+            shifted=shifted,
+            segments=batch.get("segments"),
+            weights=batch.get("weights"),
+            inputs={key: value for key, value in batch.items() if key not in BATCH_KEYS},
         )
-        _, labels, _, weights = targets.align(labels.unsqueeze(2))
-        return prepare_weights(labels, weights, IGNORED)
+        aligned = targets.align(labels.unsqueeze(2))
+        labels, weights = prepare_weights(aligned.labels, aligned.weights, IGNORED)
+        return count_labels(labels, weights, IGNORED)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the loss of the model's forward, scaled as transformers' trainer expects.
@@ -220,8 +225,7 @@ class SmileLossMixin:
         if len(self.smile_objective.weights) > 1:
             share = 1.0
             if items is not None:
-                tokens = count_labels(*self._scored_labels(inputs), IGNORED)
-                share = tokens * steps * self._processes() / items
+                share = self._count_scored(inputs) * steps * self._processes() / items
                 share = share.to(next(iter(parts.values())).device)  # the head's device
             values.update(
                 {f"loss_{name}": parts[name] * share for name in self.smile_objective.weights}
