@@ -11,7 +11,6 @@ accumulated before the chunk's logits are freed, as in the fused cross-entropy o
 """
 
 import ast
-import functools
 from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import NamedTuple, Optional
@@ -21,7 +20,7 @@ from torch import Tensor
 
 from smile.alternatives import ALTERNATIVES
 from smile.captions import blocks
-from smile.head import CHUNK_POSITIONS, Head, Transform, enable_autograd, slices
+from smile.head import CHUNK_POSITIONS, Head, enable_autograd, slices
 from smile.labels import caption_types, count_labels, first_labelled, reduce_losses
 from smile.mixture import LossInputs, scores_first_token
 from smile.position_logits import EarlierTokens, PositionLogits, earlier_tokens
@@ -59,12 +58,15 @@ def fused_loss(
     backward pass calls this function again.
     """
     labels, settings, weights = inputs.labels, inputs.settings, inputs.weights
-    needs_grad, sampled = inputs.needs_grad, inputs.sampled
+    needs_grad, sampled, head_class = inputs.needs_grad, inputs.sampled, Head
     if d_loss is None:
         d_loss, needs_grad = 1.0, [needed and not inputs.defer_grad for needed in needs_grad]
     if inputs.shards is not None:
+        from smile.sharded import ShardedHead
+
+        head_class = ShardedHead
         sampled = inputs.shards.sync_samples(labels, sampled)
-    head = _build_head(hidden.flatten(0, 1), weight, bias, inputs, needs_grad)
+    head = head_class(hidden.flatten(0, 1), weight, bias, inputs, needs_grad)
     with torch.autocast(hidden.device.type, enabled=False):
         accumulator = _LossAccumulator(head, inputs, d_loss * _token_gradients(inputs, head))
         # Reverse subsetting needs whole rows, because it checks whether a row ends in padding.
@@ -89,28 +91,6 @@ def fused_loss(
     return FusedLoss(loss, torch.stack(parts), (d_hidden, head.d_weight, head.d_bias))
 
 
-def _build_head(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Optional[Tensor],
-    inputs: LossInputs,
-    needs_grad: list[bool],
-) -> Head:
-    head_class = Head
-    if inputs.shards is not None:
-        from smile.sharded import ShardedHead
-
-        head_class = functools.partial(ShardedHead, inputs.shards)
-    return head_class(
-        hidden=hidden,
-        weight=weight,
-        bias=bias,
-        transform=Transform(inputs.settings.scale, inputs.settings.softcap),
-        dtype=inputs.dtype,
-        needs_grad=needs_grad,
-    )
-
-
 def _token_gradients(inputs: LossInputs, head: Head) -> Tensor:
     """Return the gradient (B, N) of the reduced loss with respect to each token's loss."""
     labels, weights = inputs.labels, inputs.weights
@@ -129,7 +109,8 @@ class _Chunk(NamedTuple):
 
     positions: (R,), indices in the flattened batch. label, is_first: (R,). excluded: (R, E), the
     tokens that reverse subsetting leaves out of its softmax. earlier: (R, L) each, the tokens of
-    each position's caption; None if no alternative looks back.
+    each position's caption, where `types` are those of each position; None if no alternative looks
+    back.
     """
 
     positions: Tensor
@@ -185,12 +166,19 @@ class _LossAccumulator:
         earlier = earlier_tokens(labels, ignore) if self.looks_back else None
         for part in slices(len(selected), CHUNK_POSITIONS["cpu" if labels.is_cpu else "cuda"]):
             indices = selected[part]
+            own_earlier = None
+            if earlier is not None:
+                own_earlier = EarlierTokens(
+                    types=earlier.types[caption[part]],
+                    is_earlier=earlier.is_earlier[indices],
+                    is_label=earlier.is_label[indices],
+                )
             chunk = _Chunk(
                 positions=positions.flatten()[indices],
                 label=labels.flatten()[indices],
                 is_first=is_first.flatten()[indices],
                 excluded=excluded[caption[part]],
-                earlier=None if earlier is None else earlier.at(indices),
+                earlier=own_earlier,
             )
             self._add_chunk(chunk)
 
@@ -280,17 +268,10 @@ class _LossAccumulator:
             elif loss is not None and loss.reads_logits:
                 losses[name] = loss.losses(leaves["logits"], chunk.label)
             elif loss is not None:
-                earlier = chunk.earlier
-                position_logits = PositionLogits(total, target)
-                if earlier is not None:
-                    position_logits = PositionLogits(
-                        total,
-                        target,
-                        leaves["caption_logits"],
-                        earlier.is_earlier,
-                        earlier.is_label,
-                    )
-                losses[name] = loss.losses(position_logits)
+                caption_logits = leaves.get("caption_logits")
+                losses[name] = loss.losses(
+                    PositionLogits(total, target, caption_logits, chunk.earlier)
+                )
             if name in self.first_token_mle_names:
                 losses[name] = mle.where(chunk.is_first, losses.get(name, 0))
         return losses

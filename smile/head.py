@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smile.labels import MAX_MASKED_LOGIT, at_least_float32
+from smile.mixture import LossInputs
 
 # Positions per chunk of logits, on a CPU and on other devices. Every chunk reads and writes the
 # whole gradient of the weight. With smaller chunks this would take longer than the matmuls.
@@ -63,7 +64,7 @@ class Head:
     """Computes logits of some positions or tokens, and accumulates gradients.
 
     hidden: (M, D), where M is the number of positions of the flattened batch; weight: (V, D); bias:
-    (V,) or None. Logits are `transform` of `hidden @ weight.T + bias`, computed in `dtype`.
+    (V,) or None. Logits are `transform` of `hidden @ weight.T + bias`, computed in `inputs.dtype`.
     needs_grad: whether hidden, weight and bias need gradients. `d_hidden`, `d_weight` and `d_bias`
     accumulate these gradients in float32 or wider; a gradient that is not needed is None. Methods
     return logits together with the slope of `Transform`, which `backward` needs.
@@ -74,17 +75,16 @@ class Head:
         hidden: Tensor,
         weight: Tensor,
         bias: Optional[Tensor],
-        transform: Transform,
-        dtype: torch.dtype,
+        inputs: LossInputs,
         needs_grad: Sequence[bool],
     ):
-        self.transform = transform
-        self.dtype = dtype
-        self.wide_dtype = torch.promote_types(dtype, torch.float32)
-        self.hidden = hidden.to(dtype)
-        self.weight = weight
-        self.bias = None if bias is None else bias.to(dtype)
-        self.vocabulary = len(weight)
+        self.transform = Transform(inputs.settings.scale, inputs.settings.softcap)
+        self.dtype = inputs.dtype
+        self.wide_dtype = torch.promote_types(self.dtype, torch.float32)
+        self.hidden, self.weight = hidden.to(self.dtype), weight
+        self.bias = None if bias is None else bias.to(self.dtype)
+        self.shards = inputs.shards
+        self.vocabulary = len(weight) if self.shards is None else self.shards.vocabulary
         self.has_grads = any(needs_grad)
         self.chunk_elements = CHUNK_ELEMENTS["cpu" if hidden.is_cpu else "cuda"]
         self.d_hidden, self.d_weight, self.d_bias = (

@@ -208,52 +208,39 @@ class Objective(nn.Module):
         needs_grad = [
             grad_enabled and x is not None and x.requires_grad for x in (hidden, weight, bias)
         ]
-        fields = {
-            "labels": labels,
-            "settings": self._settings(reduction, scale, softcap),
-            "dtype": compute_dtype(hidden),
-            "needs_grad": needs_grad,
-            "sampled": self._sample_tokens(labels, vocabulary),
-            "segments": segments,
-            "weights": weights,
-            "shards": shards,
-        }
-        inputs = LossInputs(**fields)
-        if "truncation" in self.weights:
-            factors = self._factors_from_hidden(hidden, weight, bias, inputs)
-            inputs = LossInputs(**fields, factors=factors)
-        loss, parts = mixture_from_hidden(hidden, weight, bias, inputs)
+        dtype, factors = compute_dtype(hidden), None
+
+        def mixture(settings: Settings, **batch: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+            inputs = LossInputs(labels, settings, dtype, needs_grad, shards=shards, **batch)
+            return mixture_from_hidden(hidden, weight, bias, inputs)
+
+        if "truncation" in self.weights:  # its factors depend on MLE's losses: compute them first
+            settings = Settings({"mle": 1.0}, self.ignore_index, "none", scale, softcap)
+            with torch.no_grad():
+                losses, _ = mixture(settings)
+            factors = self._truncation_factors(losses, labels, segments, weights)
+        loss, parts = mixture(
+            self._settings(reduction, scale, softcap),
+            sampled=self._sample_tokens(labels, vocabulary),
+            segments=segments,
+            weights=weights,
+            factors=factors,
+        )
         parts = dict(zip(self.weights, parts.unbind()))
         return ObjectiveOutput(loss, parts, count_labels(labels, weights, self.ignore_index))
 
     def _settings(self, reduction: str, scale: float, softcap: Optional[float]) -> Settings:
         return Settings(
-            weights=self.weights,
-            ignore_index=self.ignore_index,
-            reduction=reduction,
-            scale=scale,
-            softcap=softcap,
-            label_smoothing=self.label_smoothing,
-            first_token_mle=self.first_token_mle,
-            pad_token_id=self.pad_token_id,
-            alternatives_text=self.alternatives_text,
+            self.weights,
+            self.ignore_index,
+            reduction,
+            scale,
+            softcap,
+            self.label_smoothing,
+            self.first_token_mle,
+            self.pad_token_id,
+            self.alternatives_text,
         )
-
-    def _factors_from_hidden(self, hidden, weight, bias, inputs: LossInputs) -> Tensor:
-        """Return truncation's factors (B, N), which depend on MLE's losses."""
-        mle = Settings(
-            weights={"mle": 1.0},
-            ignore_index=self.ignore_index,
-            reduction="none",
-            scale=inputs.settings.scale,
-            softcap=inputs.settings.softcap,
-        )
-        mle_inputs = LossInputs(
-            inputs.labels, mle, inputs.dtype, inputs.needs_grad, shards=inputs.shards
-        )
-        with torch.no_grad():
-            losses, _ = mixture_from_hidden(hidden, weight, bias, mle_inputs)
-        return self._truncation_factors(losses, inputs.labels, inputs.segments, inputs.weights)
 
     def _refuse_logit_losses(self) -> None:
         """Raise ValueError if a loss needs all logits, which no process of a sharded head has."""

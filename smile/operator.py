@@ -82,16 +82,8 @@ def _build_inputs(
     labels, sampled, segments, weights, factors, settings_text: str, dtype, needs_grad
 ) -> LossInputs:
     """Build the inputs from the operator's arguments after `d_loss`."""
-    return LossInputs(
-        labels=labels,
-        settings=Settings(*ast.literal_eval(settings_text)),
-        dtype=dtype,
-        needs_grad=needs_grad,
-        sampled=sampled,
-        segments=segments,
-        weights=weights,
-        factors=factors,
-    )
+    settings = Settings(*ast.literal_eval(settings_text))
+    return LossInputs(labels, settings, dtype, needs_grad, sampled, segments, weights, factors)
 
 
 @torch.library.custom_op(

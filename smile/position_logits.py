@@ -9,34 +9,25 @@ from smile.labels import caption_types
 
 
 class EarlierTokens(NamedTuple):
-    """The token types of captions, and which of them occur before each position.
+    """The token types of captions, and which of them occur before each of R positions.
 
-    types: (C, L), see `caption_types`. is_earlier, is_label: bool (C, L, L); element [c, n, j] is
-    about position n and column j of `types`. is_earlier: true in exactly one column of each
-    distinct label that occurs before the position. is_label: true in all columns that equal the
-    position's label.
+    types: (C, L), see `caption_types`. is_earlier, is_label: bool (R, L); column j is about column
+    j of the caption's `types`. is_earlier: true in exactly one column of each distinct label that
+    occurs before the position. is_label: true in all columns that equal the position's label.
     """
 
     types: Tensor
     is_earlier: Tensor
     is_label: Tensor
 
-    def at(self, positions: Tensor) -> "EarlierTokens":
-        """Return the types and masks of R positions, (R, L) each.
-
-        positions: (R,), indices in the flattened captions, C * L.
-        """
-        captions = positions.div(self.types.size(1), rounding_mode="floor")
-        is_earlier, is_label = self.is_earlier.flatten(0, 1), self.is_label.flatten(0, 1)
-        return EarlierTokens(self.types[captions], is_earlier[positions], is_label[positions])
-
 
 def earlier_tokens(labels: Tensor, ignore_index: int) -> EarlierTokens:
-    """Find the earlier tokens of each position. labels: (C, L), one caption per row."""
+    """Find the earlier tokens of all R = C * L positions. labels: (C, L), one caption per row."""
     types, distinct = caption_types(labels, ignore_index)
-    is_label = types.unsqueeze(1) == labels.unsqueeze(2)
+    is_label = types.unsqueeze(1) == labels.unsqueeze(2)  # (C, L, L)
     count_before = is_label.cumsum(1) - is_label.long()
-    return EarlierTokens(types, (count_before > 0) & distinct.unsqueeze(1), is_label)
+    is_earlier = (count_before > 0) & distinct.unsqueeze(1)
+    return EarlierTokens(types, is_earlier.flatten(0, 1), is_label.flatten(0, 1))
 
 
 class PositionLogits(NamedTuple):
@@ -44,15 +35,13 @@ class PositionLogits(NamedTuple):
 
     total: (R,), the logsumexp of all logits. label: (R,), the label's logit. caption_logits:
     (R, L), the logits of all labels of the caption, before and after the position, one column each.
-    is_earlier, is_label: (R, L), see `EarlierTokens`. The last three are None unless the loss
-    `looks_back`.
+    The last two are None unless the loss `looks_back`.
     """
 
     total: Tensor
     label: Tensor
     caption_logits: Optional[Tensor] = None
-    is_earlier: Optional[Tensor] = None
-    is_label: Optional[Tensor] = None
+    earlier: Optional[EarlierTokens] = None
 
     @property
     def log_p(self) -> Tensor:
@@ -62,7 +51,5 @@ class PositionLogits(NamedTuple):
     @property
     def earlier_probabilities(self) -> Tensor:
         """The probabilities (R, L) of earlier tokens; 0 for other tokens."""
-        log_p = (self.caption_logits - self.total.unsqueeze(1)).masked_fill(
-            ~self.is_earlier, -math.inf
-        )
-        return log_p.exp()
+        log_p = self.caption_logits - self.total.unsqueeze(1)
+        return log_p.masked_fill(~self.earlier.is_earlier, -math.inf).exp()

@@ -110,30 +110,24 @@ class ShardedHead(Head):
     logits and their gradients.
     """
 
-    def __init__(self, shards: Shards, **arguments):
-        """arguments: those of `Head`."""
-        super().__init__(**arguments)
-        self.group, self.first_row = shards.group, shards.first_row
-        self.vocabulary = shards.vocabulary
-
     def sum_shards(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over the group, in place."""
-        dist.all_reduce(tensor, group=self.group)
+        dist.all_reduce(tensor, group=self.shards.group)
         return tensor
 
     def _is_remote(self, tokens: Tensor) -> Tensor:
-        local_ids = tokens - self.first_row
+        local_ids = tokens - self.shards.first_row
         return (local_ids < 0) | (local_ids >= len(self.weight))
 
     def local_ids(self, tokens: Tensor) -> Tensor:
-        return (tokens - self.first_row).masked_fill(self._is_remote(tokens), 0)
+        return (tokens - self.shards.first_row).masked_fill(self._is_remote(tokens), 0)
 
     def keep_local(self, values: Tensor, tokens: Tensor) -> Tensor:
         return values.masked_fill(self._is_remote(tokens), 0)
 
     def softmax_(self, logits: Tensor) -> Tensor:
         largest = logits.amax(1, keepdim=True)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.shards.group)
         total = self.sum_shards(logits.sub_(largest).exp_().sum(1, keepdim=True))
         logits.div_(total)
         return largest + total.log()

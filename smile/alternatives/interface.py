@@ -65,18 +65,17 @@ class LikelihoodLoss(TokenLoss):
         """
         logits = at_least_float32(logits)
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
-        total, label_logit = logits.logsumexp(2).flatten(), logits.gather(2, label).flatten()
-        position_logits = PositionLogits(total, label_logit)
+        caption_logits = earlier = None
         if self.looks_back:
             earlier = earlier_tokens(labels, ignore_index)
             columns = earlier.types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (C, L, L)
-            position_logits = PositionLogits(
-                total=total,
-                label=label_logit,
-                caption_logits=logits.gather(2, columns).flatten(0, 1),
-                is_earlier=earlier.is_earlier.flatten(0, 1),
-                is_label=earlier.is_label.flatten(0, 1),
-            )
+            caption_logits = logits.gather(2, columns).flatten(0, 1)
+        position_logits = PositionLogits(
+            total=logits.logsumexp(2).flatten(),
+            label=logits.gather(2, label).flatten(),
+            caption_logits=caption_logits,
+            earlier=earlier,
+        )
         return self.losses(position_logits).view_as(labels)
 
 

@@ -33,6 +33,7 @@ class ScaleGrad(LikelihoodLoss):
 
     def losses(self, position_logits: PositionLogits) -> Tensor:
         total = self.gamma + (1 - self.gamma) * position_logits.earlier_probabilities.sum(1)
-        is_new = ~(position_logits.is_label & position_logits.is_earlier).any(1)
+        earlier = position_logits.earlier
+        is_new = ~(earlier.is_label & earlier.is_earlier).any(1)
         log_p = position_logits.log_p + math.log(self.gamma) * is_new.to(total.dtype) - total.log()
         return -(log_p.exp() + EPSILON).log()

@@ -28,5 +28,5 @@ class Unlikelihood(LikelihoodLoss):
 
     def losses(self, position_logits: PositionLogits) -> Tensor:
         penalties = -(1 - position_logits.earlier_probabilities).clamp(min=MIN_COMPLEMENT).log()
-        penalty = penalties.masked_fill(position_logits.is_label, 0).sum(1)
+        penalty = penalties.masked_fill(position_logits.earlier.is_label, 0).sum(1)
         return self.alpha * penalty - position_logits.log_p
