@@ -27,11 +27,10 @@ PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
 NULL_IMAGE = "null_image"
 # The first parts of keys that are ignored if the model lacks them. The files that BLIP released
 # also have text encoders, heads, momentum copies and queues.
-FURTHER_TOWERS = {
-    *("text_encoder", "text_decoder", "vision_proj", "text_proj", "itm_head", "temp"),
-    *("visual_encoder_m", "text_encoder_m", "text_decoder_m", "vision_proj_m", "text_proj_m"),
-    *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue"),
-}
+FURTHER_TOWERS = """
+    text_encoder text_decoder vision_proj text_proj itm_head temp visual_encoder_m text_encoder_m
+    text_decoder_m vision_proj_m text_proj_m image_queue text_queue queue_ptr ptr_queue idx_queue
+"""
 
 # Keys that a file may lack. Each maps to the key whose value is used instead; None keeps the
 # model's value, which is a constant.
@@ -42,11 +41,9 @@ OPTIONAL_KEYS = {
     "text_decoder.bert.embeddings.position_ids": None,
 }
 
-
 # The two layers that share a weight. LoRA does not adapt them: the loss reads the shared weight
 # directly, so that an adapter of these layers would have no effect.
 TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.word_embeddings")
-
 
 # Further arguments of `BlipCaptioner` that `settings_in` takes from a checkpoint's configuration.
 OTHER_SETTINGS = ("prompt", "first_token_shift")
@@ -72,12 +69,11 @@ class LoadReport(NamedTuple):
     reshaped: list[str]
 
     def __str__(self) -> str:
-        groups = [
-            f"{name}: {len(keys)} ({_shorten(keys)})"
-            for name, keys in self._asdict().items()
-            if keys
-        ]
-        return "; ".join(groups) or "every key matched"
+        groups = []
+        for name, keys in self._asdict().items():
+            if keys:
+                groups.append(f"{name}: {len(keys)} ({_shorten(keys)})")
+        return "; ".join(groups) if groups else "every key matched"
 
 
 def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = False) -> dict:
@@ -96,10 +92,10 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     path = fetch(source)
     sharded = is_sharded(path)
     if not (path.is_file() or sharded):
-        problem = "is a folder, not a checkpoint: give a file in it"
-        raise CheckpointError(
-            f"checkpoint {source} {problem if path.is_dir() else 'does not exist'}"
-        )
+        problem = "does not exist"
+        if path.is_dir():
+            problem = "is a folder, not a checkpoint: give a file in it"
+        raise CheckpointError(f"checkpoint {source} {problem}")
     try:
         if path.suffix == ".safetensors":
             content = load_file(path)
@@ -154,9 +150,11 @@ def settings_in(
         "image_size": state[PATCH_WEIGHT].size(2) * round(patches**0.5),
         "med_config": {},
     }
-    for values in ({key: config.get(key) for key in (*settings, *OTHER_SETTINGS)}, overrides):
-        settings.update({key: value for key, value in values.items() if value is not None})
-    return settings
+    for key in (*settings, *OTHER_SETTINGS):
+        if config.get(key) is not None:
+            settings[key] = config[key]
+    given = {key: value for key, value in overrides.items() if value is not None}
+    return {**settings, **given}
 
 
 def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
@@ -202,7 +200,27 @@ def load_weights(
     value is not finite, a shape differs, or a key is missing or unexpected.
     """
     model_state, state = model.state_dict(), dict(state)
-    missing, reshaped = [], []
+    missing = _add_missing(state, model_state, name, new_null)
+    own_towers = {_tower(key) for key in model_state}
+    ignored = {*FURTHER_TOWERS.split()} - own_towers | {NULL_IMAGE}
+    unexpected = [key for key in state if key not in model_state and _tower(key) in ignored]
+    for key in unexpected:
+        del state[key]
+    reshaped = [key for key in RESIZED if _resize(key, state, model_state, name)]
+    check_fits(model_state, state, name)
+    check_finite(state, name)
+    model.load_state_dict(state)
+    return LoadReport(missing=missing, unexpected=unexpected, reshaped=reshaped)
+
+
+def _add_missing(
+    state: dict[str, Tensor], model_state: Mapping[str, Tensor], name: str, new_null: bool
+) -> list[str]:
+    """Add keys of the model that a file may lack to `state`, and return these keys.
+
+    Raises CheckpointError if the null image is missing, unless `new_null`.
+    """
+    missing = []
     for key, source in OPTIONAL_KEYS.items():
         if key in model_state and key not in state and (source is None or source in state):
             missing.append(key)
@@ -216,24 +234,24 @@ def load_weights(
                 )
             missing.append(key)
             state[key] = model_state[key]
-    ignored = FURTHER_TOWERS - {_tower(key) for key in model_state} | {NULL_IMAGE}
-    unexpected = [key for key in state if key not in model_state and _tower(key) in ignored]
-    for key in unexpected:
-        del state[key]
-    for key, resize in RESIZED.items():
-        if key in model_state and key in state and state[key].shape != model_state[key].shape:
-            reshaped.append(key)
-            try:
-                state[key] = resize(state[key].float(), model_state[key].shape)
-            except (ValueError, IndexError, RuntimeError) as error:
-                raise CheckpointError(f"{name}: {key} cannot be resized: {error}") from error
-    check_fits(model_state, state, name)
-    check_finite(state, name)
-    model.load_state_dict(state)
-    return LoadReport(missing, unexpected, reshaped)
+    return missing
 
 
-def _tower(key: str) -> str:  # the first part of a key, such as "visual_encoder"
+def _resize(
+    key: str, state: dict[str, Tensor], model_state: Mapping[str, Tensor], name: str
+) -> bool:
+    """Resize a value of `state` to its shape in the model. Return whether this was necessary."""
+    if key not in state or key not in model_state or state[key].shape == model_state[key].shape:
+        return False
+    try:
+        state[key] = RESIZED[key](state[key].float(), model_state[key].shape)
+    except (ValueError, IndexError, RuntimeError) as error:
+        raise CheckpointError(f"{name}: {key} cannot be resized: {error}") from error
+    return True
+
+
+def _tower(key: str) -> str:
+    """Return the first part of a key, such as "visual_encoder"."""
     return key.partition(".")[0]
 
 
@@ -263,20 +281,25 @@ def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
     """Resize a position embedding (1, 1 + p*p, D) bicubically to (1, 1 + q*q, D).
 
     tokens: 1 + q*q, the new number of tokens. The embedding of the class token is unchanged. Raises
-    RuntimeError if the old grid is not a square.
+    ValueError if the old grid is not a square.
     """
     from timm.layers import resample_abs_pos_embed
 
+    patches = pos_embed.size(1) - 1
+    if math.isqrt(patches) ** 2 != patches:
+        raise ValueError(f"it is for {patches} patches, which form no square")
     return resample_abs_pos_embed(pos_embed, [math.isqrt(tokens - 1)] * 2, antialias=False)
+
+
+def _resize_image(image: Tensor, shape: torch.Size) -> Tensor:
+    return F.interpolate(image[None], shape[1:], mode="bicubic", antialias=True)[0]
 
 
 # Keys whose value is resized if its shape differs from the model's. Each maps to a function that
 # takes the value and the model's shape and returns the resized value.
 RESIZED = {
-    POSITION_EMBEDDING: lambda value, size: resize_position_embedding(value, size[1]),
-    f"{NULL_IMAGE}.image": lambda value, size: F.interpolate(
-        value[None], size[1:], mode="bicubic", antialias=True
-    )[0],
+    POSITION_EMBEDDING: lambda value, shape: resize_position_embedding(value, shape[1]),
+    f"{NULL_IMAGE}.image": _resize_image,
 }
 
 
@@ -293,11 +316,16 @@ def check_finite(state: Mapping[str, Tensor], name: str) -> None:
 
 def holds_tensors(state: dict) -> bool:
     """Return whether a dict has only strings as keys and only dense tensors with data as values."""
-    return all(
-        isinstance(k, str) and isinstance(v, Tensor) and v.layout is torch.strided and not v.is_meta
-        for k, v in state.items()
-    )
+    for key, value in state.items():
+        if not (isinstance(key, str) and isinstance(value, Tensor)):
+            return False
+        if value.layout is not torch.strided or value.is_meta:
+            return False
+    return True
 
 
 def _shorten(keys: list[str]) -> str:
-    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "") if keys else "none"
+    """Return the first keys as one line."""
+    if not keys:
+        return "none"
+    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
