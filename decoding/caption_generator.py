@@ -27,10 +27,11 @@ def training_tokens(
     `ignore_index`. Lengths are in tokens. captioner: a `CaptionGenerator` with a `prompt`, its
     `prompt_ids`, a `tokenizer` and `max_tokens`.
     """
-    own_prompt, lengths, texts = (captioner.prompt, captioner.prompt_ids.size(-1)), [], []
+    texts, lengths = [], []
     for group, prompt in zip(captions, prompts or [None] * len(captions)):
-        start, length = own_prompt
-        if prompt is not None:
+        if prompt is None:
+            start, length = captioner.prompt, captioner.prompt_ids.size(-1)
+        else:
             start, length = f"{prompt.strip()} ", len(captioner.tokenizer.encode_prompt(prompt))
         texts += [start + caption for caption in group]
         lengths += [length] * len(group)
@@ -94,8 +95,8 @@ class CaptionGenerator(nn.Module):
                 encoded,
                 self.tokenizer,
                 settings,
-                self.caption_text,
-                partial(self.log_likelihoods, encoded),
+                text=self.caption_text,
+                log_likelihoods=partial(self.log_likelihoods, encoded),
             )
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:

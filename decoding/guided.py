@@ -3,8 +3,8 @@
 The first stream sees the image. The second stream sees another image, whose log-probabilities are
 subtracted: the null image in classifier-free guidance (arXiv 2307.16686), or the image with noise
 in visual contrastive decoding (arXiv 2311.16922). This project calls the methods guidance and
-contrast. In a step of 2B prompts, the first B prompts see the
-images, and the second B prompts see the other images.
+contrast. In a step of 2B prompts, the first B prompts see the images, and the second B prompts see
+the other images.
 """
 
 import math
@@ -54,7 +54,8 @@ def combine_streams(
     )
     if settings.contrastive_alpha:
         alpha, beta = settings.contrastive_alpha, settings.contrastive_beta
-        threshold = image_logits.amax(-1, keepdim=True) + (math.log(beta) if beta else -math.inf)
+        log_beta = math.log(beta) if beta > 0 else -math.inf
+        threshold = image_logits.amax(-1, keepdim=True) + log_beta
         logits = (1 + alpha) * image_logits - alpha * other_logits
         logits = logits.where(image_logits >= threshold, image_logits + IMPLAUSIBLE)
     else:
