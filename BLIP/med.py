@@ -54,10 +54,10 @@ class MedConfig(Sizes):
 
 # Keys of BERT's configuration that are ignored. The tokenizer determines vocab_size, the image
 # encoder determines encoder_width, and the other keys do not vary between captioning decoders.
-IGNORED_KEYS = {
-    *("architectures", "model_type", "type_vocab_size", "pad_token_id", "vocab_size"),
-    *("encoder_width", "add_cross_attention"),
-}
+IGNORED_KEYS = """
+    architectures model_type type_vocab_size pad_token_id vocab_size encoder_width
+    add_cross_attention
+"""
 
 
 def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
@@ -75,7 +75,8 @@ def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
             raise ValueError(f"med_config: cannot read {source}: {error}") from error
     if not isinstance(values, Mapping):
         raise ValueError(f"med_config: {source} is not a JSON object")
-    sizes = {key: value for key, value in values.items() if key not in IGNORED_KEYS}
+    ignored = IGNORED_KEYS.split()
+    sizes = {key: value for key, value in values.items() if key not in ignored}
     return MedConfig.read("med_config", sizes)
 
 
@@ -126,9 +127,12 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.num_attention_heads
         self.dropout = config.attention_probs_dropout_prob
-        projections = {"query": config.hidden_size, "key": source_width, "value": source_width}
         self.self = nn.ModuleDict(
-            {name: nn.Linear(width, config.hidden_size) for name, width in projections.items()}
+            {
+                "query": nn.Linear(config.hidden_size, config.hidden_size),
+                "key": nn.Linear(source_width, config.hidden_size),
+                "value": nn.Linear(source_width, config.hidden_size),
+            }
         )
         self.output = AddAndNorm(config, config.hidden_size)
 
@@ -141,7 +145,8 @@ class Attention(nn.Module):
 
         With `unpadding`, source is (T, width); the result is padded.
         """
-        key, value = (recompute_linear(source, self.self[name]) for name in ("key", "value"))
+        key = recompute_linear(source, self.self["key"])
+        value = recompute_linear(source, self.self["value"])
         if unpadding:
             key, value = unpadding.pad(key), unpadding.pad(value)
         return self._split_heads(key), self._split_heads(value)

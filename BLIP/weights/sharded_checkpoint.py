@@ -23,15 +23,15 @@ MODEL, OPTIMIZER = "model.", "optimizer."  # prefixes of tensor names
 # The classes and functions that torch's index refers to, by module. They run no code of the file.
 # Dtypes are allowed, too.
 ALLOWED_CLASSES = {
-    "torch": {"Size"},
-    "torch.serialization": {"_get_layout"},
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.distributed.checkpoint.metadata": {
-        *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING"),
-        *("TensorStorageMetadata", "ChunkStorageMetadata"),
-    },
-    "pathlib": {"PosixPath"},
-    "pathlib._local": {"PosixPath"},
+    "torch": "Size",
+    "torch.serialization": "_get_layout",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.distributed.checkpoint.metadata": """
+        Metadata MetadataIndex StorageMeta TensorProperties _MEM_FORMAT_ENCODING
+        TensorStorageMetadata ChunkStorageMetadata
+    """,
+    "pathlib": "PosixPath",
+    "pathlib._local": "PosixPath",
 }
 
 
@@ -47,14 +47,14 @@ def read_rest(path: Path) -> dict[str, Any]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the model's whole state dict, on the CPU. Raises PickledError."""
-    tensor_sizes = {name: entry for name, entry in sizes(path).items() if name.startswith(MODEL)}
-    bytes_on_disk = sum(file.stat().st_size for file in path.iterdir())
-    if (
-        sum(math.prod(size) * dtype.itemsize for size, dtype in tensor_sizes.values())
-        > bytes_on_disk
-    ):
-        raise PickledError("is damaged: it states larger tensors than fit in its files")
-    state = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in tensor_sizes.items()}
+    unclaimed = sum(file.stat().st_size for file in path.iterdir())
+    state = {}
+    for name, (size, dtype) in sizes(path).items():
+        if name.startswith(MODEL):
+            unclaimed -= math.prod(size) * dtype.itemsize
+            if unclaimed < 0:
+                raise PickledError("is damaged: it states larger tensors than fit in its files")
+            state[name] = torch.empty(size, dtype=dtype)
     fill(path, state, alone=True)
     return {name[len(MODEL) :]: tensor for name, tensor in state.items()}
 
@@ -126,9 +126,7 @@ class _Unpickler(pickle.Unpickler):
     """An unpickler that raises PickledError for classes other than ALLOWED_CLASSES and dtypes."""
 
     def find_class(self, module: str, name: str) -> Any:
-        is_allowed = name in ALLOWED_CLASSES.get(module, ())
-        if is_allowed or (
-            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        ):
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or name in ALLOWED_CLASSES.get(module, "").split():
             return super().find_class(module, name)
         raise PickledError(f"has objects that could run code ({module}.{name})")

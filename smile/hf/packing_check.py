@@ -23,10 +23,10 @@ MASKED = {
     *(f"{name}ForConditionalGeneration" for name in CONDITIONAL_GENERATION.split()),
 }
 # Classes whose name begins with one of these need transformers 5.0, other classes need 4.53.
-SINCE_5 = (
-    *("GPT2", "GraniteMoe", "JetMoe", "Nemotron", "Olmoe", "Phimoe", "Qwen2Moe", "Qwen2VL"),
-    *("Qwen2_5_VL", "StableLm"),
-)
+NEW_CLASSES = """
+    GPT2 GraniteMoe JetMoe Nemotron Olmoe Phimoe Qwen2Moe Qwen2VL Qwen2_5_VL StableLm
+"""
+SINCE_5 = tuple(NEW_CLASSES.split())
 # Classes with positions on three axes (time, height, width). To separate texts they need text
 # positions as a fourth axis: position_ids (4, B, N).
 THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")
