@@ -7,7 +7,6 @@ from torch import Tensor
 
 from smile.captions import reduce_by_caption
 from smile.labels import at_least_float32, caption_types
-from smile.smile import with_first_token_mle
 
 
 def random_subset_loss(
@@ -32,13 +31,18 @@ def random_subset_loss(
     def loss_fn(logits: Tensor, words: Tensor, labels: Tensor) -> Tensor:
         label = labels.masked_fill(labels == ignore_index, 0)
         columns, repeated = random_subset(label, words, pad_token_id)
-        losses = random_subset_losses(logits.gather(2, columns), repeated)
-        if first_token_mle:
-            losses = with_first_token_mle(losses, logits, labels, ignore_index)
-        return losses
+        return random_subset_losses(logits.gather(2, columns), repeated)
 
-    options = (ignore_index, reduction, segments, weights)
-    return reduce_by_caption(loss_fn, (logits, words), labels, *options)
+    return reduce_by_caption(
+        loss_fn,
+        (logits, words),
+        labels,
+        ignore_index,
+        reduction,
+        segments,
+        weights,
+        first_token_mle=first_token_mle,
+    )
 
 
 def random_subset(
@@ -89,13 +93,18 @@ def reverse_subset_loss(
         logits = at_least_float32(logits)
         target = logits.gather(2, label)  # (B, N, 1)
         subset = logits.scatter(2, columns, float("-inf")).scatter(2, label, target)
-        losses = (subset.logsumexp(2, keepdim=True) - target).squeeze(2)
-        if first_token_mle:
-            losses = with_first_token_mle(losses, logits, labels, ignore_index)
-        return losses
+        return (subset.logsumexp(2, keepdim=True) - target).squeeze(2)
 
-    options = (ignore_index, reduction, segments, weights)
-    return reduce_by_caption(loss_fn, (logits,), labels, *options)
+    return reduce_by_caption(
+        loss_fn,
+        (logits,),
+        labels,
+        ignore_index,
+        reduction,
+        segments,
+        weights,
+        first_token_mle=first_token_mle,
+    )
 
 
 def reverse_excluded_tokens(
