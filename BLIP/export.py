@@ -80,8 +80,8 @@ def export_onnx(
         # no reader loads a mixture of old and new files.
         settings = LAYOUTS[layout]
         (folder / settings).unlink(missing_ok=True)
-        files = [path for path in staged.rglob("*") if path.is_file()]
-        for path in sorted(files, key=lambda path: path.name == settings):
+        files = [path for path in staged.rglob("*") if path.is_file() and path.name != settings]
+        for path in [*files, staged / settings]:
             target = folder / path.relative_to(staged)
             target.parent.mkdir(exist_ok=True)
             os.replace(path, target)

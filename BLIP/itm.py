@@ -67,7 +67,8 @@ class BlipItm(nn.Module):
         ValueError if there are not B lists of equal length.
         """
         with self.inference_context():
-            logits = self.itm_head(self._text_states("[ENC]", captions, encoded, True))  # (R, 2)
+            states = self._text_states("[ENC]", captions, encoded, attend_image=True)
+            logits = self.itm_head(states)  # (R, 2)
             return logits.float().softmax(-1)[:, 1].unflatten(0, (len(encoded), -1))
 
     @torch.inference_mode()
@@ -77,9 +78,8 @@ class BlipItm(nn.Module):
         `match` documents the arguments.
         """
         with self.inference_context():
-            # (R, width)
-            texts = self.text_proj(self._text_states("[CLS]", captions, encoded, False))
-            texts = F.normalize(texts, dim=-1)
+            states = self._text_states("[CLS]", captions, encoded, attend_image=False)
+            texts = F.normalize(self.text_proj(states), dim=-1)  # (R, width)
             images = F.normalize(self.vision_proj(encoded[:, 0]), dim=-1)
             return (texts.unflatten(0, (len(encoded), -1)) * images[:, None]).sum(-1)
 

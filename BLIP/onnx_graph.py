@@ -78,11 +78,11 @@ def export_graph(
     dynamic dimensions. outputs: the names of the outputs. past: like `inputs`, but the module gets
     these tensors as one list, its last argument.
     """
-    examples, dynamic = (list(each) for each in zip(*inputs.values()))
+    examples = [example for example, _ in inputs.values()]
+    dynamic = [dimensions for _, dimensions in inputs.values()]
     if past:
-        tensors, dimensions = (list(each) for each in zip(*past.values()))
-        examples.append(tensors)
-        dynamic.append(dimensions)
+        examples.append([example for example, _ in past.values()])
+        dynamic.append([dimensions for _, dimensions in past.values()])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own code causes warnings
         torch.onnx.export(

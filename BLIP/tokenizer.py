@@ -48,8 +48,9 @@ class CaptionTokenizer:
         """
         rows = [[self.start, *self.ids(text)[: max_length - 2], self.end] for text in texts]
         masks = [torch.ones(len(row), dtype=torch.int64) for row in rows]
-        ids = pad_sequence([torch.tensor(row) for row in rows], True, self.pad)
-        return ids, pad_sequence(masks, True)
+        ids = [torch.tensor(row) for row in rows]
+        padded = pad_sequence(ids, batch_first=True, padding_value=self.pad)
+        return padded, pad_sequence(masks, batch_first=True)
 
     def encode_prompt(self, prompt: str) -> Tensor:
         """Return int64 (n,): [DEC] and the prompt's tokens, without [SEP]."""

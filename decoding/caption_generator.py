@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,26 @@ from decoding.null_image import NullImage
 Prompts = Optional[list[Optional[str]]]
 
 
+class TrainingTokens(NamedTuple):
+    """R captions, each after its prompt.
+
+    tokens, attention_mask, labels: int64 (R, n). Prompts and padding have the label
+    `ignore_index`. prompt_length: the number of tokens of the shortest prompt.
+    """
+
+    tokens: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+    prompt_length: int
+
+
 def training_tokens(
     captioner: Any, captions: list[list[str]], prompts: Prompts, ignore_index: int
-) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return (tokens, attention mask, labels, length of the shortest prompt) of captions.
+) -> TrainingTokens:
+    """Return the tokens of B lists of captions, on the CPU.
 
-    captions: B lists of captions; R is the total number. A row of the results is a prompt followed
-    by one of the captions. The tensors are (R, n), on the CPU. Prompt and padding have the label
-    `ignore_index`. Lengths are in tokens. captioner: a `CaptionGenerator` with a `prompt`, its
-    `prompt_ids`, a `tokenizer` and `max_tokens`.
+    captioner: a `CaptionGenerator` with a `prompt`, its `prompt_ids`, a `tokenizer` and
+    `max_tokens`.
     """
     texts, lengths = [], []
     for group, prompt in zip(captions, prompts or [None] * len(captions)):
@@ -40,7 +51,8 @@ def training_tokens(
     if captioner.shift:
         tokens = captioner.shift.apply(tokens, starts)
     unlabelled = (mask == 0) | (torch.arange(tokens.size(1)) < starts.unsqueeze(1))
-    return tokens, mask, tokens.masked_fill(unlabelled, ignore_index), min(lengths)
+    labels = tokens.masked_fill(unlabelled, ignore_index)
+    return TrainingTokens(tokens, mask, labels, min(lengths))
 
 
 class CaptionGenerator(nn.Module):

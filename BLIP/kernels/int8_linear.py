@@ -90,10 +90,20 @@ class Int8Linear(nn.Module):
             scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
         scales = scales.div_(self.max_positive).clamp_(min=self.min_scale)
         codes = torch.addcmul(self.offset, x, scales.reciprocal()).to(torch.uint8)
-        weight = self.packed, self.scales, self.zeros
-        output_args = 1.0, 0, torch.float32, "none", [], ""
         product = torch.ops.onednn.qlinear_pointwise(
-            codes, 1.0, self.zero_point, *weight, None, *output_args
+            codes,
+            1.0,  # the scale of the codes
+            self.zero_point,
+            self.packed,
+            self.scales,
+            self.zeros,
+            None,  # no bias
+            1.0,  # scale and zero point of the output
+            0,
+            torch.float32,
+            "none",  # no activation function, and so no arguments of one
+            [],
+            "",
         )
         return torch.addcmul(self.bias, product, scales, out=product).to(self.dtype)
 
