@@ -49,9 +49,8 @@ def combine_streams(
     p_image < beta * max p_image are banned. alpha, beta: `contrastive_alpha`, `contrastive_beta`.
     If a token's image logit is -inf, the result is -inf, too.
     """
-    image_logits, other_logits = (
-        logits.float().log_softmax(-1) for logits in (image_logits, other_logits)
-    )
+    image_logits = image_logits.float().log_softmax(-1)
+    other_logits = other_logits.float().log_softmax(-1)
     if settings.contrastive_alpha:
         alpha, beta = settings.contrastive_alpha, settings.contrastive_beta
         log_beta = math.log(beta) if beta > 0 else -math.inf

@@ -89,8 +89,9 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, keep_mask = ctx.saved_tensors
-        grads = [_empty_head_minor(x, x.size(3)) for x in (query, key, value)]
-        query_grad, key_grad, value_grad = grads
+        query_grad, key_grad, value_grad = (
+            _empty_head_minor(x, x.size(3)) for x in (query, key, value)
+        )
         for block, query_, key_, value_, gradient_ in _blocks(query, key, value, gradient):
             scaled = _scaled(query_)
             probabilities = dropped = _probabilities(scaled, key_)

@@ -191,7 +191,7 @@ def add_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
         return
-    start, pad = (value_of(model, name) for name in ("decoder_start_token_id", "pad_token_id"))
+    start, pad = value_of(model, "decoder_start_token_id"), value_of(model, "pad_token_id")
     if start is None or pad is None:
         raise ValueError(
             f"{type(model).__name__}: set decoder_start_token_id and pad_token_id of model.config"

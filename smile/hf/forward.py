@@ -148,16 +148,16 @@ def last_parts(model: nn.Module) -> dict[str, Tensor]:
 def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, kwargs: dict) -> Any:
     """Run `inner_forward`, the model's original forward; return its output with the new loss."""
     inputs = _named_inputs(model, settings.arguments, args, kwargs)
-    labels, shift_labels = inputs.pop("labels", None), inputs.pop("shift_labels", None)
-    segments, weights = inputs.pop("segments", None), inputs.pop("weights", None)
     keep_logits = inputs.pop("keep_logits", None)
     in_training = model.training and torch.is_grad_enabled()
-    if labels is None and shift_labels is None:
+    if inputs.get("labels") is None and inputs.get("shift_labels") is None:
         if in_training:
             raise ValueError(
                 f"{type(model).__name__} is trained without labels, and another loss is computed "
                 f"from its output (label smoothing, compute_loss_func), {REMEDY}"
             )
+        for name in ("labels", "shift_labels", *BATCH_KEYS):
+            inputs.pop(name, None)
         return Call(model).run(inner_forward, inputs)
     num_items_in_batch = inputs.pop("num_items_in_batch", None)
     # Only SFTTrainer before TRL 1.15 passes both of these arguments.
@@ -165,21 +165,13 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
     head = _choose_head(model, settings, keep_logits, from_sft_trainer)
     return_dict = inputs.pop("return_dict", None)
     inputs["return_dict"] = True
-    targets = Targets(
-        model,
-        settings.objective,
-        labels if shift_labels is None else shift_labels,
-        shifted=shift_labels is not None,
-        segments=segments,
-        weights=weights,
-        inputs=dict(inputs),
-    ).set_segments()
-    _add_inputs(model, settings, inputs, targets)
+    targets = Targets(model, settings.objective, inputs).set_segments()
+    _add_inputs(model, settings, targets)
     if head is None:
-        output = Call(model).run(inner_forward, inputs)
+        output = Call(model).run(inner_forward, targets.inputs)
         result = settings.objective(*targets.align(output_logits(model, output)))
     else:
-        output, result = _run_from_hidden(model, settings, inner_forward, inputs, targets, head)
+        output, result = _run_from_hidden(model, settings, inner_forward, targets, head)
     auxiliary_loss, auxiliary_parts = auxiliary_losses(model, output)
     loss = total_loss(result, num_items_in_batch, auxiliary_loss)
     settings.parts = {**result.parts, **auxiliary_parts}
@@ -229,21 +221,25 @@ def _choose_head(
     return head
 
 
-def _add_inputs(model: nn.Module, settings: _Settings, inputs: dict, targets: Targets) -> None:
-    """Add what the model needs to `inputs`. Raises ValueError if texts of a row see each other."""
-    is_packed = targets.texts is not None and "kwargs" in settings.arguments
+def _add_inputs(model: nn.Module, settings: _Settings, targets: Targets) -> None:
+    """Add what the model needs to `targets.inputs`.
+
+    Raises ValueError if texts of a row see each other.
+    """
+    inputs, labels, texts = targets.inputs, targets.original_labels, targets.texts
+    is_packed = texts is not None and "kwargs" in settings.arguments
     if is_packed or "use_cache" in settings.arguments:
         inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
-    add_decoder_inputs(model, targets.original_labels, inputs)
+    add_decoder_inputs(model, labels, inputs)
     # Only a model that needs labels for its attention mask gets labels: every model that gets
     # labels also computes its own loss.
-    add_labels(model, targets.original_labels, inputs)
-    needs_separation = targets.texts is not None and settings.objective.weights.keys() != {"mle"}
+    add_labels(model, labels, inputs)
+    needs_separation = texts is not None and settings.objective.weights.keys() != {"mle"}
     # The check reads values of tensors, which do not exist during compilation.
     if needs_separation and not torch.compiler.is_compiling():
         from smile.hf.packing_check import refuse_leaks
 
-        refuse_leaks(model, inputs, targets.texts)
+        refuse_leaks(model, inputs, texts)
 
 
 def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
@@ -258,7 +254,6 @@ def _run_from_hidden(
     model: nn.Module,
     settings: _Settings,
     inner_forward: Callable,
-    inputs: dict,
     targets: Targets,
     head: LinearHead,
 ) -> tuple[dict, ObjectiveOutput]:
@@ -277,7 +272,7 @@ def _run_from_hidden(
 
     watch(head.module)
     call = Call(model, head.module, replace_input)
-    output = call.run(inner_forward, inputs)
+    output = call.run(inner_forward, targets.inputs)
     last_logits, name = output_logits(model, output).detach(), type(model).__name__
     device = last_logits.device
     if not results:

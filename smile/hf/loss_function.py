@@ -27,7 +27,7 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        targets = Targets(model, objective, labels).set_segments()
+        targets = Targets(model, objective, {"labels": labels}).set_segments()
         fields = {**outputs, "loss": None} if isinstance(outputs, dict) else {}
         auxiliary_loss, _ = auxiliary_losses(model, fields)
         return total_loss(objective(*targets.align(logits)), num_items_in_batch, auxiliary_loss)

@@ -1,8 +1,10 @@
 """Finds scored labels and captions in a batch of rows that may contain several texts (packed)."""
 
-from typing import NamedTuple, Optional
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from smile.captions import (
@@ -44,11 +46,14 @@ class AlignedTargets(NamedTuple):
 class Targets:
     """Determines which labels of a batch are scored, and to which caption each label belongs.
 
-    - labels: int64 (B, N), the token at each position; with `shifted`, the next token.
+    batch: the arguments of the model's forward.
+
+    - labels: int64 (B, N), the token at each position; or shift_labels, the next token.
     - segments: (B, N), the number of each position's caption, or None.
     - weights: floats, (B, N) for tokens or (B,) for rows, or None.
-    - inputs: the batch without labels, segments and weights. Its seq_idx, cu_seq_lens_q or
-      position_ids determine where texts begin.
+    - seq_idx, cu_seq_lens_q or position_ids determine where texts begin.
+
+    `inputs` is a copy of the batch without labels, segments and weights.
 
     The constructor raises ValueError for shapes that do not match.
 
@@ -64,30 +69,29 @@ class Targets:
     them either, because their loss would be 0.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        labels: Tensor,
-        shifted: bool = False,
-        segments: Optional[Tensor] = None,
-        weights: Optional[Tensor] = None,
-        inputs: Optional[dict] = None,
-    ):
+    def __init__(self, model: nn.Module, objective: Objective, batch: Mapping[str, Any]):
+        self.model, self.inputs = model, dict(batch)
+        labels, shift_labels = (
+            self.inputs.pop("labels", None),
+            self.inputs.pop("shift_labels", None),
+        )
+        segments, self.weights = self.inputs.pop("segments", None), self.inputs.pop("weights", None)
+        self.shifted = shift_labels is not None
+        if self.shifted:
+            labels = shift_labels
         if labels.dim() != 2 or labels.is_floating_point():
             found = f"labels of {tuple(labels.shape)} in {labels.dtype}"
             raise ValueError(f"{found}; give integers of the shape (captions, tokens)")
-        prepare_weights(labels, weights, IGNORED)  # checks the weights
+        prepare_weights(labels, self.weights, IGNORED)  # checks the weights
         if segments is not None:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
-        self.model, self.shifted, self.weights = model, shifted, weights
-        self.inputs, self.original_labels = inputs or {}, labels
-        self.labels, self.segments = labels.masked_fill(is_media(model, labels), IGNORED), segments
+        self.original_labels, self.segments = labels, segments
+        self.labels = labels.masked_fill(is_media(model, labels), IGNORED)
         self.is_encoder_decoder, self.texts = is_encoder_decoder(model), None
         if not self.is_encoder_decoder:
             self._ignore_first_labels()
-        elif shifted:
+        elif self.shifted:
             raise ValueError(
                 f"{type(model).__name__} does not accept shift_labels; give labels instead"
             )
@@ -103,13 +107,13 @@ class Targets:
         labels, self.texts = self.labels, text_numbers(self.inputs, self.labels)
         if self.texts is not None:
             is_first = self.texts[:, 1:] != self.texts[:, :-1]  # (B, N - 1), for tokens 1 to N - 1
-            is_first = nn.functional.pad(is_first, (0, 1) if self.shifted else (1, 0))
+            is_first = F.pad(is_first, (0, 1) if self.shifted else (1, 0))
             self.labels = self.labels.masked_fill(is_first, IGNORED)
         if self.segments is not None:
             # Only a label that follows another label is ignored here. A label that follows a prompt
             # is scored: the prompt may have another number, although both are one text.
             is_first = self.segments[:, 1:] != self.segments[:, :-1]
-            is_first = nn.functional.pad(is_first & (labels[:, :-1] != IGNORED), (1, 0))
+            is_first = F.pad(is_first & (labels[:, :-1] != IGNORED), (1, 0))
             self.labels = self.labels.masked_fill(is_first, IGNORED)
 
     def _number_captions(self, without_openings: bool) -> Tensor:
@@ -126,7 +130,7 @@ class Targets:
             self.labels = self.labels.masked_fill(is_opening, IGNORED)
         # The sum changes at each special token and at the first word after the special tokens.
         number = is_opening.cumsum(1)
-        return captions_of_turns(self.labels, number + nn.functional.pad(number, (1, -1)))
+        return captions_of_turns(self.labels, number + F.pad(number, (1, -1)))
 
     def set_segments(self) -> "Targets":
         """Set `segments` if a row has several captions. Returns this object.

@@ -164,18 +164,8 @@ class SmileLossMixin:
 
     def _count_scored(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Return the number of scored labels of a batch, or the sum of their weights."""
-        shifted = batch.get("shift_labels") is not None
-        labels = batch["shift_labels" if shifted else "labels"]
-        targets = Targets(
-            self._objective_model,
-            self.smile_objective,
-            labels,
-            shifted=shifted,
-            segments=batch.get("segments"),
-            weights=batch.get("weights"),
-            inputs={key: value for key, value in batch.items() if key not in BATCH_KEYS},
-        )
-        aligned = targets.align(labels.unsqueeze(2))
+        targets = Targets(self._objective_model, self.smile_objective, batch)
+        aligned = targets.align(targets.original_labels.unsqueeze(2))
         labels, weights = prepare_weights(aligned.labels, aligned.weights, IGNORED)
         return count_labels(labels, weights, IGNORED)
 

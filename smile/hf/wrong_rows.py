@@ -3,7 +3,8 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+import torch.nn.functional as F
+from torch import Tensor
 
 from smile.hf.families import IGNORED, configured_ids, is_media, is_one_of
 
@@ -65,7 +66,7 @@ def _find_prompts(targets: Any) -> Tensor:
     labels, tokens = targets.original_labels, targets.inputs.get("input_ids")
     tokens = labels if tokens is None else tokens.to(labels.device)
     if targets.shifted:
-        labels = nn.functional.pad(labels, (1, -1), value=IGNORED)  # undo the shift
+        labels = F.pad(labels, (1, -1), value=IGNORED)  # undo the shift
     if tokens.shape != labels.shape:
         return labels[:, :0].any(1)
     is_media_token, is_labelled = is_media(targets.model, tokens), labels != IGNORED
@@ -73,7 +74,7 @@ def _find_prompts(targets: Any) -> Tensor:
     texts = torch.zeros_like(labels) if targets.texts is None else targets.texts
     same_text = texts[:, 1:] == texts[:, :-1]
     # A text's first token is not scored.
-    is_scored = is_labelled & nn.functional.pad(same_text, (1, 0))
+    is_scored = is_labelled & F.pad(same_text, (1, 0))
     before = is_scored[:, :-1] & ~is_media_token[:, :-1] & is_media_token[:, 1:]
     after = is_labelled[:, 1:] & ~is_media_token[:, 1:] & is_media_token[:, :-1]
     adjacent = before | (after & (is_labelled[:, :-1] | is_start[:, 1:]))
