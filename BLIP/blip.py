@@ -130,8 +130,7 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
 
         def record(attention, arguments):
             hidden, (key, _) = arguments[:2]  # (1, n, H); (1, heads, 1 + P, H / heads)
-            query = attention.self["query"](hidden)
-            query = query.unflatten(2, (key.size(1), -1)).transpose(1, 2)
+            query = attention.split_heads(attention.self["query"](hidden))
             scores = query @ key.to(query.dtype).transpose(2, 3) / math.sqrt(query.size(3))
             attention_maps.append(scores.softmax(-1).mean(1)[0])  # (n, 1 + P)
 

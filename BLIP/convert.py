@@ -14,7 +14,7 @@ BLIP.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Optional, Union
 
@@ -69,7 +69,7 @@ VIT_NAMES = {
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename the keys to transformers' names. Leave out OPTIONAL_KEYS and POSITION_IDS."""
     left_out = {*OPTIONAL_KEYS, POSITION_IDS}
-    return {_rename(k, NAMES.items()): v for k, v in state.items() if k not in left_out}
+    return {_rename(key, NAMES): value for key, value in state.items() if key not in left_out}
 
 
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
@@ -79,7 +79,7 @@ def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tens
     the word embedding, because the two are tied. Raises KeyError if the word embedding or the
     head's bias is missing.
     """
-    names = [(theirs, ours) for ours, theirs in NAMES.items()]
+    names = {theirs: ours for ours, theirs in NAMES.items()}
     renamed = {_rename(key, names): value for key, value in state.items()}
     position_ids = torch.arange(positions).unsqueeze(0)
     if HEAD in renamed:
@@ -89,9 +89,9 @@ def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tens
     return renamed
 
 
-def _rename(key: str, names: Iterable[tuple[str, str]]) -> str:
-    # names: pairs (old part of a key, new part).
-    for old, new in names:
+def _rename(key: str, names: Mapping[str, str]) -> str:
+    # names: maps old parts of keys to new parts.
+    for old, new in names.items():
         key = key.replace(old, new)
     return key
 

@@ -142,7 +142,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             "--int8 is for the layout runner; transformers.js always gets 8-bit files, too"
         )
 
-    def program() -> str:
+    def program():
         try:
             export_onnx(captioner_of(**arguments), folder, int8, layout)
         except ImportError as error:

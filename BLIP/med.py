@@ -136,8 +136,8 @@ class Attention(nn.Module):
         )
         self.output = AddAndNorm(config, config.hidden_size)
 
-    def _split_heads(self, x: Tensor) -> Tensor:
-        # x: (rows or images, n, H) -> (rows or images, heads, n, H / heads).
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Return (rows or images, heads, n, H / heads) of x (rows or images, n, H)."""
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def keys_values(self, source: Tensor, unpadding: Optional[Unpadding] = None) -> KeysValues:
@@ -149,7 +149,7 @@ class Attention(nn.Module):
         value = recompute_linear(source, self.self["value"])
         if unpadding:
             key, value = unpadding.pad(key), unpadding.pad(value)
-        return self._split_heads(key), self._split_heads(value)
+        return self.split_heads(key), self.split_heads(value)
 
     def forward(
         self,
@@ -163,7 +163,7 @@ class Attention(nn.Module):
         query = unpadding.pad(query) if unpadding else query
         # In cross-attention, the k rows of an image form one query of k * n tokens, so that the
         # image's keys need not be copied k times.
-        query = self._split_heads(query.reshape(keys_values[0].size(0), -1, hidden.size(-1)))
+        query = self.split_heads(query.reshape(keys_values[0].size(0), -1, hidden.size(-1)))
         dropout = self.dropout if self.training else 0.0
         context = attention(query, *keys_values, mask, is_causal, dropout)
         context = context.transpose(1, 2).flatten(2)

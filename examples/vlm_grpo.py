@@ -77,10 +77,14 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     rewards = [reward_function(name, images, ends, **options[name]) for name in weights]
     model = AutoModelForImageTextToText.from_pretrained(config.vlm, dtype=torch.float32)
     prompt = [{"role": "user", "content": config.prompt}]
-    prompts = [{"prompt": prompt, "image": str(f), "image_id": i} for i, f in images.files.items()]
-    pairs = [(row, text) for row in prompts for text in images.captions[row["image_id"]]]
-    human = [{**row, "completion": [{"role": "assistant", "content": t}]} for row, t in pairs]
-    prompts, human = (Dataset.from_list(r).cast_column("image", Image()) for r in (prompts, human))
+    prompts, human = [], []
+    for image_id, file in images.files.items():
+        row = {"prompt": prompt, "image": str(file), "image_id": image_id}
+        prompts.append(row)
+        for text in images.captions[image_id]:
+            human.append({**row, "completion": [{"role": "assistant", "content": text}]})
+    prompts = Dataset.from_list(prompts).cast_column("image", Image())
+    human = Dataset.from_list(human).cast_column("image", Image())
     batch = config.batch_size * config.reward_samples
     arguments = GRPOConfig(
         config.output_dir,

@@ -183,7 +183,7 @@ def reduce_by_caption(
     labels, weights = prepare_weights(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
 
-    def caption_losses(inputs: Sequence[Tensor], labels: Tensor) -> Tensor:
+    def caption_losses(inputs, labels):
         losses = loss_fn(*inputs, labels)
         if first_token_mle:
             losses = with_first_token_mle(losses, inputs[0], labels, ignore_index)

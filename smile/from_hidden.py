@@ -40,7 +40,7 @@ class FusedLoss(NamedTuple):
 
     loss: Tensor
     parts: Tensor
-    gradients: tuple[Optional[Tensor], Optional[Tensor], Optional[Tensor]]
+    gradients: tuple[Optional[Tensor], ...]
 
 
 def fused_loss(

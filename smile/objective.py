@@ -210,7 +210,7 @@ class Objective(nn.Module):
         ]
         dtype, factors = compute_dtype(hidden), None
 
-        def mixture(settings: Settings, **batch: Optional[Tensor]) -> tuple[Tensor, Tensor]:
+        def mixture(settings, **batch):
             inputs = LossInputs(labels, settings, dtype, needs_grad, shards=shards, **batch)
             return mixture_from_hidden(hidden, weight, bias, inputs)
 

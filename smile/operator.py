@@ -42,11 +42,6 @@ def mixture_from_hidden(hidden, weight, bias, inputs: LossInputs) -> tuple[Tenso
     return loss, parts
 
 
-@torch.compiler.disable
-def _eager(*arguments) -> tuple[Tensor, Tensor]:
-    return _MixtureFromHidden.apply(*arguments)
-
-
 class _MixtureFromHidden(torch.autograd.Function):
     """Maps hidden (B, N, D), weight, bias and inputs to (loss, parts); see `fused_loss`.
 
@@ -76,6 +71,9 @@ class _MixtureFromHidden(torch.autograd.Function):
             None if g is None else g.to(x.dtype) for x, g in zip(ctx.saved_tensors, gradients)
         )
         return (*cast_gradients, None)
+
+
+_eager = torch.compiler.disable(_MixtureFromHidden.apply)
 
 
 def _build_inputs(

@@ -81,7 +81,7 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> 
                 "that of tensor parallelism, after FSDP has gathered its shards"
             )
 
-    def to_local(x: Optional[Tensor], placement) -> Optional[Tensor]:
+    def to_local(x, placement):
         if x is None:
             return None
         if not is_distributed(x):

@@ -36,7 +36,7 @@ def smile_loss(
     authors' training code.
     """
 
-    def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
+    def loss_fn(logits, labels):
         types, distinct = caption_types(labels, ignore_index)  # (B, N) each
         columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N)
         subset = at_least_float32(logits.gather(2, columns))

@@ -28,7 +28,7 @@ def random_subset_loss(
     `smile_loss`. Source: SMILE (arXiv 2306.13460), the ablation "random subsetting".
     """
 
-    def loss_fn(logits: Tensor, words: Tensor, labels: Tensor) -> Tensor:
+    def loss_fn(logits, words, labels):
         label = labels.masked_fill(labels == ignore_index, 0)
         columns, repeated = random_subset(label, words, pad_token_id)
         return random_subset_losses(logits.gather(2, columns), repeated)
@@ -86,7 +86,7 @@ def reverse_subset_loss(
 
     padding = pad_token_id if segments is None else None
 
-    def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
+    def loss_fn(logits, labels):
         excluded = reverse_excluded_tokens(labels, ignore_index, padding)
         columns = excluded.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N or N + 1)
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)

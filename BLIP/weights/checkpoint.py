@@ -19,6 +19,7 @@ from BLIP.weights.download import fetch
 from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
 from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 
+StateDict = dict[str, Tensor]
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
 
@@ -126,9 +127,7 @@ def run_config(content: Mapping[str, Any]) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def settings_in(
-    content: Mapping[str, Any], state: Mapping[str, Tensor], name: str, **overrides: Any
-) -> dict:
+def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overrides: Any) -> dict:
     """Return the arguments `tokenizer`, `vit`, `image_size` and `med_config` of `BlipCaptioner`.
 
     The values come from the configuration in the checkpoint. A configuration may also give `prompt`
@@ -173,7 +172,7 @@ def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
 
 def base_weights(
     content: Mapping[str, Any], name: str, trust_checkpoint: bool
-) -> tuple[dict[str, Tensor], str]:
+) -> tuple[StateDict, str]:
     """Return the base weights of an adapter, and the name of the file that contains them.
 
     For a checkpoint without an adapter, return the checkpoint's own weights and name. content: the
@@ -189,7 +188,7 @@ def base_weights(
 
 
 def load_weights(
-    model: nn.Module, state: dict[str, Tensor], name: str, new_null: bool = False
+    model: nn.Module, state: StateDict, name: str, new_null: bool = False
 ) -> LoadReport:
     """Copy a state dict into a model.
 
@@ -206,16 +205,21 @@ def load_weights(
     unexpected = [key for key in state if key not in model_state and _tower(key) in ignored]
     for key in unexpected:
         del state[key]
-    reshaped = [key for key in RESIZED if _resize(key, state, model_state, name)]
+    reshaped = []
+    for key, resize in RESIZED.items():
+        if key in model_state and key in state and state[key].shape != model_state[key].shape:
+            reshaped.append(key)
+            try:
+                state[key] = resize(state[key].float(), model_state[key].shape)
+            except (ValueError, IndexError, RuntimeError) as error:
+                raise CheckpointError(f"{name}: {key} cannot be resized: {error}") from error
     check_fits(model_state, state, name)
     check_finite(state, name)
     model.load_state_dict(state)
     return LoadReport(missing=missing, unexpected=unexpected, reshaped=reshaped)
 
 
-def _add_missing(
-    state: dict[str, Tensor], model_state: Mapping[str, Tensor], name: str, new_null: bool
-) -> list[str]:
+def _add_missing(state: StateDict, model_state: StateDict, name: str, new_null: bool) -> list[str]:
     """Add keys of the model that a file may lack to `state`, and return these keys.
 
     Raises CheckpointError if the null image is missing, unless `new_null`.
@@ -237,25 +241,12 @@ def _add_missing(
     return missing
 
 
-def _resize(
-    key: str, state: dict[str, Tensor], model_state: Mapping[str, Tensor], name: str
-) -> bool:
-    """Resize a value of `state` to its shape in the model. Return whether this was necessary."""
-    if key not in state or key not in model_state or state[key].shape == model_state[key].shape:
-        return False
-    try:
-        state[key] = RESIZED[key](state[key].float(), model_state[key].shape)
-    except (ValueError, IndexError, RuntimeError) as error:
-        raise CheckpointError(f"{name}: {key} cannot be resized: {error}") from error
-    return True
-
-
 def _tower(key: str) -> str:
     """Return the first part of a key, such as "visual_encoder"."""
     return key.partition(".")[0]
 
 
-def check_fits(target: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str) -> None:
+def check_fits(target: StateDict, state: StateDict, name: str) -> None:
     """Raise CheckpointError if two state dicts differ in their keys or shapes.
 
     target: the model's state dict. state: the state dict of a file. name: the file, for the
@@ -303,7 +294,7 @@ RESIZED = {
 }
 
 
-def check_finite(state: Mapping[str, Tensor], name: str) -> None:
+def check_finite(state: StateDict, name: str) -> None:
     """Raise CheckpointError if a value is NaN or infinite. name: the file, for the message."""
     for key, value in state.items():
         # If the sum is finite, all values are finite. The sum is much faster to compute.
@@ -316,12 +307,13 @@ def check_finite(state: Mapping[str, Tensor], name: str) -> None:
 
 def holds_tensors(state: dict) -> bool:
     """Return whether a dict has only strings as keys and only dense tensors with data as values."""
-    for key, value in state.items():
-        if not (isinstance(key, str) and isinstance(value, Tensor)):
-            return False
-        if value.layout is not torch.strided or value.is_meta:
-            return False
-    return True
+    return all(
+        isinstance(key, str)
+        and isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not value.is_meta
+        for key, value in state.items()
+    )
 
 
 def _shorten(keys: list[str]) -> str:

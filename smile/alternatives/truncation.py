@@ -51,7 +51,7 @@ class Truncation(TokenLoss):
         token_weights = (labels != ignore_index) if weights is None else weights
         token_weights = token_weights.to(losses.dtype)
 
-        def sum_by_caption(values: Tensor) -> Tensor:
+        def sum_by_caption(values):
             return losses.new_zeros(caption_count).index_add(0, caption_index, values.flatten())
 
         caption_weights = sum_by_caption(token_weights)

@@ -185,7 +185,7 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
     return output if wants_dict else output.to_tuple()
 
 
-def _named_inputs(model: nn.Module, names: list[str], args: tuple, kwargs: dict) -> dict[str, Any]:
+def _named_inputs(model, names: list[str], args: tuple, kwargs: dict) -> dict:
     """Return the arguments of a forward by name. names: those of the positional ones, in order.
 
     Raises ValueError if SFTTrainer of TRL will compute the loss itself.
@@ -204,7 +204,7 @@ def _named_inputs(model: nn.Module, names: list[str], args: tuple, kwargs: dict)
 
 
 def _choose_head(
-    model: nn.Module, settings: _Settings, keep_logits: Optional[bool], from_sft_trainer: bool
+    model, settings: _Settings, keep_logits: Optional[bool], from_sft_trainer: bool
 ) -> Optional[LinearHead]:
     """Return the head for the fused linear loss, or None to compute the loss from logits."""
     from_hidden = settings.from_hidden and model.training
@@ -221,7 +221,7 @@ def _choose_head(
     return head
 
 
-def _add_inputs(model: nn.Module, settings: _Settings, targets: Targets) -> None:
+def _add_inputs(model, settings: _Settings, targets: Targets) -> None:
     """Add what the model needs to `targets.inputs`.
 
     Raises ValueError if texts of a row see each other.
@@ -251,11 +251,7 @@ def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
 
 
 def _run_from_hidden(
-    model: nn.Module,
-    settings: _Settings,
-    inner_forward: Callable,
-    targets: Targets,
-    head: LinearHead,
+    model, settings: _Settings, inner_forward: Callable, targets: Targets, head: LinearHead
 ) -> tuple[dict, ObjectiveOutput]:
     """Return the model's output with only the last position's logits, and the objective's result.
 
@@ -264,7 +260,7 @@ def _run_from_hidden(
     """
     results = []
 
-    def replace_input(states: Tensor) -> Tensor:
+    def replace_input(states):
         # accelerate moves the states to the head's device only in the head's forward, after this.
         states = states.to(head.module.weight.device)
         results.append(head.compute_objective(settings.objective, targets.align(states)))

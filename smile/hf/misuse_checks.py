@@ -147,17 +147,17 @@ def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
     """
     is_compiling, name, loss_gradients = torch.compiler.is_compiling(), type(model).__name__, []
 
-    def record_loss_gradient(gradient: Tensor) -> None:
+    def record_loss_gradient(gradient):
         loss_gradients.append(gradient)
         _BACKWARDS.append(torch._C._current_graph_task_id())
 
-    def check_loss_gradient(_: Tensor) -> None:
+    def check_loss_gradient(_):
         if not loss_gradients:
             raise ValueError(
                 f"{name}: another loss was computed from its logits or hidden states, {REMEDY}"
             )
 
-    def watch_state(state: Any) -> Any:
+    def watch_state(state):
         if isinstance(state, (tuple, list)):
             return type(state)([watch_state(item) for item in state])
         if not (isinstance(state, Tensor) and state.requires_grad):
