@@ -160,13 +160,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.num_beams < 1:
         parser.error(f"--num_beams is {arguments.num_beams}; it has to be 1 or more")
-    lengths = {"max_length": arguments.max_length, "min_length": arguments.min_length}
     try:
         captioner = OnnxCaptioner(arguments.folder)
         for name in arguments.photos:
             with Image.open(name, formats=FORMATS) as photo:
                 pixels = captioner.pixels(photo)
-            caption = captioner.generate(pixels, arguments.num_beams, **lengths)
+            caption = captioner.generate(
+                pixels, arguments.num_beams, arguments.max_length, arguments.min_length
+            )
             print(f"{name}\t{captioner.text(caption.tokens)}", flush=True)
     except (OSError, ValueError, KeyError, Image.DecompressionBombError) as error:
         print(f"error: {error}", file=sys.stderr)

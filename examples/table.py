@@ -45,9 +45,10 @@ def sample(generator):
     generator: a random.Random.
     """
     size, colour, kind, place = (generator.choice(words) for words in TABLE.values())
-    facts = {"size": size, "colour": colour, "place": f"in the {place}"}
-    stated = {name: text for name, text in facts.items() if generator.random() < 0.4}
-    parts = ["a", stated.get("size", ""), stated.get("colour", ""), kind, stated.get("place", "")]
+    parts = ["a", size, colour, kind, f"in the {place}"]
+    for index in (1, 2, 4):  # size, colour and place
+        if generator.random() >= 0.4:
+            parts[index] = ""
     return {"input_ids": ids(f"{size} {colour} {kind} {place}"), "labels": ids(" ".join(parts))}
 
 

@@ -11,7 +11,6 @@ accumulated before the chunk's logits are freed, as in the fused cross-entropy o
 """
 
 import ast
-from collections.abc import Callable
 from pkgutil import resolve_name
 from typing import NamedTuple, Optional
 
@@ -216,14 +215,11 @@ class _LossAccumulator:
             d_logits = self._logit_gradients(chunk, dict(zip(leaves, gradients)), logits, subset)
             head.backward(chunk.positions, d_logits, slope)
 
-    def _logit_gradients(
-        self,
-        chunk: _Chunk,
-        d_leaves: dict[str, Tensor],
-        probabilities: Tensor,
-        subset_probabilities: Optional[Tensor],
-    ) -> Tensor:
+    def _logit_gradients(self, chunk: _Chunk, d_leaves, probabilities, subset_probabilities):
         """Return the gradient of the logits (R, V). Overwrites the probabilities (R, V).
+
+        d_leaves: the gradients of the leaves by name. probabilities, subset_probabilities: the
+        softmax of all logits, and that of reverse subsetting or None.
 
         A logsumexp contributes its softmax times the gradient of the logsumexp. A leaf that holds
         logits contributes its gradient at these logits.
@@ -243,9 +239,7 @@ class _LossAccumulator:
             d_logits += d_leaves["logits"]
         return d_logits
 
-    def _compute_losses(
-        self, leaves: dict[str, Tensor], mean: Optional[Tensor], chunk: _Chunk
-    ) -> dict[str, Tensor]:
+    def _compute_losses(self, leaves, mean, chunk: _Chunk) -> dict[str, Tensor]:
         """Return the losses (R,) of each objective that needs all logits.
 
         leaves: "label" (R, 1), the label's logit; "caption_logits" (R, L), the logits of the
@@ -325,15 +319,7 @@ class _LossAccumulator:
             loss_fn=loss_fn,
         )
 
-    def _add_gathered(
-        self,
-        name: str,
-        positions: Tensor,
-        tokens: Tensor,
-        is_scored: Tensor,
-        elements_per_group: int,
-        loss_fn: Callable,
-    ) -> None:
+    def _add_gathered(self, name, positions, tokens, is_scored, elements_per_group, loss_fn):
         """Add the losses of the objective `name`, which needs only the logits of `tokens` (G, J).
 
         Each of the G groups has R positions, which need the logits of the same J tokens. A group is

@@ -51,17 +51,17 @@ class Settings(NamedTuple):
 class LossInputs(NamedTuple):
     """The inputs of the fused linear loss that have no gradient.
 
-    labels: (B, N). dtype: the dtype in which logits are computed. needs_grad: whether the hidden
-    states, the head's weight and the head's bias need a gradient. sampled: (B, N, R), the tokens of
+    dtype: the dtype in which logits are computed. needs_grad: whether the hidden states, the head's
+    weight and the head's bias need a gradient. labels: (B, N). sampled: (B, N, R), the tokens of
     random subsetting, or None. segments: (B, N) or None. weights: (B, N), the weights of tokens, or
     None. factors: (B, N), by which truncation multiplies MLE's losses, or None. shards: the
     `smile.sharded.Shards` of a head that several processes share, or None.
     """
 
-    labels: Tensor
     settings: Settings
     dtype: torch.dtype
     needs_grad: list[bool]
+    labels: Tensor
     sampled: Optional[Tensor] = None
     segments: Optional[Tensor] = None
     weights: Optional[Tensor] = None

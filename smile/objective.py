@@ -211,7 +211,7 @@ class Objective(nn.Module):
         dtype, factors = compute_dtype(hidden), None
 
         def mixture(settings, **batch):
-            inputs = LossInputs(labels, settings, dtype, needs_grad, shards=shards, **batch)
+            inputs = LossInputs(settings, dtype, needs_grad, labels, shards=shards, **batch)
             return mixture_from_hidden(hidden, weight, bias, inputs)
 
         if "truncation" in self.weights:  # its factors depend on MLE's losses: compute them first

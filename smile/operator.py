@@ -25,19 +25,9 @@ def mixture_from_hidden(hidden, weight, bias, inputs: LossInputs) -> tuple[Tenso
     """
     if not torch.compiler.is_compiling() or inputs.shards is not None:
         return _eager(hidden, weight, bias, inputs)
+    settings, dtype, needs_grad, *tensors, _ = inputs
     loss, parts, *_ = _operator(
-        hidden,
-        weight,
-        bias,
-        None,
-        inputs.labels,
-        inputs.sampled,
-        inputs.segments,
-        inputs.weights,
-        inputs.factors,
-        inputs.settings.text(),
-        inputs.dtype,
-        inputs.needs_grad,
+        hidden, weight, bias, None, settings.text(), dtype, needs_grad, *tensors
     )
     return loss, parts
 
@@ -76,19 +66,16 @@ class _MixtureFromHidden(torch.autograd.Function):
 _eager = torch.compiler.disable(_MixtureFromHidden.apply)
 
 
-def _build_inputs(
-    labels, sampled, segments, weights, factors, settings_text: str, dtype, needs_grad
-) -> LossInputs:
-    """Build the inputs from the operator's arguments after `d_loss`."""
-    settings = Settings(*ast.literal_eval(settings_text))
-    return LossInputs(labels, settings, dtype, needs_grad, sampled, segments, weights, factors)
+def _build_inputs(settings_text: str, *rest) -> LossInputs:
+    """Build the inputs. rest: the fields of `LossInputs` after the settings, in order."""
+    return LossInputs(Settings(*ast.literal_eval(settings_text)), *rest)
 
 
 @torch.library.custom_op(
     "smile::mixture",
-    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor? d_loss, Tensor labels, "
-    "Tensor? sampled, Tensor? segments, Tensor? weights, Tensor? factors, str settings_text, "
-    "ScalarType dtype, bool[] needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor? d_loss, str settings_text, "
+    "ScalarType dtype, bool[] needs_grad, Tensor labels, Tensor? sampled, Tensor? segments, "
+    "Tensor? weights, Tensor? factors) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     mutates_args=(),
     # The operator synchronises to read the number of labels, which a CUDA graph does not support.
     tags=(torch.Tag.cudagraph_unsafe,),
@@ -121,24 +108,23 @@ def _(hidden, weight, bias, d_loss, *rest):
 
 
 def _save_context(ctx, inputs, output):
-    *tensors, settings_text, dtype, needs_grad = inputs
+    hidden, weight, bias, _, settings_text, dtype, needs_grad, *loss_tensors = inputs
     _, parts, *gradients = output
-    ctx.static_arguments, ctx.tensor_count = (settings_text, dtype, needs_grad), len(tensors)
-    ctx.save_for_backward(*tensors, *gradients)
+    ctx.static_arguments = (settings_text, dtype, needs_grad)
+    ctx.save_for_backward(hidden, weight, bias, *gradients, *loss_tensors)
     ctx.mark_non_differentiable(parts, *gradients)
 
 
 def _backward(ctx, d_loss, *_):
     if torch.is_grad_enabled():  # create_graph=True
         raise RuntimeError(NO_SECOND_DERIVATIVE)
-    gradients = ctx.saved_tensors[ctx.tensor_count :]
-    hidden, weight, bias, _, *loss_tensors = ctx.saved_tensors[: ctx.tensor_count]
-    rest = (*loss_tensors, *ctx.static_arguments)
+    hidden, weight, bias, d_hidden, d_weight, d_bias, *loss_tensors = ctx.saved_tensors
+    rest = (*ctx.static_arguments, *loss_tensors)
     inputs = _build_inputs(*rest)
     if inputs.defer_grad:
         _, _, *gradients = _operator(hidden, weight, bias, d_loss, *rest)
     else:
-        gradients = [gradient * d_loss for gradient in gradients]
+        gradients = [gradient * d_loss for gradient in (d_hidden, d_weight, d_bias)]
     cast_gradients = [
         gradient.to(x.dtype) if needed else None
         for x, gradient, needed in zip((hidden, weight, bias), gradients, inputs.needs_grad)

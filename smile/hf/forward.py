@@ -203,10 +203,8 @@ def _named_inputs(model, names: list[str], args: tuple, kwargs: dict) -> dict:
     return inputs
 
 
-def _choose_head(
-    model, settings: _Settings, keep_logits: Optional[bool], from_sft_trainer: bool
-) -> Optional[LinearHead]:
-    """Return the head for the fused linear loss, or None to compute the loss from logits."""
+def _choose_head(model, settings: _Settings, keep_logits, from_sft_trainer: bool):
+    """Return the `LinearHead` for the fused linear loss, or None for the loss from logits."""
     from_hidden = settings.from_hidden and model.training
     from_hidden = from_hidden if keep_logits is None else not keep_logits
     head = linear_head(model) if from_hidden else None

@@ -205,12 +205,11 @@ class SmileLossMixin:
             )
         if items is not None:
             loss = loss / steps
-        self._record_parts(inputs, steps, items)
+        self._record_parts(parts, inputs, steps, items)
         return (loss, outputs) if return_outputs else loss
 
-    def _record_parts(self, inputs, steps: int, items) -> None:
+    def _record_parts(self, parts: dict[str, Tensor], inputs, steps: int, items) -> None:
         """Add the parts of a batch's loss to the logged means, scaled like the logged loss."""
-        parts = last_parts(self._objective_model)
         values = {name: parts[name] for name in parts.keys() - self.smile_objective.weights.keys()}
         if len(self.smile_objective.weights) > 1:
             share = 1.0

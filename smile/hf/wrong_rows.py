@@ -1,7 +1,5 @@
 """Finds rows of a batch that are refused, because it is unclear where their captions are."""
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -31,8 +29,8 @@ PROMPT_ERROR = (
 )
 
 
-def find_wrong_rows(targets: Any) -> dict[str, Tensor]:
-    """Return {error line: bool (B,), the rows with this error}. targets: see `Targets`."""
+def find_wrong_rows(targets) -> dict[str, Tensor]:
+    """Return {error line: bool (B,), the rows with this error}. targets: a `Targets`."""
     rows_by_error, mask, texts = {}, targets.inputs.get("attention_mask"), targets.texts
     if texts is not None and isinstance(mask, Tensor) and mask.shape == texts.shape:
         attends_both = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
@@ -55,7 +53,7 @@ def find_wrong_rows(targets: Any) -> dict[str, Tensor]:
     return rows_by_error
 
 
-def _find_prompts(targets: Any) -> Tensor:
+def _find_prompts(targets) -> Tensor:
     """Return bool (B,): rows in which a prompt next to media tokens is labelled.
 
     A label directly before a media token belongs to a prompt. A label directly after a media
