@@ -136,7 +136,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--int8", action="store_true", help="quantise the image encoder to 8 bits")
     parser.add_argument("--layout", choices=LAYOUTS, default="runner", help="who reads the folder")
     arguments = vars(parser.parse_args(argv))
-    folder, int8, layout = (arguments.pop(name) for name in ("folder", "int8", "layout"))
+    folder, layout = arguments.pop("folder"), arguments.pop("layout")
+    int8 = arguments.pop("int8")
     if int8 and layout != "runner":
         parser.error(
             "--int8 is for the layout runner; transformers.js always gets 8-bit files, too"

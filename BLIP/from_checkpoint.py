@@ -5,7 +5,7 @@ import json
 import logging
 from typing import Any, Union
 
-from adapters.lora import CONFIG, Lora, add_lora, merge
+from adapters.lora import CONFIG, Lora, add_lora, merge_adapter
 from BLIP.blip import BlipCaptioner
 from BLIP.weights.checkpoint import (
     NULL_IMAGE,
@@ -38,7 +38,7 @@ def captioner_of(
     if CONFIG in content:
         add_lora(captioner, Lora(**content["config"]["lora"]), source, TIED)
         load_weights(captioner, content["model"], name)
-        merge(captioner)
+        merge_adapter(captioner)
     return captioner.eval()
 
 

@@ -61,7 +61,7 @@ class StepGraph(nn.Module):
         logits = self.decoder.cls["predictions"](hidden[:, -1:])[:, 0]
         if self.shift:
             next_is_first = positions[-1] + 1 == self.first_position
-            logits = torch.where(next_is_first, self.shift.read(logits), logits)
+            logits = torch.where(next_is_first, self.shift.word_logits(logits), logits)
         return logits, pasts
 
 

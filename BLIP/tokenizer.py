@@ -28,8 +28,8 @@ class CaptionTokenizer:
         self.bert = _load_bert(_find_vocabulary(source))
         self.bert.add_special_tokens(list(ADDED_TOKENS))
         self.added_ids = {token: self.bert.token_to_id(token) for token in ADDED_TOKENS}
-        ids = map(self.bert.token_to_id, ("[DEC]", "[SEP]", "[PAD]", "[UNK]"))
-        self.start, self.end, self.pad, self.unknown = ids
+        names = ("[DEC]", "[SEP]", "[PAD]", "[UNK]")
+        self.start, self.end, self.pad, self.unknown = map(self.bert.token_to_id, names)
 
     def __len__(self) -> int:
         return self.bert.get_vocab_size()
@@ -147,7 +147,7 @@ class FirstTokenShift:
         ids[start] = self.word[ids[start]]
         return ids
 
-    def read(self, logits: Tensor) -> Tensor:
+    def word_logits(self, logits: Tensor) -> Tensor:
         """Convert logits (B, V) of the first caption token to logits of words.
 
         A word gets the higher one of the logits of `word` and `##word`. A piece gets -inf. logits:

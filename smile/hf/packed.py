@@ -70,12 +70,10 @@ class Targets:
     """
 
     def __init__(self, model: nn.Module, objective: Objective, batch: Mapping[str, Any]):
-        self.model, self.inputs = model, dict(batch)
-        labels, shift_labels = (
-            self.inputs.pop("labels", None),
-            self.inputs.pop("shift_labels", None),
-        )
-        segments, self.weights = self.inputs.pop("segments", None), self.inputs.pop("weights", None)
+        inputs = dict(batch)
+        labels, shift_labels = inputs.pop("labels", None), inputs.pop("shift_labels", None)
+        segments, self.weights = inputs.pop("segments", None), inputs.pop("weights", None)
+        self.model, self.inputs = model, inputs
         self.shifted = shift_labels is not None
         if self.shifted:
             labels = shift_labels
