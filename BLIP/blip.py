@@ -126,7 +126,9 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         p ids of the prompt. The attention map (n - p, P) is the mean of cross-attention over heads
         and layers. It leaves [CLS] out, and each row sums to 1.
         """
-        start, tokens, attention_maps = self.prompt_ids.size(-1) - 1, ids[None, :-1], []
+        start = self.prompt_ids.size(-1) - 1
+        tokens = ids[None, :-1]
+        attention_maps = []
 
         def record(attention, arguments):
             hidden, (key, _) = arguments[:2]  # (1, n, H); (1, heads, 1 + P, H / heads)
@@ -152,8 +154,10 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         caption's end. It has a gradient, except in an inference copy. The fused linear loss
         computes it without a tensor of all logits.
         """
-        rows, start = ids.flatten(0, 1), self.prompt_ids.size(-1)
-        inputs, labels = rows[:, :-1], rows[:, start:]
+        rows = ids.flatten(0, 1)
+        start = self.prompt_ids.size(-1)
+        inputs = rows[:, :-1]
+        labels = rows[:, start:]
         is_scored = until_end(labels, self.tokenizer.end)
         head = self.text_decoder.cls["predictions"]
         if not isinstance(head.decoder, nn.Linear):

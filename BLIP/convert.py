@@ -41,7 +41,8 @@ from BLIP.weights.checkpoint import (
 from BLIP.weights.writing import atomic_write, write_json
 from smile import Objective
 
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
 # Maps parts of our parameter names in the image encoder to the parts that replace them in
 # transformers. The parameters of the text encoder and decoder have the same names in transformers.
 NAMES = {
@@ -101,9 +102,11 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
 
     label_smoothing: the value that transformers uses if it trains the model.
     """
-    tokenizer, vit = model.tokenizer, model.visual_encoder
+    tokenizer = model.tokenizer
+    vit = model.visual_encoder
     if isinstance(model, BlipItm):
-        text, config = model.config, {"architectures": ["BlipForImageTextRetrieval"]}
+        text = model.config
+        config = {"architectures": ["BlipForImageTextRetrieval"]}
         config["image_text_hidden_size"] = model.text_proj.out_features
     else:
         text = model.text_decoder.config
@@ -174,7 +177,9 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
             "the captioner was trained with first_token_shift, which transformers does not "
             "support; python -m BLIP.export does"
         )
-    folder, tokenizer, config = Path(folder), model.tokenizer, hf_config(model)
+    folder = Path(folder)
+    tokenizer = model.tokenizer
+    config = hf_config(model)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.write_vocabulary(folder)
     state = {k: v.contiguous() for k, v in to_hf_names(model.state_dict()).items()}

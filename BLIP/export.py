@@ -90,7 +90,8 @@ def export_onnx(
 def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     """Write the files of the layout "runner" into `folder`."""
     tokenizer = captioner.tokenizer
-    encoder, decoder = EncoderGraph(captioner), DecoderGraph(captioner)
+    encoder = EncoderGraph(captioner)
+    decoder = DecoderGraph(captioner)
     size = captioner.visual_encoder.patch_embed.img_size[0]
     # All example sizes are 2 or more, because torch.export treats sizes 0 and 1 as constants.
     image = torch.zeros(2, 3, size, size)
@@ -99,7 +100,9 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     layers, _, batch, heads, _, width = image_past.shape
     tokens = torch.full((batch, 3), tokenizer.start)
     past = torch.zeros(layers, 2, batch, heads, 4, width)
-    rows, new, done = Dim("rows"), Dim("new"), Dim("done")
+    rows = Dim("rows")
+    new = Dim("new")
+    done = Dim("done")
     inputs = {"image": (image, {0: rows})}
     export_graph(encoder, folder / "encoder.onnx", inputs, ["image_past"])
     inputs = {
@@ -136,7 +139,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--int8", action="store_true", help="quantise the image encoder to 8 bits")
     parser.add_argument("--layout", choices=LAYOUTS, default="runner", help="who reads the folder")
     arguments = vars(parser.parse_args(argv))
-    folder, layout = arguments.pop("folder"), arguments.pop("layout")
+    folder = arguments.pop("folder")
+    layout = arguments.pop("layout")
     int8 = arguments.pop("int8")
     if int8 and layout != "runner":
         parser.error(

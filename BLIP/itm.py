@@ -50,7 +50,8 @@ class BlipItm(nn.Module):
         self.vision_proj = nn.Linear(visual_encoder.embed_dim, width)
         self.text_proj = nn.Linear(config.hidden_size, width)
         self.itm_head = nn.Linear(config.hidden_size, 2)
-        self.config, self.tokenizer = config, tokenizer
+        self.config = config
+        self.tokenizer = tokenizer
         self.inference_context = nullcontext  # `inference_copy` replaces it
 
     @torch.inference_mode()
@@ -94,7 +95,8 @@ class BlipItm(nn.Module):
         texts = [caption for group in captions for caption in group]
         tokens, mask = self.tokenizer.encode(texts, MAX_TOKENS)
         tokens[:, 0] = self.tokenizer.bert.token_to_id(first)
-        tokens, mask = tokens.to(encoded.device), mask.to(encoded.device)
+        tokens = tokens.to(encoded.device)
+        mask = mask.to(encoded.device)
         image_embeds = encoded if attend_image else None
         return bert_states(self.text_encoder, tokens, mask, image_embeds, is_causal=False)[:, 0]
 
@@ -124,7 +126,8 @@ def load_itm(
     is one. The second result lists keys that were not copied unchanged. Raises CheckpointError,
     DownloadError and ValueError.
     """
-    path, name = fetch(checkpoint), without_secrets(checkpoint)
+    path = fetch(checkpoint)
+    name = without_secrets(checkpoint)
     content = read_checkpoint(str(path), trust_checkpoint)
     state = content["model"]
     check_itm(state, name)

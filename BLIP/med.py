@@ -148,7 +148,8 @@ class Attention(nn.Module):
         key = recompute_linear(source, self.self["key"])
         value = recompute_linear(source, self.self["value"])
         if unpadding:
-            key, value = unpadding.pad(key), unpadding.pad(value)
+            key = unpadding.pad(key)
+            value = unpadding.pad(value)
         return self.split_heads(key), self.split_heads(value)
 
     def forward(

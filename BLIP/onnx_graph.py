@@ -21,7 +21,8 @@ class ImageGraph(nn.Module):
 
     def __init__(self, captioner: BlipCaptioner):
         super().__init__()
-        self.visual_encoder, self.layers = captioner.visual_encoder, captioner.text_decoder.layers
+        self.visual_encoder = captioner.visual_encoder
+        self.layers = captioner.text_decoder.layers
 
     def forward(self, image: Tensor) -> Tensor:
         embeds = self.visual_encoder(image)
@@ -41,7 +42,8 @@ class StepGraph(nn.Module):
     def __init__(self, captioner: BlipCaptioner):
         super().__init__()
         self.decoder = captioner.text_decoder
-        self.shift, self.first_position = captioner.shift, len(captioner.prompt_ids)
+        self.shift = captioner.shift
+        self.first_position = len(captioner.prompt_ids)
 
     def forward(
         self, tokens: Tensor, past: list[KeysValues], image_past: list[KeysValues]

@@ -52,7 +52,8 @@ class MergedGraph(StepGraph):
 
 def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
     """Write all files into the existing folder. Needs onnx, onnxscript and onnxruntime."""
-    tokenizer, sizes = captioner.tokenizer, captioner.text_decoder.config
+    tokenizer = captioner.tokenizer
+    sizes = captioner.text_decoder.config
     size = captioner.visual_encoder.patch_embed.img_size[0]
     (folder / "onnx").mkdir(exist_ok=True)
     _write_graphs(captioner, size, folder / "onnx")
@@ -86,12 +87,14 @@ def _write_graphs(captioner: BlipCaptioner, size: int, folder: Path) -> None:
     import onnx
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    encoder, pixels = EncoderGraph(captioner), torch.zeros(2, 3, size, size)
+    encoder = EncoderGraph(captioner)
+    pixels = torch.zeros(2, 3, size, size)
     with torch.no_grad():
         image = encoder(pixels)[:1]
     batch = Dim("batch_size")  # transformers.js needs this name to build the empty past
     inputs = {"pixel_values": (pixels, {0: batch})}
-    encoder_path, decoder_path = folder / "encoder_model.onnx", folder / "decoder_model_merged.onnx"
+    encoder_path = folder / "encoder_model.onnx"
+    decoder_path = folder / "decoder_model_merged.onnx"
     export_graph(encoder, encoder_path, inputs, ["last_hidden_state"])
 
     _, layer_parts, heads, _, width = image.shape
@@ -99,7 +102,8 @@ def _write_graphs(captioner: BlipCaptioner, size: int, folder: Path) -> None:
         f"{layer}.decoder.{part}" for layer in range(layer_parts // 2) for part in ("key", "value")
     ]
     past = torch.zeros(3, heads, 4, width)
-    new, done = Dim("sequence_length"), Dim("past_sequence_length")
+    new = Dim("sequence_length")
+    done = Dim("past_sequence_length")
     inputs = {
         "input_ids": (torch.full((3, 2), captioner.tokenizer.start), {0: batch, 1: new}),
         "encoder_hidden_states": (image, None),

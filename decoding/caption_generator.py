@@ -38,12 +38,15 @@ def training_tokens(
     captioner: a `CaptionGenerator` with a `prompt`, its `prompt_ids`, a `tokenizer` and
     `max_tokens`.
     """
-    texts, lengths = [], []
+    texts = []
+    lengths = []
     for group, prompt in zip(captions, prompts or [None] * len(captions)):
         if prompt is None:
-            start, length = captioner.prompt, captioner.prompt_ids.size(-1)
+            start = captioner.prompt
+            length = captioner.prompt_ids.size(-1)
         else:
-            start, length = f"{prompt.strip()} ", len(captioner.tokenizer.encode_prompt(prompt))
+            start = f"{prompt.strip()} "
+            length = len(captioner.tokenizer.encode_prompt(prompt))
         texts += [start + caption for caption in group]
         lengths += [length] * len(group)
     tokens, mask = captioner.tokenizer.encode(texts, captioner.max_tokens)
@@ -68,7 +71,8 @@ class CaptionGenerator(nn.Module):
     null_image: NullImage
     inference_context: Any = nullcontext
     shift: Any = None
-    min_batch_size, has_unused_parameters = 1, False
+    min_batch_size = 1
+    has_unused_parameters = False
 
     @abstractmethod
     def step_function(

@@ -28,7 +28,8 @@ class GuidedStep:
     """
 
     def __init__(self, step: Step, settings: DecodingSettings):
-        self.step, self.settings = step, settings
+        self.step = step
+        self.settings = settings
         self.previous_rows = 0  # the number of rows of one stream at the previous call
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
@@ -52,7 +53,8 @@ def combine_streams(
     image_logits = image_logits.float().log_softmax(-1)
     other_logits = other_logits.float().log_softmax(-1)
     if settings.contrastive_alpha:
-        alpha, beta = settings.contrastive_alpha, settings.contrastive_beta
+        alpha = settings.contrastive_alpha
+        beta = settings.contrastive_beta
         log_beta = math.log(beta) if beta > 0 else -math.inf
         threshold = image_logits.amax(-1, keepdim=True) + log_beta
         logits = (1 + alpha) * image_logits - alpha * other_logits

@@ -15,7 +15,8 @@ def greedy_or_sample(
 
     When all captions of a prompt have ended, `step` is called without this prompt.
     """
-    num_captions, max_length = settings.num_return, settings.max_length
+    num_captions = settings.num_return
+    max_length = settings.max_length
     num_prompts, start = prompt.shape
     active = torch.arange(num_prompts, device=prompt.device)  # (b,), not all ended
     tokens = prompt.new_full((num_prompts, num_captions, max_length), pad)
@@ -43,7 +44,9 @@ def greedy_or_sample(
         lengths[active] = lengths[active].where(has_ended | (next_tokens != end), length)
 
         kept = (lengths[active] == max_length).any(1).nonzero().squeeze(1)
-        active, rows, next_tokens = active[kept], rows[kept], next_tokens[kept]
+        active = active[kept]
+        rows = rows[kept]
+        next_tokens = next_tokens[kept]
         if len(active) == 0:
             break
         if length + 1 < max_length:
@@ -75,7 +78,8 @@ def adjust_scores(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSe
     is positive (CTRL, arXiv 1909.05858, in the form of transformers 4.15.0).
     """
     if settings.repetition_penalty != 1:
-        repeated, penalty = scores.gather(-1, tokens), settings.repetition_penalty
+        repeated = scores.gather(-1, tokens)
+        penalty = settings.repetition_penalty
         repeated = torch.where(repeated < 0, repeated * penalty, repeated / penalty)
         scores = scores.scatter(-1, tokens, repeated)
     size = settings.no_repeat_ngram_size

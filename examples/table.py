@@ -31,7 +31,8 @@ TABLE = {
     "place": ["garden", "house", "park"],
 }
 WORDS = ["<pad>", "</s>", "a", "in", "the", *(word for words in TABLE.values() for word in words)]
-PAD, END = 0, 1
+PAD = 0
+END = 1
 
 
 def ids(text):
@@ -84,7 +85,9 @@ def evaluate(model, name, rows):
     model.eval()
     inputs = torch.tensor([row["input_ids"] for row in rows]).to(model.device)
     tokens = model.generate(inputs, max_length=12, do_sample=False).tolist()
-    texts, right, wrong = [], 0, 0
+    texts = []
+    right = 0
+    wrong = 0
     for row, text in zip(rows, tokens):
         texts.append([WORDS[token] for token in text if token > END])
         for token in text:

@@ -54,7 +54,8 @@ def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
     if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
         raise ValueError(f"cu_seq_lens is {tuple(cu_seq_lens.shape)}; give boundaries (S + 1,)")
     if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
-        first, last = cu_seq_lens[0].item(), cu_seq_lens[-1].item()
+        first = cu_seq_lens[0].item()
+        last = cu_seq_lens[-1].item()
         if first != 0 or last != length or (cu_seq_lens.diff() < 0).any():
             raise ValueError(
                 f"cu_seq_lens goes from {first} to {last}; it must go from 0 to {length} and must "
@@ -121,7 +122,8 @@ def blocks(
             if 2 * max_labels < labels.size(1):
                 labelled_first = is_labelled.int().sort(dim=1, descending=True, stable=True).indices
                 columns = labelled_first[:, : max(max_labels, 1)]
-                positions, labels = positions.gather(1, columns), labels.gather(1, columns)
+                positions = positions.gather(1, columns)
+                labels = labels.gather(1, columns)
         yield positions, labels
         return
     labelled = (labels != ignore_index).flatten().nonzero().squeeze(1)  # (M,)

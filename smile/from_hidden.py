@@ -56,10 +56,15 @@ def fused_loss(
     `inputs.defer_grad` is true, the forward pass returns None for all three gradients, and the
     backward pass calls this function again.
     """
-    labels, settings, weights = inputs.labels, inputs.settings, inputs.weights
-    needs_grad, sampled, head_class = inputs.needs_grad, inputs.sampled, Head
+    labels = inputs.labels
+    settings = inputs.settings
+    weights = inputs.weights
+    needs_grad = inputs.needs_grad
+    sampled = inputs.sampled
+    head_class = Head
     if d_loss is None:
-        d_loss, needs_grad = 1.0, [needed and not inputs.defer_grad for needed in needs_grad]
+        d_loss = 1.0
+        needs_grad = [needed and not inputs.defer_grad for needed in needs_grad]
     if inputs.shards is not None:
         from smile.sharded import ShardedHead
 
@@ -92,7 +97,8 @@ def fused_loss(
 
 def _token_gradients(inputs: LossInputs, head: Head) -> Tensor:
     """Return the gradient (B, N) of the reduced loss with respect to each token's loss."""
-    labels, weights = inputs.labels, inputs.weights
+    labels = inputs.labels
+    weights = inputs.weights
     if weights is None:
         gradients = torch.ones(labels.shape, dtype=head.wide_dtype, device=labels.device)
     else:
@@ -128,7 +134,9 @@ class _LossAccumulator:
     """
 
     def __init__(self, head: Head, inputs: LossInputs, d_losses: Tensor):
-        self.head, self.settings, objectives = head, inputs.settings, inputs.settings.weights
+        self.head = head
+        self.settings = inputs.settings
+        objectives = inputs.settings.weights
         self.label_smoothing = self.settings.label_smoothing if "mle" in objectives else 0.0
         first_token_mle = self.settings.first_token_mle
         self.first_token_mle_names = [
@@ -188,7 +196,8 @@ class _LossAccumulator:
         all logits. Autograd computes the gradients of the leaves. `_backward` then computes the
         gradient of the logits itself.
         """
-        head, label_column = self.head, chunk.label.unsqueeze(1)
+        head = self.head
+        label_column = chunk.label.unsqueeze(1)
         logits, slope = head.logits(chunk.positions)  # (R, V)
         leaves = {"label": head.gather_logits(logits, label_column)}
         if chunk.earlier is not None:
@@ -248,8 +257,10 @@ class _LossAccumulator:
         objective needs is missing. mean: (R,), the mean logit for label smoothing, or None;
         `_logit_gradients` adds the gradient of the mean.
         """
-        target, total = leaves["label"].squeeze(1), leaves["total"].squeeze(1)
-        mle, losses = total - target, {}
+        target = leaves["label"].squeeze(1)
+        total = leaves["total"].squeeze(1)
+        mle = total - target
+        losses = {}
         for name in self.token_losses:
             loss = self.alternatives.get(name)
             if name == "mle" and mean is not None:
@@ -275,7 +286,8 @@ class _LossAccumulator:
 
         positions, labels: (C, L), one caption per row; see `blocks`.
         """
-        ignore, length = self.settings.ignore_index, labels.size(1)
+        ignore = self.settings.ignore_index
+        length = labels.size(1)
         types, _ = caption_types(labels, ignore)  # (C, L)
         # The label's index among the gathered logits is the first column with the label's id.
         columns = (types.unsqueeze(2) == types.unsqueeze(1)).int().argmax(2)
@@ -328,7 +340,8 @@ class _LossAccumulator:
         elements_per_group: how many elements are in memory, which limits the groups of a chunk.
         loss_fn: maps a chunk's logits (g, R, J), and the slice of its g groups, to losses (g, R).
         """
-        d_losses, unscored = self.d_losses[name], len(self.token_losses[name]) - 1
+        d_losses = self.d_losses[name]
+        unscored = len(self.token_losses[name]) - 1
         for chunk in slices(len(positions), self.head.chunk_elements // elements_per_group):
             logits, slope = self.head.logits_grouped(positions[chunk], tokens[chunk])
             chunk_is_scored = is_scored[chunk]

@@ -81,7 +81,8 @@ class Head:
         self.transform = Transform(inputs.settings.scale, inputs.settings.softcap)
         self.dtype = inputs.dtype
         self.wide_dtype = torch.promote_types(self.dtype, torch.float32)
-        self.hidden, self.weight = hidden.to(self.dtype), weight
+        self.hidden = hidden.to(self.dtype)
+        self.weight = weight
         self.bias = None if bias is None else bias.to(self.dtype)
         self.shards = inputs.shards
         self.vocabulary = len(weight) if self.shards is None else self.shards.vocabulary
@@ -209,7 +210,8 @@ class Head:
 
     def logits_grouped(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Slope]:
         """Return the logits (G, R, J) of positions (G, R) for tokens (G, J), and their slope."""
-        ids, hidden = self.local_ids(tokens), self.hidden[positions]
+        ids = self.local_ids(tokens)
+        hidden = self.hidden[positions]
         weight = self._weight_rows(ids).transpose(1, 2)  # (G, D, J)
         if self.bias is None:
             z = torch.bmm(hidden, weight)

@@ -42,7 +42,8 @@ class _MixtureFromHidden(torch.autograd.Function):
     def forward(ctx, hidden, weight, bias, inputs):
         ctx.save_for_backward(hidden, weight, bias)
         result = fused_loss(hidden, weight, bias, inputs)
-        ctx.inputs, ctx.gradients = inputs, result.gradients
+        ctx.inputs = inputs
+        ctx.gradients = result.gradients
         ctx.mark_non_differentiable(result.parts)
         return result.loss, result.parts
 
@@ -50,7 +51,8 @@ class _MixtureFromHidden(torch.autograd.Function):
     def backward(ctx, d_loss, _):
         if torch.is_grad_enabled():  # create_graph=True
             raise RuntimeError(NO_SECOND_DERIVATIVE)
-        gradients, ctx.gradients = ctx.gradients, None
+        gradients = ctx.gradients
+        ctx.gradients = None
         if gradients is None or ctx.inputs.defer_grad:
             gradients = fused_loss(*ctx.saved_tensors, ctx.inputs, d_loss).gradients
         else:
@@ -96,7 +98,8 @@ def _operator(hidden, weight, bias, d_loss, *rest):
 @_operator.register_fake
 def _(hidden, weight, bias, d_loss, *rest):
     inputs = _build_inputs(*rest)
-    labels, has_gradients = inputs.labels, d_loss is not None or not inputs.defer_grad
+    labels = inputs.labels
+    has_gradients = d_loss is not None or not inputs.defer_grad
     wide_dtype = torch.promote_types(inputs.dtype, torch.float32)
     loss_shape = labels.shape if inputs.settings.reduction == "none" else ()
     gradient_shapes = [

@@ -73,7 +73,8 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> 
 
     arguments = {"hidden": hidden, "weight": weight, "bias": bias}
     meshes = {name: x.device_mesh for name, x in arguments.items() if is_distributed(x)}
-    mesh, vocabulary = next(iter(meshes.values())), len(weight)
+    mesh = next(iter(meshes.values()))
+    vocabulary = len(weight)
     for name, other in meshes.items():
         if other.ndim != 1 or other != mesh:
             raise ValueError(
@@ -89,7 +90,8 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> 
         return x.redistribute(placements=[placement]).to_local()
 
     # As in torch, the number of rows per process is rounded up; the last process may have fewer.
-    group, rows_per_process = mesh.get_group(), math.ceil(vocabulary / mesh.size())
+    group = mesh.get_group()
+    rows_per_process = math.ceil(vocabulary / mesh.size())
     if rows_per_process * (mesh.size() - 1) >= vocabulary:
         raise ValueError(
             f"a head of {vocabulary} tokens cannot be sharded over {mesh.size()} processes; use "

@@ -29,7 +29,8 @@ def recompute_linear(
     `BLIP.kernels.matmul` computes the products of recomputed layers, and large float32 products
     where oneDNN is faster. A subclass of nn.Linear, such as an adapter, is called unchanged.
     """
-    device, input_fn = x.device.type, input_fn or _identity
+    device = x.device.type
+    input_fn = input_fn or _identity
     if type(linear) is not nn.Linear or linear.bias is None or torch.compiler.is_compiling():
         return linear(input_fn(x))
     autocast = torch.is_autocast_enabled(device)
@@ -38,7 +39,8 @@ def recompute_linear(
     is_large = x.numel() + linear.weight.numel() >= MIN_ELEMENTS
     recompute = needs_grad and is_large and (autocast or input_fn is not _identity)
     if not recompute:
-        x, input_fn = input_fn(x), _identity
+        x = input_fn(x)
+        input_fn = _identity
         use_onednn = matmul.uses_onednn_fp32(x.device, dtype) and not autocast
         if not use_onednn or x.numel() * linear.out_features < MIN_PRODUCTS:
             return linear(x)
@@ -56,7 +58,8 @@ class _RecomputeLinear(torch.autograd.Function):
     def forward(ctx, x: Tensor, input_fn, dtype: torch.dtype, weight: Tensor, bias: Tensor, *extra):
         """extra: the parameters of `input_fn`."""
         ctx.save_for_backward(x, weight, *extra)
-        ctx.input_fn, ctx.dtype = input_fn, dtype
+        ctx.input_fn = input_fn
+        ctx.dtype = dtype
         inputs = input_fn(x)
         return matmul.linear(inputs.to(dtype), weight.to(dtype), bias.to(dtype))
 

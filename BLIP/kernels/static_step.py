@@ -58,7 +58,8 @@ class CompiledStepFactory:
         rows per image. steps: the maximum number of tokens to append to each row.
         """
         images, heads, prompt, d = past[0][0].shape
-        image_key, capacity = image_kv[0][0], prompt + steps * rows
+        image_key = image_kv[0][0]
+        capacity = prompt + steps * rows
         layout = (
             heads,
             capacity,
@@ -136,7 +137,8 @@ class CompiledStep(CachedStep):
         cache.position.fill_(self.length)
         cache.slots.copy_(torch.arange(self.used_slots, self.used_slots + rows))
         self.active = torch.arange(images, device=cache.tokens.device)
-        self.past, self.image_kv = [], []
+        self.past = []
+        self.image_kv = []
 
     def _append(self, tokens: Tensor) -> Tensor:
         """Append one token to each row: (b, k, 1) -> hidden states (b * k, H)."""

@@ -142,7 +142,8 @@ def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overr
         raise CheckpointError(f"{name} has no image encoder of BLIP")
     if CONFIG in content and not {"image_size", "lora"} <= config.keys():
         raise CheckpointError(f"{name} has an adapter, but not its run's configuration")
-    width, patches = state[PATCH_WEIGHT].size(0), state[POSITION_EMBEDDING].size(1) - 1
+    width = state[PATCH_WEIGHT].size(0)
+    patches = state[POSITION_EMBEDDING].size(1) - 1
     settings = {
         "tokenizer": "bert-base-uncased",
         "vit": "large" if width == 1024 else "base",
@@ -198,7 +199,8 @@ def load_weights(
     image, which then keeps its value. Raises CheckpointError, and leaves the model unchanged, if a
     value is not finite, a shape differs, or a key is missing or unexpected.
     """
-    model_state, state = model.state_dict(), dict(state)
+    model_state = model.state_dict()
+    state = dict(state)
     missing = _add_missing(state, model_state, name, new_null)
     own_towers = {_tower(key) for key in model_state}
     ignored = {*FURTHER_TOWERS.split()} - own_towers | {NULL_IMAGE}
@@ -252,7 +254,8 @@ def check_fits(target: StateDict, state: StateDict, name: str) -> None:
     target: the model's state dict. state: the state dict of a file. name: the file, for the
     message.
     """
-    missing, unexpected = sorted(target.keys() - state.keys()), sorted(state.keys() - target.keys())
+    missing = sorted(target.keys() - state.keys())
+    unexpected = sorted(state.keys() - target.keys())
     if missing or unexpected:
         raise CheckpointError(
             f"{name} does not fit this model: {len(missing)} keys missing ({_shorten(missing)}), "

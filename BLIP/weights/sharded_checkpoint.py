@@ -18,7 +18,8 @@ from torch import Tensor
 
 from BLIP.weights.safe_load import PickledError, first_line, read_pickled
 
-REST, INDEX = "rest.pth", ".metadata"
+REST = "rest.pth"
+INDEX = ".metadata"
 MODEL, OPTIMIZER = "model.", "optimizer."  # prefixes of tensor names
 # The classes and functions that torch's index refers to, by module. They run no code of the file.
 # Dtypes are allowed, too.
@@ -110,7 +111,8 @@ def _reader(path: Path):
                 index = _Unpickler(file).load()
             # Refuse entries other than tensors, which torch would unpickle, and file names with a
             # folder, so that no file outside the checkpoint is read.
-            entries, shards = index.state_dict_metadata.values(), index.storage_data.values()
+            entries = index.state_dict_metadata.values()
+            shards = index.storage_data.values()
             only_tensors = all(isinstance(e, metadata.TensorStorageMetadata) for e in entries)
             if not only_tensors or any(
                 Path(p.relative_path).name != p.relative_path for p in shards

@@ -31,7 +31,8 @@ class TokenLoss:
 
     def __post_init__(self):
         for field in fields(self):
-            number_type, value = type(field.default), getattr(self, field.name)
+            number_type = type(field.default)
+            value = getattr(self, field.name)
             if number_type not in (int, float):
                 continue
             is_number = isinstance(value, (int, float)) and not isinstance(value, bool)

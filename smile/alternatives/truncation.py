@@ -47,7 +47,8 @@ class Truncation(TokenLoss):
         no caption is dropped.
         """
         caption_index, caption_count = number_captions(labels, segments)
-        caption_index, losses = caption_index.flatten(), losses.detach()
+        caption_index = caption_index.flatten()
+        losses = losses.detach()
         token_weights = (labels != ignore_index) if weights is None else weights
         token_weights = token_weights.to(losses.dtype)
 

@@ -35,7 +35,8 @@ def auxiliary_losses(
     "loss" is ignored. Parts are detached scalars, not multiplied by their weights. Raises
     ValueError for a model that computes its router losses only with labels.
     """
-    parts, weighted = {}, []
+    parts = {}
+    weighted = []
 
     def add(name, weight, value):
         parts[name] = value.detach()

@@ -42,7 +42,8 @@ REFUSED = {
 def unwrap_generative(model: nn.Module) -> nn.Module:
     """Return the model without PEFT's wrapper. Raises ValueError unless it generates text."""
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    name, parameters = type(model).__name__, inspect.signature(type(model).forward).parameters
+    name = type(model).__name__
+    parameters = inspect.signature(type(model).forward).parameters
     for pattern, reason in REFUSED.items():
         if re.search(pattern, name):
             raise ValueError(f"{name} {reason}; give a model that generates text")
@@ -191,7 +192,8 @@ def add_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
         return
-    start, pad = value_of(model, "decoder_start_token_id"), value_of(model, "pad_token_id")
+    start = value_of(model, "decoder_start_token_id")
+    pad = value_of(model, "pad_token_id")
     if start is None or pad is None:
         raise ValueError(
             f"{type(model).__name__}: set decoder_start_token_id and pad_token_id of model.config"

@@ -68,9 +68,11 @@ def use_smile(
     text could attend to another text of the row. In training it also raises ValueError if another
     loss is computed from the model; see `smile.hf.misuse_checks`.
     """
-    wrapped, model = model, unwrap_model(model)
+    wrapped = model
+    model = unwrap_model(model)
     undo(model)
-    objective, original_class = to_objective(objective), type(model)
+    objective = to_objective(objective)
+    original_class = type(model)
     watch_parts(model)
     arguments = list(inspect.signature(original_class.forward).parameters)[1:]
     model._smile = _Settings(objective, from_hidden, arguments)
@@ -118,7 +120,8 @@ def _add_objective(original_class: type, level: int) -> type:
 
 def undo(model: nn.Module) -> nn.Module:
     """Undo `use_smile`, if it was called on the model. Returns the model."""
-    wrapped, model = model, unwrap_model(model)
+    wrapped = model
+    model = unwrap_model(model)
     # The class lacks this attribute if the model has no objective or FSDP has added a subclass.
     original_class = type(model).__dict__.get("_without_smile")
     if model.__dict__.pop("_smile", None) is not None:
@@ -224,7 +227,9 @@ def _add_inputs(model, settings: _Settings, targets: Targets) -> None:
 
     Raises ValueError if texts of a row see each other.
     """
-    inputs, labels, texts = targets.inputs, targets.original_labels, targets.texts
+    inputs = targets.inputs
+    labels = targets.original_labels
+    texts = targets.texts
     is_packed = texts is not None and "kwargs" in settings.arguments
     if is_packed or "use_cache" in settings.arguments:
         inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
@@ -267,7 +272,8 @@ def _run_from_hidden(
     watch(head.module)
     call = Call(model, head.module, replace_input)
     output = call.run(inner_forward, targets.inputs)
-    last_logits, name = output_logits(model, output).detach(), type(model).__name__
+    last_logits = output_logits(model, output).detach()
+    name = type(model).__name__
     device = last_logits.device
     if not results:
         raise ValueError(
@@ -276,7 +282,8 @@ def _run_from_hidden(
         )
     loss, parts, tokens = results[-1]
     # accelerate moves the output of a model on several devices to the input's device.
-    loss, tokens = loss.to(device), tokens.to(device)
+    loss = loss.to(device)
+    tokens = tokens.to(device)
     parts = {key: part.to(device) for key, part in parts.items()}
     if torch.compiler.is_compiling() or not settings.head_is_checked:
         error = f"{name} changes the logits of its language head; use_smile needs from_hidden=False"

@@ -50,7 +50,8 @@ class LinearHead(NamedTuple):
 
     def compute_objective(self, objective: Objective, targets: AlignedTargets) -> ObjectiveOutput:
         """Compute the objective. The predictions of `targets` are the head's input (B, N, D)."""
-        weight, bias = self.module.weight, self.module.bias
+        weight = self.module.weight
+        bias = self.module.bias
         if self.bias is not None:
             extra_bias = self.bias.to(weight)
             bias = extra_bias if bias is None else bias + extra_bias

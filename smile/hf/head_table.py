@@ -135,7 +135,8 @@ def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
     Returns `default` if there is no such value or `name` is None.
     """
     config = model.config
-    text_config, decoder = getattr(config, "text_config", None), getattr(config, "decoder", None)
+    text_config = getattr(config, "text_config", None)
+    decoder = getattr(config, "decoder", None)
     for source in (model, text_config, decoder, config):
         value = getattr(source, name, None) if name else None
         if value is not None:

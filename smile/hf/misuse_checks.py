@@ -145,7 +145,9 @@ def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
     In a compiled program, logits and hidden states are detached instead, because a compiled
     backward pass runs for all outputs.
     """
-    is_compiling, name, loss_gradients = torch.compiler.is_compiling(), type(model).__name__, []
+    is_compiling = torch.compiler.is_compiling()
+    name = type(model).__name__
+    loss_gradients = []
 
     def record_loss_gradient(gradient):
         loss_gradients.append(gradient)

@@ -71,9 +71,12 @@ class Targets:
 
     def __init__(self, model: nn.Module, objective: Objective, batch: Mapping[str, Any]):
         inputs = dict(batch)
-        labels, shift_labels = inputs.pop("labels", None), inputs.pop("shift_labels", None)
-        segments, self.weights = inputs.pop("segments", None), inputs.pop("weights", None)
-        self.model, self.inputs = model, inputs
+        labels = inputs.pop("labels", None)
+        shift_labels = inputs.pop("shift_labels", None)
+        segments = inputs.pop("segments", None)
+        self.weights = inputs.pop("weights", None)
+        self.model = model
+        self.inputs = inputs
         self.shifted = shift_labels is not None
         if self.shifted:
             labels = shift_labels
@@ -84,9 +87,11 @@ class Targets:
         if segments is not None:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
-        self.original_labels, self.segments = labels, segments
+        self.original_labels = labels
+        self.segments = segments
         self.labels = labels.masked_fill(is_media(model, labels), IGNORED)
-        self.is_encoder_decoder, self.texts = is_encoder_decoder(model), None
+        self.is_encoder_decoder = is_encoder_decoder(model)
+        self.texts = None
         if not self.is_encoder_decoder:
             self._ignore_first_labels()
         elif self.shifted:
@@ -102,7 +107,8 @@ class Targets:
 
     def _ignore_first_labels(self) -> None:
         """Set `texts`, and ignore labels that another text or segment would have to predict."""
-        labels, self.texts = self.labels, text_numbers(self.inputs, self.labels)
+        labels = self.labels
+        self.texts = text_numbers(self.inputs, self.labels)
         if self.texts is not None:
             is_first = self.texts[:, 1:] != self.texts[:, :-1]  # (B, N - 1), for tokens 1 to N - 1
             is_first = F.pad(is_first, (0, 1) if self.shifted else (1, 0))
@@ -142,7 +148,8 @@ class Targets:
             flags.append(self.captions.amax(1) > 1)
         if not flags:
             return self
-        compiling, flags = torch.compiler.is_compiling(), torch.stack(flags)
+        compiling = torch.compiler.is_compiling()
+        flags = torch.stack(flags)
         if not compiling:
             flags = flags.cpu()  # one transfer from the device for all
         # Rows of one caption are faster without segments. A compiled program cannot read how many
@@ -162,7 +169,8 @@ class Targets:
         predictions, labels = align_labels(
             self.model, predictions, self.labels, self.shifted, self.inputs.get("input_ids")
         )
-        segments, weights = self.segments, self.weights
+        segments = self.segments
+        weights = self.weights
         if segments is not None:
             segments = segments[:, -labels.size(1) :].to(labels.device)
         if weights is not None and weights.dim() == 2:
@@ -173,12 +181,14 @@ class Targets:
 def text_numbers(inputs: dict, labels: Tensor) -> Optional[Tensor]:
     """Return int64 (B, N), the number of each token's text in its row, or None if it is unknown."""
     if inputs.get("seq_idx") is not None:
-        name, numbers = "seq_idx", inputs["seq_idx"]
+        name = "seq_idx"
+        numbers = inputs["seq_idx"]
     elif inputs.get("cu_seq_lens_q") is not None:
         name = "cu_seq_lens_q"
         numbers = segments_from_cu_seq_lens(inputs[name], labels.size(1))
     elif inputs.get("position_ids") is not None:
-        name, numbers = "position_ids", segments_from_position_ids(inputs["position_ids"])
+        name = "position_ids"
+        numbers = segments_from_position_ids(inputs["position_ids"])
         if len(numbers) == 1:
             numbers = numbers.expand(len(labels), -1)
     else:

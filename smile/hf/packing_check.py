@@ -50,7 +50,8 @@ def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
 
 def _separates_texts(model: nn.Module, inputs: dict, rows: int) -> bool:
     """Return whether attention is known to separate the texts of packed rows. rows: how many."""
-    model_class, positions = class_of(model), inputs.get("position_ids")
+    model_class = class_of(model)
+    positions = inputs.get("position_ids")
     name = model_class.__name__
     if name not in MASKED or not model_class.__module__.startswith("transformers."):
         return False

@@ -63,10 +63,13 @@ class SmileLossMixin:
         from_hidden: bool = True,
         **kwargs,
     ):
-        self.smile_objective, self._from_hidden = to_objective(objective), from_hidden
+        self.smile_objective = to_objective(objective)
+        self._from_hidden = from_hidden
         self._wants_logits = True
-        self._train_means, self._eval_means = RunningMeans(), RunningMeans()
-        self._accumulated_batches, self._trained_tokens = 1, 0
+        self._train_means = RunningMeans()
+        self._eval_means = RunningMeans()
+        self._accumulated_batches = 1
+        self._trained_tokens = 0
         arguments = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
         columns = _column_names(arguments.get("train_dataset"))
         self._batch_columns = [name for name in BATCH_KEYS if name in columns]
@@ -174,7 +177,8 @@ class SmileLossMixin:
 
         Auxiliary losses are averaged over accumulated batches and processes.
         """
-        inputs, training = dict(inputs), self.model.training
+        inputs = dict(inputs)
+        training = self.model.training
         inputs.pop("_prediction_loss_only", None)  # TRL's own flag, which the model does not accept
         for name in self._batch_columns if training else ():
             if name not in inputs:
@@ -187,7 +191,8 @@ class SmileLossMixin:
         loss_class = self._loss_classes[0]
         wants_logits = (self._wants_logits and not training) or reads_logits(loss_class)
         inputs["keep_logits"] = wants_logits or not self._from_hidden
-        steps, items = self._accumulated_batches if training else 1, num_items_in_batch
+        steps = self._accumulated_batches if training else 1
+        items = num_items_in_batch
         if items is not None:
             # The count is passed in the batch, not as an argument of compute_loss, so that the
             # trainer does not scale the loss once more. The loss is divided by `steps` below, and

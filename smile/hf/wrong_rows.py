@@ -31,7 +31,9 @@ PROMPT_ERROR = (
 
 def find_wrong_rows(targets) -> dict[str, Tensor]:
     """Return {error line: bool (B,), the rows with this error}. targets: a `Targets`."""
-    rows_by_error, mask, texts = {}, targets.inputs.get("attention_mask"), targets.texts
+    rows_by_error = {}
+    mask = targets.inputs.get("attention_mask")
+    texts = targets.texts
     if texts is not None and isinstance(mask, Tensor) and mask.shape == texts.shape:
         attends_both = (mask[:, 1:] > 0) & (mask[:, :-1] > 0)
         is_leak = attends_both & (texts[:, 1:] != texts[:, :-1]).to(mask.device)
@@ -61,13 +63,15 @@ def _find_prompts(targets) -> Tensor:
     `bos_token_id`. If input_ids and labels have different shapes, no row is true, because
     `Targets.align` then raises ValueError.
     """
-    labels, tokens = targets.original_labels, targets.inputs.get("input_ids")
+    labels = targets.original_labels
+    tokens = targets.inputs.get("input_ids")
     tokens = labels if tokens is None else tokens.to(labels.device)
     if targets.shifted:
         labels = F.pad(labels, (1, -1), value=IGNORED)  # undo the shift
     if tokens.shape != labels.shape:
         return labels[:, :0].any(1)
-    is_media_token, is_labelled = is_media(targets.model, tokens), labels != IGNORED
+    is_media_token = is_media(targets.model, tokens)
+    is_labelled = labels != IGNORED
     is_start = is_one_of(labels, configured_ids(targets.model, "bos_token_id"))
     texts = torch.zeros_like(labels) if targets.texts is None else targets.texts
     same_text = texts[:, 1:] == texts[:, :-1]
