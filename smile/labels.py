@@ -19,11 +19,11 @@ def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     labelled = labels != ignore_index
     if labels.size(1) == 0:
         return labels, labelled
-    first = labelled.int().argmax(dim=1, keepdim=True)  # (B, 1)
-    filler = labels.gather(1, first).masked_fill(~labelled.any(dim=1, keepdim=True), 0)
+    first = labelled.int().argmax(1, keepdim=True)  # (B, 1)
+    filler = labels.gather(1, first).masked_fill(~labelled.any(1, keepdim=True), 0)
     types = torch.where(labelled, labels, filler)
     same = types.unsqueeze(2) == types.unsqueeze(1)  # (B, N, N)
-    distinct = ~same.tril(diagonal=-1).any(dim=2)
+    distinct = ~same.tril(diagonal=-1).any(2)
     return types, distinct
 
 
@@ -48,7 +48,7 @@ def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
 def first_labelled(labels: Tensor, ignore_index: int) -> Tensor:
     """Return bool (B, N), true at the first labelled position of each caption."""
     labelled = labels != ignore_index
-    return labelled & (labelled.cumsum(dim=1) == 1)
+    return labelled & (labelled.cumsum(1) == 1)
 
 
 def at_least_float32(logits: Tensor) -> Tensor:

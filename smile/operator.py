@@ -62,7 +62,7 @@ class _MixtureFromHidden(torch.autograd.Function):
         cast_gradients = (
             None if g is None else g.to(x.dtype) for x, g in zip(ctx.saved_tensors, gradients)
         )
-        return (*cast_gradients, None)
+        return *cast_gradients, None
 
 
 _eager = torch.compiler.disable(_MixtureFromHidden.apply)
@@ -92,7 +92,7 @@ def _operator(hidden, weight, bias, d_loss, *rest):
     check_labels(inputs.labels, len(weight), inputs.settings.ignore_index)
     check_weights(inputs.weights)
     loss, parts, gradients = fused_loss(hidden, weight, bias, inputs, d_loss)
-    return (loss, parts, *(parts.new_empty(0) if g is None else g for g in gradients))
+    return loss, parts, *(parts.new_empty(0) if g is None else g for g in gradients)
 
 
 @_operator.register_fake
@@ -132,7 +132,7 @@ def _backward(ctx, d_loss, *_):
         gradient.to(x.dtype) if needed else None
         for x, gradient, needed in zip((hidden, weight, bias), gradients, inputs.needs_grad)
     ]
-    return (*cast_gradients, None, *[None] * len(rest))
+    return *cast_gradients, None, *[None] * len(rest)
 
 
 _operator.register_autograd(_backward, setup_context=_save_context)

@@ -57,7 +57,7 @@ def random_subset(
     if pad_token_id is not None:
         words = words.where(words != pad_token_id, label)
     tokens = torch.cat([label, words], dim=-1)
-    return tokens, (tokens.unsqueeze(-1) == tokens.unsqueeze(-2)).tril(diagonal=-1).any(dim=-1)
+    return tokens, (tokens.unsqueeze(-1) == tokens.unsqueeze(-2)).tril(diagonal=-1).any(-1)
 
 
 def random_subset_losses(subset: Tensor, repeated: Tensor) -> Tensor:

@@ -78,4 +78,4 @@ class _RecomputeLinear(torch.autograd.Function):
             weight_grad = matmul.matmul(rows.t(), flat).to(weight.dtype)
             bias_grad = rows.sum(0).to(weight.dtype)
         x_grad, *extra_grads = torch.autograd.grad(inputs, (x, *extra), input_grad.to(inputs.dtype))
-        return (x_grad, None, None, weight_grad, bias_grad, *extra_grads)
+        return x_grad, None, None, weight_grad, bias_grad, *extra_grads

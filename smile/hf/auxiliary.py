@@ -55,7 +55,7 @@ def auxiliary_losses(
             "output_router_logits=False for it"
         )
     if z_weight := z_loss_weight(model):
-        add("z_loss", z_weight, output["logits"].logsumexp(dim=-1).pow(2).mean())
+        add("z_loss", z_weight, output["logits"].logsumexp(-1).pow(2).mean())
     if output.get("loss") is not None and not needs_labels_for_mask(model):
         add("own_loss", 1.0, output["loss"])
     if not parts:
