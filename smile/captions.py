@@ -53,7 +53,7 @@ def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
     check_integers(cu_seq_lens, "cu_seq_lens")
     if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
         raise ValueError(f"cu_seq_lens is {tuple(cu_seq_lens.shape)}; give boundaries (S + 1,)")
-    if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
+    if cu_seq_lens.is_cpu and not torch.compiler.is_compiling():
         first = cu_seq_lens[0].item()
         last = cu_seq_lens[-1].item()
         if first != 0 or last != length or (cu_seq_lens.diff() < 0).any():

@@ -176,16 +176,16 @@ class _LossAccumulator:
             own_earlier = None
             if earlier is not None:
                 own_earlier = EarlierTokens(
-                    types=earlier.types[caption[part]],
-                    is_earlier=earlier.is_earlier[indices],
-                    is_label=earlier.is_label[indices],
+                    earlier.types[caption[part]],
+                    earlier.is_earlier[indices],
+                    earlier.is_label[indices],
                 )
             chunk = _Chunk(
-                positions=positions.flatten()[indices],
-                label=labels.flatten()[indices],
-                is_first=is_first.flatten()[indices],
-                excluded=excluded[caption[part]],
-                earlier=own_earlier,
+                positions.flatten()[indices],
+                labels.flatten()[indices],
+                is_first.flatten()[indices],
+                excluded[caption[part]],
+                own_earlier,
             )
             self._add_chunk(chunk)
 

@@ -1,7 +1,7 @@
 """Computes logits and gradients of a linear language head, only for some positions or tokens."""
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cached_property
 from typing import NamedTuple, Optional, Union
 
@@ -76,7 +76,7 @@ class Head:
         weight: Tensor,
         bias: Optional[Tensor],
         inputs: LossInputs,
-        needs_grad: Sequence[bool],
+        needs_grad: list[bool],
     ):
         self.transform = Transform(inputs.settings.scale, inputs.settings.softcap)
         self.dtype = inputs.dtype

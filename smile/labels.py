@@ -33,7 +33,7 @@ def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
     Labels are checked only on a CPU: on an accelerator the check would need a synchronisation, and
     CUDA raises an error itself. During compilation tensors have no values and are not checked.
     """
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+    if not labels.is_cpu or torch.compiler.is_compiling():
         return
     is_invalid = (labels != ignore_index) & ((labels < 0) | (labels >= vocabulary))
     if is_invalid.any():
@@ -85,7 +85,7 @@ def prepare_weights(
 
 def check_weights(weights: Optional[Tensor]) -> None:
     """Raise ValueError for a negative or non-finite weight. Like `check_labels`, only on a CPU."""
-    if weights is None or weights.device.type != "cpu" or torch.compiler.is_compiling():
+    if weights is None or not weights.is_cpu or torch.compiler.is_compiling():
         return
     is_invalid = ~(weights.isfinite() & (weights >= 0))
     if is_invalid.any():

@@ -56,22 +56,17 @@ def parse_objective(spec: Spec) -> dict[str, float]:
     mapping as value: {mle: 0.5, focal: {weight: 0.5, gamma: 1}}. Raises a one-line ValueError for
     an unknown name, a weight that is not a positive number, or a wrong parameter.
     """
-    return {name: term.weight for name, term in _parse_spec(spec).items()}
+    weights, _ = _parse_spec(spec)
+    return weights
 
 
-class _Term(NamedTuple):
-    """An objective of a mixture. loss: see `_build_alternative`."""
-
-    weight: float
-    loss: Any
-
-
-def _parse_spec(spec: Spec) -> dict[str, _Term]:
-    """Return the terms of a mixture by name."""
+def _parse_spec(spec: Spec) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the weights of a mixture, and the `TokenLoss`es of its alternatives, by name."""
     spec = {spec: 1.0} if isinstance(spec, str) else spec
     if not spec:
         raise ValueError(f"objective is empty; name one or more of {', '.join(OBJECTIVES)}")
-    terms = {}
+    weights = {}
+    alternatives = {}
     for name, value in spec.items():
         if name not in OBJECTIVES:
             raise ValueError(f"objective {name!r} is unknown; choose from {', '.join(OBJECTIVES)}")
@@ -80,8 +75,11 @@ def _parse_spec(spec: Spec) -> dict[str, _Term]:
         is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not is_number or not math.isfinite(weight) or weight <= 0:
             raise ValueError(f"objective {name!r} has weight {weight!r}; give a number above 0")
-        terms[name] = _Term(float(weight), _build_alternative(name, parameters))
-    return terms
+        weights[name] = float(weight)
+        loss = _build_alternative(name, parameters)
+        if loss is not None:
+            alternatives[name] = loss
+    return weights, alternatives
 
 
 def _build_alternative(name: str, parameters: dict[str, Any]) -> Any:
@@ -122,15 +120,13 @@ class Objective(nn.Module):
     ):
         super().__init__()
         check_smoothing(label_smoothing)
-        terms = _parse_spec(spec)
-        self.weights = {name: term.weight for name, term in terms.items()}
+        self.weights, alternatives = _parse_spec(spec)
         self.label_smoothing = label_smoothing
         self.first_token_mle = first_token_mle
         self.random_subset_size = random_subset_size
         self.pad_token_id = pad_token_id
         self.ignore_index = ignore_index
-        losses = {name: term.loss for name, term in terms.items()}
-        self._set_alternatives({name: loss for name, loss in losses.items() if loss is not None})
+        self._set_alternatives(alternatives)
         truncation = self.alternatives.get("truncation")
         self.means = truncation.new_window() if truncation else None
 

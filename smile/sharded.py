@@ -98,10 +98,10 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> 
             "fewer processes"
         )
     return LocalTensors(
-        hidden=to_local(hidden, Replicate()),
-        weight=to_local(weight, Shard(0)),
-        bias=to_local(bias, Shard(0)),
-        shards=Shards(group, dist.get_rank(group) * rows_per_process, vocabulary),
+        to_local(hidden, Replicate()),
+        to_local(weight, Shard(0)),
+        to_local(bias, Shard(0)),
+        Shards(group, dist.get_rank(group) * rows_per_process, vocabulary),
     )
 
 

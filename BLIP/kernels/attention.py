@@ -38,7 +38,7 @@ def attention(
     of setting an attention weight to 0.
     """
     query = query.to(key.dtype)
-    if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
+    if query.is_cpu and not is_causal and not torch.compiler.is_compiling():
         # torch's fused CPU kernel does not support dropout and is slow for few queries. In 16 bits
         # it also copies keys and values in every call, and its backward pass is slow.
         is_16_bit = query.dtype in (torch.bfloat16, torch.float16)

@@ -153,8 +153,8 @@ def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overr
     for key in (*settings, *OTHER_SETTINGS):
         if config.get(key) is not None:
             settings[key] = config[key]
-    given = {key: value for key, value in overrides.items() if value is not None}
-    return {**settings, **given}
+    settings.update({key: value for key, value in overrides.items() if value is not None})
+    return settings
 
 
 def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
@@ -218,7 +218,7 @@ def load_weights(
     check_fits(model_state, state, name)
     check_finite(state, name)
     model.load_state_dict(state)
-    return LoadReport(missing=missing, unexpected=unexpected, reshaped=reshaped)
+    return LoadReport(missing, unexpected, reshaped)
 
 
 def _add_missing(state: StateDict, model_state: StateDict, name: str, new_null: bool) -> list[str]:

@@ -71,12 +71,9 @@ class LikelihoodLoss(TokenLoss):
             earlier = earlier_tokens(labels, ignore_index)
             columns = earlier.types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (C, L, L)
             caption_logits = logits.gather(2, columns).flatten(0, 1)
-        position_logits = PositionLogits(
-            total=logits.logsumexp(2).flatten(),
-            label=logits.gather(2, label).flatten(),
-            caption_logits=caption_logits,
-            earlier=earlier,
-        )
+        total = logits.logsumexp(2).flatten()
+        label_logit = logits.gather(2, label).flatten()
+        position_logits = PositionLogits(total, label_logit, caption_logits, earlier)
         return self.losses(position_logits).view_as(labels)
 
 

@@ -192,13 +192,12 @@ class SmileLossMixin:
         wants_logits = (self._wants_logits and not training) or reads_logits(loss_class)
         inputs["keep_logits"] = wants_logits or not self._from_hidden
         steps = self._accumulated_batches if training else 1
-        items = num_items_in_batch
-        if items is not None:
+        if num_items_in_batch is not None:
             # The count is passed in the batch, not as an argument of compute_loss, so that the
             # trainer does not scale the loss once more. The loss is divided by `steps` below, and
             # gradients are averaged over processes. So the accumulated gradient is that of the sum
             # over all tokens divided by `items`.
-            inputs["num_items_in_batch"] = _divide(items, steps * self._processes())
+            inputs["num_items_in_batch"] = _divide(num_items_in_batch, steps * self._processes())
         parts_before = last_parts(self._objective_model)
         loss, outputs = loss_class.compute_loss(self, model, inputs, return_outputs=True)
         parts = last_parts(self._objective_model)
@@ -208,9 +207,9 @@ class SmileLossMixin:
                 "because the model or its loss was changed later; create the trainer with this "
                 "model"
             )
-        if items is not None:
+        if num_items_in_batch is not None:
             loss = loss / steps
-        self._record_parts(parts, inputs, steps, items)
+        self._record_parts(parts, inputs, steps, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def _record_parts(self, parts: dict[str, Tensor], inputs, steps: int, items) -> None:
