@@ -64,7 +64,8 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     if not isinstance(weights, dict):
         raise UserError(f"--reward is {weights!r}: give weights by name, such as {{cider: 1}}")
     check_rewards(weights)
-    gpu, lora = torch.cuda.is_available(), config.lora or Lora()
+    gpu = torch.cuda.is_available()
+    lora = config.lora or Lora()
     samples = read_split(config, "train")
     if any(sample.prompt or is_row(sample.image) for sample in samples):
         raise UserError("a column prompt and images in Parquet are not supported here: give files")
@@ -112,7 +113,8 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     collate = DataCollatorForVisionLanguageModeling(processor, completion_only_loss=True)
     batches = repeat(DataLoader(human, batch, shuffle=True, collate_fn=collate))
     trainer.human_batches = chain.from_iterable(batches)
-    trainer.objective, trainer.weight = config.build_objective(), flags.likelihood
+    trainer.objective = config.build_objective()
+    trainer.weight = flags.likelihood
     trainer.train()
     for part in (trainer.model.merge_and_unload(), processor):
         part.save_pretrained(config.output_dir)

@@ -58,7 +58,6 @@ def fused_loss(
     """
     labels = inputs.labels
     settings = inputs.settings
-    weights = inputs.weights
     needs_grad = inputs.needs_grad
     sampled = inputs.sampled
     head_class = Head
@@ -87,7 +86,7 @@ def fused_loss(
         losses = losses[:-1].view_as(labels)
         if name == "truncation":
             losses = losses * inputs.factors
-        parts.append(reduce_losses(losses, labels, ignore, settings.reduction, weights))
+        parts.append(reduce_losses(losses, labels, ignore, settings.reduction, inputs.weights))
     loss = sum(share * part for share, part in zip(settings.weights.values(), parts))
     d_hidden = head.d_hidden
     if d_hidden is not None:
@@ -138,9 +137,8 @@ class _LossAccumulator:
         self.settings = inputs.settings
         objectives = inputs.settings.weights
         self.label_smoothing = self.settings.label_smoothing if "mle" in objectives else 0.0
-        first_token_mle = self.settings.first_token_mle
         self.first_token_mle_names = [
-            name for name in objectives if scores_first_token(name, first_token_mle)
+            name for name in objectives if scores_first_token(name, self.settings.first_token_mle)
         ]
         self.alternatives = {
             name: resolve_name(ALTERNATIVES[name])(**parameters)

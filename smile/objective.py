@@ -182,12 +182,9 @@ class Objective(nn.Module):
         weight that is a DTensor with sharded rows is not gathered; see `smile.sharded`.
         """
         check_reduction(reduction)
-        vocabulary, shards = len(weight), None
-        if any(map(is_distributed, (hidden, weight, bias))):
-            from smile.sharded import to_local_tensors
-
-            self._refuse_logit_losses()
-            hidden, weight, bias, shards = to_local_tensors(hidden, weight, bias)
+        vocabulary = len(weight)
+        hidden, weight, bias, shards = self._local_tensors(hidden, weight, bias)
+        if shards is not None:
             labels, segments, weights = (
                 x.full_tensor() if is_distributed(x) else x for x in (labels, segments, weights)
             )
@@ -200,11 +197,12 @@ class Objective(nn.Module):
         if segments is not None:
             check_segments(segments, labels)
         check_labels(labels, vocabulary, self.ignore_index)
-        grad_enabled = torch.is_grad_enabled()
         needs_grad = [
-            grad_enabled and x is not None and x.requires_grad for x in (hidden, weight, bias)
+            x is not None and x.requires_grad and torch.is_grad_enabled()
+            for x in (hidden, weight, bias)
         ]
-        dtype, factors = compute_dtype(hidden), None
+        dtype = compute_dtype(hidden)
+        factors = None
 
         def mixture(settings, **batch):
             inputs = LossInputs(settings, dtype, needs_grad, labels, shards=shards, **batch)
@@ -238,14 +236,22 @@ class Objective(nn.Module):
             self.alternatives_text,
         )
 
-    def _refuse_logit_losses(self) -> None:
-        """Raise ValueError if a loss needs all logits, which no process of a sharded head has."""
+    def _local_tensors(self, hidden, weight, bias):
+        """Return plain tensors and `Shards`, which are None if no argument is a DTensor.
+
+        Raises ValueError if a loss needs all logits, which no process of a sharded head has.
+        """
+        if not any(map(is_distributed, (hidden, weight, bias))):
+            return hidden, weight, bias, None
+        from smile.sharded import to_local_tensors
+
         for name, loss in self.alternatives.items():
             if loss.reads_logits:
                 raise ValueError(
                     f"objective {name!r} reads all logits of a position, which a sharded head "
                     "never has; compute it from logits, or use another objective"
                 )
+        return to_local_tensors(hidden, weight, bias)
 
     def with_tokens(self, pad_token_id: int, eos_token_id: int) -> "Objective":
         """Return a copy with a tokenizer's token ids. An `eos_token_id` in the spec is kept."""

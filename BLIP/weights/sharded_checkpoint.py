@@ -20,7 +20,9 @@ from BLIP.weights.safe_load import PickledError, first_line, read_pickled
 
 REST = "rest.pth"
 INDEX = ".metadata"
-MODEL, OPTIMIZER = "model.", "optimizer."  # prefixes of tensor names
+# Prefixes of tensor names.
+MODEL = "model."
+OPTIMIZER = "optimizer."
 # The classes and functions that torch's index refers to, by module. They run no code of the file.
 # Dtypes are allowed, too.
 ALLOWED_CLASSES = {

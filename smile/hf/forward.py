@@ -273,12 +273,11 @@ def _run_from_hidden(
     call = Call(model, head.module, replace_input)
     output = call.run(inner_forward, targets.inputs)
     last_logits = output_logits(model, output).detach()
-    name = type(model).__name__
     device = last_logits.device
     if not results:
         raise ValueError(
-            f"{name}: a forward that was set on the model does not call its language head; "
-            "use_smile needs from_hidden=False for it"
+            f"{type(model).__name__}: a forward that was set on the model does not call its "
+            "language head; use_smile needs from_hidden=False for it"
         )
     loss, parts, tokens = results[-1]
     # accelerate moves the output of a model on several devices to the input's device.
@@ -286,9 +285,12 @@ def _run_from_hidden(
     tokens = tokens.to(device)
     parts = {key: part.to(device) for key, part in parts.items()}
     if torch.compiler.is_compiling() or not settings.head_is_checked:
-        error = f"{name} changes the logits of its language head; use_smile needs from_hidden=False"
+        error = (
+            f"{type(model).__name__} changes the logits of its language head; use_smile needs "
+            "from_hidden=False for it"
+        )
         changed = head.changed_rows(last_logits, call.head_output.detach().to(device))
-        loss = refuse(changed.unsqueeze(0), [f"{error} for it"], loss)
+        loss = refuse(changed.unsqueeze(0), [error], loss)
         settings.head_is_checked = not torch.compiler.is_compiling()
     return output, ObjectiveOutput(loss, parts, tokens)
 

@@ -23,8 +23,10 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
     model = unwrap_model(model)
     objective = to_objective(objective)
     if needs_labels_for_mask(model):
-        reason = "before transformers 5.0 masks text by its labels; call use_smile for it"
-        raise ValueError(f"{type(model).__name__} {reason}")
+        raise ValueError(
+            f"{type(model).__name__} before transformers 5.0 masks text by its labels; call "
+            "use_smile for it"
+        )
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]

@@ -81,8 +81,10 @@ class Targets:
         if self.shifted:
             labels = shift_labels
         if labels.dim() != 2 or labels.is_floating_point():
-            found = f"labels of {tuple(labels.shape)} in {labels.dtype}"
-            raise ValueError(f"{found}; give integers of the shape (captions, tokens)")
+            raise ValueError(
+                f"labels of {tuple(labels.shape)} in {labels.dtype}; give integers of the shape "
+                "(captions, tokens)"
+            )
         prepare_weights(labels, self.weights, IGNORED)  # checks the weights
         if segments is not None:
             check_segments(segments, labels)

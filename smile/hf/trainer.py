@@ -53,8 +53,9 @@ class SmileLossMixin:
         ]
         for base in cls._loss_classes:
             if not reads_logits(base) and base.__name__ not in MODEL_LOSS_TRAINERS:
-                line = f"{base.__name__} has another loss; leave SmileLossMixin out"
-                raise ValueError(f"{cls.__name__}: {line}")
+                raise ValueError(
+                    f"{cls.__name__}: {base.__name__} has another loss; leave SmileLossMixin out"
+                )
 
     def __init__(
         self,
