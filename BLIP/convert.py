@@ -150,10 +150,20 @@ def settings_of(config: Mapping) -> dict:
         raise CheckpointError(f"expected the model_type 'blip', found {model_type!r}")
     # Missing keys get the defaults of transformers. Most of these defaults equal MedConfig's.
     sizes = MedConfig().model_dump()
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    text = {**sizes, **no_dropout, "num_attention_heads": 8, **config["text_config"]}
-    vision_sizes = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
-    vision = {**sizes, **vision_sizes, **config["vision_config"]}
+    text = {
+        **sizes,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "num_attention_heads": 8,
+        **config["text_config"],
+    }
+    vision = {
+        **sizes,
+        "image_size": 384,
+        "patch_size": 16,
+        "layer_norm_eps": 1e-5,
+        **config["vision_config"],
+    }
     if vision["hidden_act"] != "gelu":
         raise CheckpointError("its hidden_act is not 'gelu'; only 'gelu' is supported")
     vit = {ours: vision[theirs] for ours, theirs in VIT_NAMES.items()}

@@ -151,8 +151,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         try:
             export_onnx(captioner_of(**arguments), folder, int8, layout)
         except ImportError as error:
-            needed = "onnx onnxscript onnxruntime"
-            raise ValueError(f"{error}; export needs: pip install {needed}") from error
+            raise ValueError(
+                f"{error}; export needs: pip install onnx onnxscript onnxruntime"
+            ) from error
         return f"wrote {folder}"
 
     return exit_code(program)

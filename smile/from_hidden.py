@@ -19,7 +19,7 @@ from torch import Tensor
 
 from smile.alternatives import ALTERNATIVES
 from smile.captions import blocks
-from smile.head import CHUNK_POSITIONS, Head, enable_autograd, slices
+from smile.head import Head, enable_autograd, slices
 from smile.labels import caption_types, count_labels, first_labelled, reduce_losses
 from smile.mixture import LossInputs, scores_first_token
 from smile.position_logits import EarlierTokens, PositionLogits, earlier_tokens
@@ -169,7 +169,7 @@ class _LossAccumulator:
         caption = selected.div(labels.size(1), rounding_mode="floor")
         excluded = reverse_excluded_tokens(labels, ignore, self.row_padding)
         earlier = earlier_tokens(labels, ignore) if self.looks_back else None
-        for part in slices(len(selected), CHUNK_POSITIONS["cpu" if labels.is_cpu else "cuda"]):
+        for part in slices(len(selected), self.head.chunk_positions):
             indices = selected[part]
             own_earlier = None
             if earlier is not None:
@@ -298,9 +298,9 @@ class _LossAccumulator:
             return smile_loss(logits, columns[chunk], IGNORED, reduction="none")
 
         self._add_gathered(
-            name="smile",
-            positions=positions,
-            tokens=types,
+            "smile",
+            positions,
+            types,
             is_scored=self._scored_by_subset("smile", labels),
             elements_per_group=size,
             loss_fn=loss_fn,
@@ -321,9 +321,9 @@ class _LossAccumulator:
 
         positions = positions.unsqueeze(1)
         self._add_gathered(
-            name="random",
-            positions=positions,
-            tokens=tokens,
+            "random",
+            positions,
+            tokens,
             is_scored=torch.ones_like(positions, dtype=torch.bool),
             elements_per_group=2 * tokens.size(1) * self.head.hidden.size(1),
             loss_fn=loss_fn,

@@ -87,7 +87,9 @@ class Head:
         self.shards = inputs.shards
         self.vocabulary = len(weight) if self.shards is None else self.shards.vocabulary
         self.has_grads = any(needs_grad)
-        self.chunk_elements = CHUNK_ELEMENTS["cpu" if hidden.is_cpu else "cuda"]
+        device = "cpu" if hidden.is_cpu else "cuda"
+        self.chunk_positions = CHUNK_POSITIONS[device]
+        self.chunk_elements = CHUNK_ELEMENTS[device]
         self.d_hidden, self.d_weight, self.d_bias = (
             x.new_zeros(x.shape, dtype=self.wide_dtype) if needed else None
             for x, needed in zip((hidden, weight, bias), needs_grad)

@@ -52,7 +52,7 @@ def smile_loss(
         reduction,
         segments,
         weights,
-        first_token_mle=first_token_mle,
+        first_token_mle,
     )
 
 

@@ -41,7 +41,7 @@ def random_subset_loss(
         reduction,
         segments,
         weights,
-        first_token_mle=first_token_mle,
+        first_token_mle,
     )
 
 
@@ -103,7 +103,7 @@ def reverse_subset_loss(
         reduction,
         segments,
         weights,
-        first_token_mle=first_token_mle,
+        first_token_mle,
     )
 
 

@@ -85,7 +85,7 @@ class CompiledStepFactory:
         return self.cache
 
 
-def _static_zeros(like: Tensor, *shape: int, dtype: Optional[torch.dtype] = None) -> Tensor:
+def _static_zeros(like: Tensor, *shape: int, dtype=None) -> Tensor:
     """Return zeros on the device of `like`, by default with its dtype.
 
     A static address lets the CUDA graph read the tensor without a copy. With guard=False, a new

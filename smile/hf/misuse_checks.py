@@ -105,10 +105,9 @@ def unwatch(model: nn.Module) -> None:
     """Remove the hooks from all modules of the model."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [
-                key for key, hook in hooks.items() if hook in (_pre_forward_hook, _forward_hook)
-            ]:
-                del hooks[key]
+            for key, hook in [*hooks.items()]:
+                if hook in (_pre_forward_hook, _forward_hook):
+                    del hooks[key]
 
 
 def _decoder_of(model: nn.Module) -> Optional[nn.Module]:

@@ -114,8 +114,10 @@ class SmileLossMixin:
         try:
             state = torch.load(self._state_path(checkpoint), map_location="cpu", weights_only=True)
         except FileNotFoundError as error:
-            message = f"truncation drops no captions until its window is full again: {error}"
-            warnings.warn(message, stacklevel=2)
+            warnings.warn(
+                f"truncation drops no captions until its window is full again: {error}",
+                stacklevel=2,
+            )
         else:
             self.smile_objective.restore(state)
 
