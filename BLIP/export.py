@@ -54,8 +54,9 @@ class DecoderGraph(StepGraph):
     """A `StepGraph` whose past and image_past are one tensor each, not lists of pairs."""
 
     def forward(self, tokens: Tensor, past: Tensor, image_past: Tensor) -> tuple[Tensor, Tensor]:
-        pasts = ([(x[0], x[1]) for x in each] for each in (past, image_past))
-        logits, new_past = super().forward(tokens, *pasts)
+        past_pairs = [(layer[0], layer[1]) for layer in past]
+        image_pairs = [(layer[0], layer[1]) for layer in image_past]
+        logits, new_past = super().forward(tokens, past_pairs, image_pairs)
         return logits, torch.stack([torch.stack(pair) for pair in new_past])
 
 

@@ -140,8 +140,7 @@ def load_itm(
     with torch.device("meta"):  # random weights would take longer than reading the file
         encoder = ImageEncoder(settings["vit"], settings["image_size"])
         model = BlipItm(encoder, config, tokenizer, len(state["text_proj.weight"]))
-    positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
-    state = {POSITION_IDS: positions, **state}
+    state = {POSITION_IDS: torch.arange(config.max_position_embeddings).unsqueeze(0), **state}
     return model.eval(), load_weights(model.to_empty(device="cpu"), state, name)
 
 

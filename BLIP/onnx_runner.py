@@ -50,8 +50,8 @@ class OnnxCaptioner:
     def __init__(self, folder: Union[str, Path], threads: int = 0):
         folder = Path(folder)
         self.settings = json.loads((folder / "captioner.json").read_text(encoding="utf-8"))
-        words = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        self.words = [*words, "[DEC]", "[ENC]"]
+        vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n")
+        self.words = [*vocabulary.split("\n"), "[DEC]", "[ENC]"]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
         self.encoder = _session(folder / "encoder.onnx", options)

@@ -45,8 +45,9 @@ class MergedGraph(StepGraph):
 
     def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, past: list[Tensor]):
         image = encoder_hidden_states.unbind(1)
-        pairs = (list(zip(each[::2], each[1::2])) for each in (past, image))
-        logits, pasts = super().forward(input_ids, *pairs)
+        past_pairs = list(zip(past[::2], past[1::2]))
+        image_pairs = list(zip(image[::2], image[1::2]))
+        logits, pasts = super().forward(input_ids, past_pairs, image_pairs)
         return logits.unsqueeze(1), *(x for pair in pasts for x in pair)
 
 

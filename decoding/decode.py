@@ -21,8 +21,7 @@ def decode(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
         raise ValueError(
             f"max_length is {settings.max_length}, but the prompt alone is {prompt.size(1)} tokens"
         )
-    without_beams = settings.sample or settings.num_beams == 1
-    search = greedy_or_sample if without_beams else beam_search
+    search = greedy_or_sample if settings.sample or settings.num_beams == 1 else beam_search
     with torch.inference_mode():
         return search(step, prompt, end, pad, settings)
 

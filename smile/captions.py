@@ -218,7 +218,7 @@ def with_first_token_mle(
         return losses
     is_first = first_labelled(labels, ignore_index)
     position = is_first.int().argmax(1)  # (B,)
-    rows = torch.arange(labels.size(0), device=labels.device)
+    rows = torch.arange(len(labels), device=labels.device)
     first_logits = at_least_float32(logits[rows, position])  # (B, V)
     label = labels[rows, position].masked_fill(~is_first.any(1), 0)
     mle = first_logits.logsumexp(1) - first_logits.gather(1, label.unsqueeze(1)).squeeze(1)

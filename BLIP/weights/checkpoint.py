@@ -142,7 +142,7 @@ def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overr
         raise CheckpointError(f"{name} has no image encoder of BLIP")
     if CONFIG in content and not {"image_size", "lora"} <= config.keys():
         raise CheckpointError(f"{name} has an adapter, but not its run's configuration")
-    width = state[PATCH_WEIGHT].size(0)
+    width = len(state[PATCH_WEIGHT])
     patches = state[POSITION_EMBEDDING].size(1) - 1
     settings = {
         "tokenizer": "bert-base-uncased",
@@ -202,8 +202,7 @@ def load_weights(
     model_state = model.state_dict()
     state = dict(state)
     missing = _add_missing(state, model_state, name, new_null)
-    own_towers = {_tower(key) for key in model_state}
-    ignored = {*FURTHER_TOWERS.split()} - own_towers | {NULL_IMAGE}
+    ignored = {*FURTHER_TOWERS.split()} - {_tower(key) for key in model_state} | {NULL_IMAGE}
     unexpected = [key for key in state if key not in model_state and _tower(key) in ignored]
     for key in unexpected:
         del state[key]

@@ -159,8 +159,7 @@ class Targets:
         if self.captions is not None and (compiling or flags[-1].any()):
             self.segments = self.captions
         if rows_by_error:
-            invalid = flags[: len(rows_by_error)]
-            self.labels = refuse(invalid, [*rows_by_error], self.labels)
+            self.labels = refuse(flags[: len(rows_by_error)], [*rows_by_error], self.labels)
         return self
 
     def align(self, predictions: Tensor) -> AlignedTargets:

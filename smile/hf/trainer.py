@@ -229,8 +229,7 @@ class SmileLossMixin:
         if self.model.training:
             self._train_means.add(values, 1 / steps)
         else:
-            labels = inputs.get("labels", inputs.get("shift_labels"))
-            self._eval_means.add(values, len(labels))
+            self._eval_means.add(values, len(inputs.get("labels", inputs.get("shift_labels"))))
         if hasattr(self, "_metrics"):
             self._count_tokens(inputs)
 
