@@ -96,8 +96,10 @@ def evaluate(model, name, rows):
                     right += 1
                 else:
                     wrong += 1
-    words = sum(map(len, texts)) / len(rows)
-    print(f"{name:<6}{words:.1f} words, {right} facts and {wrong} wrong ones: {' '.join(texts[0])}")
+    print(
+        f"{name:<6}{sum(map(len, texts)) / len(rows):.1f} words, {right} facts and {wrong} wrong "
+        f"ones: {' '.join(texts[0])}"
+    )
 
 
 set_seed(0)
