@@ -100,7 +100,7 @@ def check_integers(numbers: Tensor, name: str) -> None:
         raise ValueError(f"{name} is {numbers.dtype}; give whole numbers")
 
 
-def blocks(
+def caption_blocks(
     labels: Tensor, segments: Optional[Tensor], ignore_index: int, whole_rows: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield blocks of captions of similar length, one caption per row.
@@ -198,7 +198,7 @@ def reduce_by_caption(
         # This 0 depends on the logits, so that the loss of a batch without labels has a gradient.
         zero = at_least_float32(logits.flatten()[:0].sum())
         losses = zero.expand(labels.numel())
-        for positions, block_labels in blocks(labels, segments, ignore_index):
+        for positions, block_labels in caption_blocks(labels, segments, ignore_index):
             block_inputs = [x.flatten(0, 1)[positions] for x in inputs]
             block_losses = caption_losses(block_inputs, block_labels)
             is_labelled = block_labels != ignore_index

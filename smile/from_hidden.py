@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from smile.alternatives import ALTERNATIVES
-from smile.captions import blocks
+from smile.captions import caption_blocks
 from smile.head import Head, enable_autograd, slices
 from smile.labels import caption_types, count_labels, first_labelled, reduce_losses
 from smile.mixture import LossInputs, scores_first_token
@@ -75,7 +75,7 @@ def fused_loss(
         # Reverse subsetting needs whole rows, because it checks whether a row ends in padding.
         whole_rows = "reverse" in settings.weights
         ignore = settings.ignore_index
-        for positions, block_labels in blocks(labels, inputs.segments, ignore, whole_rows):
+        for positions, block_labels in caption_blocks(labels, inputs.segments, ignore, whole_rows):
             accumulator.add_whole_vocabulary(positions, block_labels)
             if "smile" in settings.weights:
                 accumulator.add_smile(positions, block_labels)
@@ -156,7 +156,7 @@ class _LossAccumulator:
     def add_whole_vocabulary(self, positions: Tensor, labels: Tensor) -> None:
         """Add losses that need all logits: MLE, reverse subsetting, alternatives, first-token MLE.
 
-        positions, labels: (C, L), one caption per row; see `blocks`.
+        positions, labels: (C, L), one caption per row; see `caption_blocks`.
         """
         ignore = self.settings.ignore_index
         selected = labels != ignore
@@ -282,7 +282,7 @@ class _LossAccumulator:
     def add_smile(self, positions: Tensor, labels: Tensor) -> None:
         """Add SMILE's losses, except of first tokens that MLE scores in `add_whole_vocabulary`.
 
-        positions, labels: (C, L), one caption per row; see `blocks`.
+        positions, labels: (C, L), one caption per row; see `caption_blocks`.
         """
         ignore = self.settings.ignore_index
         length = labels.size(1)
