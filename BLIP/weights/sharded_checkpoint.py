@@ -52,17 +52,17 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the model's whole state dict, on the CPU. Raises PickledError."""
     unclaimed = sum(file.stat().st_size for file in path.iterdir())
     state = {}
-    for name, (size, dtype) in sizes(path).items():
+    for name, (size, dtype) in tensor_sizes(path).items():
         if name.startswith(MODEL):
             unclaimed -= math.prod(size) * dtype.itemsize
             if unclaimed < 0:
                 raise PickledError("is damaged: it states larger tensors than fit in its files")
             state[name] = torch.empty(size, dtype=dtype)
-    fill(path, state, alone=True)
+    fill_tensors(path, state, alone=True)
     return {name[len(MODEL) :]: tensor for name, tensor in state.items()}
 
 
-def sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def tensor_sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Return the size and dtype of each tensor by name. Raises PickledError."""
     try:
         index = _reader(path).read_metadata().state_dict_metadata
@@ -76,7 +76,7 @@ def sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
         raise PickledError(f"is damaged: {first_line(error)}") from error
 
 
-def fill(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
+def fill_tensors(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
     """Copy the folder's values into tensors of the same sizes, which may be sharded in any way.
 
     tensors: the tensors to fill, by their names in the folder. alone: whether only this process
@@ -90,10 +90,10 @@ def fill(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
             warnings.simplefilter("ignore")  # torch warns that only one process reads
             dcp.load(dict(tensors), storage_reader=_reader(path), no_dist=alone)
     except (Exception, dcp.CheckpointException) as error:
-        raise PickledError(f"is damaged: {first_line(cause(error))}") from error
+        raise PickledError(f"is damaged: {first_line(first_failure(error))}") from error
 
 
-def cause(error: BaseException) -> BaseException:
+def first_failure(error: BaseException) -> BaseException:
     """Return the error of the first process that failed.
 
     torch collects the errors of all processes in one exception. Any other error is returned as it
