@@ -15,7 +15,7 @@ from BLIP.med import TextDecoder, read_med_config
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder, VitSizes
 from decoding import DecodingSettings, Step, until_end
-from decoding.caption_generator import CaptionGenerator, Prompts, training_tokens
+from decoding.caption_generator import CaptionGenerator, Prompts, TrainingTokens, training_tokens
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_per_image
@@ -100,19 +100,13 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         logits = self.text_decoder.logits(tokens, attention_mask, embeds, prompt_length - 1)
         return logits[:, :-1], labels[:, prompt_length:]
 
-    def _encode(
-        self, image: Tensor, captions: list[list[str]], prompts: Prompts
-    ) -> tuple[Tensor, Tensor, Tensor, int]:
-        """Return tokens, attention mask and labels, int64 (R, n) each, on the device of the images.
-
-        The fourth result is the length of the shortest prompt. The label is `ignore_index` at all
-        tokens of a prompt, also if the prompt is longer, and at padding.
-        """
+    def _encode(self, image: Tensor, captions: list[list[str]], prompts: Prompts) -> TrainingTokens:
+        """Return the tokens of prompts and captions, on the device of the images."""
         captions_per_image(captions, len(image))  # raises ValueError for unequal lists
         ignore_index = self.text_decoder.objective.ignore_index
         *tensors, prompt_length = training_tokens(self, captions, prompts, ignore_index)
-        moved = (tensor.to(image.device, non_blocking=True) for tensor in tensors)
-        return (*moved, prompt_length)
+        moved = [tensor.to(image.device, non_blocking=True) for tensor in tensors]
+        return TrainingTokens(*moved, prompt_length)
 
     def step_function(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
@@ -132,12 +126,13 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         p ids of the prompt. The attention map (n - p, P) is the mean of cross-attention over heads
         and layers. It leaves [CLS] out, and each row sums to 1.
         """
-        start, tokens, attention_maps = self.prompt_ids.size(-1) - 1, ids[None, :-1], []
+        start = self.prompt_ids.size(-1) - 1
+        tokens = ids[None, :-1]
+        attention_maps = []
 
         def record(attention, arguments):
             hidden, (key, _) = arguments[:2]  # (1, n, H); (1, heads, 1 + P, H / heads)
-            query = attention.self["query"](hidden)
-            query = query.unflatten(2, (key.size(1), -1)).transpose(1, 2)
+            query = attention.split_heads(attention.self["query"](hidden))
             scores = query @ key.to(query.dtype).transpose(2, 3) / math.sqrt(query.size(3))
             attention_maps.append(scores.softmax(-1).mean(1)[0])  # (n, 1 + P)
 
@@ -159,8 +154,10 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         caption's end. It has a gradient, except in an inference copy. The fused linear loss
         computes it without a tensor of all logits.
         """
-        rows, start = ids.flatten(0, 1), self.prompt_ids.size(-1)
-        inputs, labels = rows[:, :-1], rows[:, start:]
+        rows = ids.flatten(0, 1)
+        start = self.prompt_ids.size(-1)
+        inputs = rows[:, :-1]
+        labels = rows[:, start:]
         is_scored = until_end(labels, self.tokenizer.end)
         head = self.text_decoder.cls["predictions"]
         if not isinstance(head.decoder, nn.Linear):
@@ -222,7 +219,8 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         if self.shift:
             ids = self.shift.undo(ids.cpu(), self.prompt_ids.size(-1))
         prompt = self.tokenizer.decode(ids[: self.prompt_ids.size(-1)])
-        return self.tokenizer.decode(ids)[len(prompt) + bool(prompt) :]
+        start = len(prompt) + 1 if prompt else 0  # a space follows the prompt
+        return self.tokenizer.decode(ids)[start:]
 
 
 build_captioner = BlipCaptioner  # an alias that users' scripts import

@@ -79,9 +79,8 @@ class CachedStep:
 
         An image without rows is finished, and its cache is dropped.
         """
-        rows_before = self.mask.size(1)
-        if rows.size(0) < self.mask.size(0):
-            images = rows[:, 0] // rows_before
+        if len(rows) < len(self.mask):
+            images = rows[:, 0] // self.mask.size(1)
             self.image_kv = [(key[images], value[images]) for key, value in self.image_kv]
             self.past = [(key[images], value[images]) for key, value in self.past]
         self.mask = self.mask.flatten(0, 1)[rows]

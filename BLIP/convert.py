@@ -14,7 +14,7 @@ BLIP.
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Optional, Union
 
@@ -41,7 +41,8 @@ from BLIP.weights.checkpoint import (
 from BLIP.weights.writing import atomic_write, write_json
 from smile import Objective
 
-MEAN, STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
 # Maps parts of our parameter names in the image encoder to the parts that replace them in
 # transformers. The parameters of the text encoder and decoder have the same names in transformers.
 NAMES = {
@@ -69,7 +70,7 @@ VIT_NAMES = {
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Rename the keys to transformers' names. Leave out OPTIONAL_KEYS and POSITION_IDS."""
     left_out = {*OPTIONAL_KEYS, POSITION_IDS}
-    return {_rename(k, NAMES.items()): v for k, v in state.items() if k not in left_out}
+    return {_rename(key, NAMES): value for key, value in state.items() if key not in left_out}
 
 
 def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tensor]:
@@ -79,7 +80,7 @@ def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tens
     the word embedding, because the two are tied. Raises KeyError if the word embedding or the
     head's bias is missing.
     """
-    names = [(theirs, ours) for ours, theirs in NAMES.items()]
+    names = {theirs: ours for ours, theirs in NAMES.items()}
     renamed = {_rename(key, names): value for key, value in state.items()}
     position_ids = torch.arange(positions).unsqueeze(0)
     if HEAD in renamed:
@@ -89,9 +90,9 @@ def from_hf_names(state: Mapping[str, Tensor], positions: int) -> dict[str, Tens
     return renamed
 
 
-def _rename(key: str, names: Iterable[tuple[str, str]]) -> str:
-    # names: pairs (old part of a key, new part).
-    for old, new in names:
+def _rename(key: str, names: Mapping[str, str]) -> str:
+    # names: maps old parts of keys to new parts.
+    for old, new in names.items():
         key = key.replace(old, new)
     return key
 
@@ -101,9 +102,11 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
 
     label_smoothing: the value that transformers uses if it trains the model.
     """
-    tokenizer, vit = model.tokenizer, model.visual_encoder
+    tokenizer = model.tokenizer
+    vit = model.visual_encoder
     if isinstance(model, BlipItm):
-        text, config = model.config, {"architectures": ["BlipForImageTextRetrieval"]}
+        text = model.config
+        config = {"architectures": ["BlipForImageTextRetrieval"]}
         config["image_text_hidden_size"] = model.text_proj.out_features
     else:
         text = model.text_decoder.config
@@ -147,10 +150,20 @@ def settings_of(config: Mapping) -> dict:
         raise CheckpointError(f"expected the model_type 'blip', found {model_type!r}")
     # Missing keys get the defaults of transformers. Most of these defaults equal MedConfig's.
     sizes = MedConfig().model_dump()
-    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    text = {**sizes, **no_dropout, "num_attention_heads": 8, **config["text_config"]}
-    vision_sizes = {"image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
-    vision = {**sizes, **vision_sizes, **config["vision_config"]}
+    text = {
+        **sizes,
+        "hidden_dropout_prob": 0.0,
+        "attention_probs_dropout_prob": 0.0,
+        "num_attention_heads": 8,
+        **config["text_config"],
+    }
+    vision = {
+        **sizes,
+        "image_size": 384,
+        "patch_size": 16,
+        "layer_norm_eps": 1e-5,
+        **config["vision_config"],
+    }
     if vision["hidden_act"] != "gelu":
         raise CheckpointError("its hidden_act is not 'gelu'; only 'gelu' is supported")
     vit = {ours: vision[theirs] for ours, theirs in VIT_NAMES.items()}
@@ -174,7 +187,9 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
             "the captioner was trained with first_token_shift, which transformers does not "
             "support; python -m BLIP.export does"
         )
-    folder, tokenizer, config = Path(folder), model.tokenizer, hf_config(model)
+    folder = Path(folder)
+    tokenizer = model.tokenizer
+    config = hf_config(model)
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.write_vocabulary(folder)
     state = {k: v.contiguous() for k, v in to_hf_names(model.state_dict()).items()}

@@ -54,8 +54,9 @@ class DecoderGraph(StepGraph):
     """A `StepGraph` whose past and image_past are one tensor each, not lists of pairs."""
 
     def forward(self, tokens: Tensor, past: Tensor, image_past: Tensor) -> tuple[Tensor, Tensor]:
-        pasts = ([(x[0], x[1]) for x in each] for each in (past, image_past))
-        logits, new_past = super().forward(tokens, *pasts)
+        past_pairs = [(layer[0], layer[1]) for layer in past]
+        image_pairs = [(layer[0], layer[1]) for layer in image_past]
+        logits, new_past = super().forward(tokens, past_pairs, image_pairs)
         return logits, torch.stack([torch.stack(pair) for pair in new_past])
 
 
@@ -80,8 +81,8 @@ def export_onnx(
         # no reader loads a mixture of old and new files.
         settings = LAYOUTS[layout]
         (folder / settings).unlink(missing_ok=True)
-        files = [path for path in staged.rglob("*") if path.is_file()]
-        for path in sorted(files, key=lambda path: path.name == settings):
+        files = [path for path in staged.rglob("*") if path.is_file() and path.name != settings]
+        for path in [*files, staged / settings]:
             target = folder / path.relative_to(staged)
             target.parent.mkdir(exist_ok=True)
             os.replace(path, target)
@@ -90,7 +91,8 @@ def export_onnx(
 def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     """Write the files of the layout "runner" into `folder`."""
     tokenizer = captioner.tokenizer
-    encoder, decoder = EncoderGraph(captioner), DecoderGraph(captioner)
+    encoder = EncoderGraph(captioner)
+    decoder = DecoderGraph(captioner)
     size = captioner.visual_encoder.patch_embed.img_size[0]
     # All example sizes are 2 or more, because torch.export treats sizes 0 and 1 as constants.
     image = torch.zeros(2, 3, size, size)
@@ -99,7 +101,9 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
     layers, _, batch, heads, _, width = image_past.shape
     tokens = torch.full((batch, 3), tokenizer.start)
     past = torch.zeros(layers, 2, batch, heads, 4, width)
-    rows, new, done = Dim("rows"), Dim("new"), Dim("done")
+    rows = Dim("rows")
+    new = Dim("new")
+    done = Dim("done")
     inputs = {"image": (image, {0: rows})}
     export_graph(encoder, folder / "encoder.onnx", inputs, ["image_past"])
     inputs = {
@@ -136,18 +140,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--int8", action="store_true", help="quantise the image encoder to 8 bits")
     parser.add_argument("--layout", choices=LAYOUTS, default="runner", help="who reads the folder")
     arguments = vars(parser.parse_args(argv))
-    folder, int8, layout = (arguments.pop(name) for name in ("folder", "int8", "layout"))
+    folder = arguments.pop("folder")
+    layout = arguments.pop("layout")
+    int8 = arguments.pop("int8")
     if int8 and layout != "runner":
         parser.error(
             "--int8 is for the layout runner; transformers.js always gets 8-bit files, too"
         )
 
-    def program() -> str:
+    def program():
         try:
             export_onnx(captioner_of(**arguments), folder, int8, layout)
         except ImportError as error:
-            needed = "onnx onnxscript onnxruntime"
-            raise ValueError(f"{error}; export needs: pip install {needed}") from error
+            raise ValueError(
+                f"{error}; export needs: pip install onnx onnxscript onnxruntime"
+            ) from error
         return f"wrote {folder}"
 
     return exit_code(program)

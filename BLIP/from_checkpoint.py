@@ -5,7 +5,7 @@ import json
 import logging
 from typing import Any, Union
 
-from adapters.lora import CONFIG, Lora, add_lora, merge
+from adapters.lora import CONFIG, Lora, add_lora, merge_adapter
 from BLIP.blip import BlipCaptioner
 from BLIP.weights.checkpoint import (
     NULL_IMAGE,
@@ -33,12 +33,13 @@ def captioner_of(
     report = load_weights(captioner, state, source)
     for key in report.unexpected:
         if key.startswith(NULL_IMAGE):
-            message = "%s: left out %s, which is used only for guidance and mmi reranking"
-            logging.getLogger(__name__).warning(message, source, key)
+            logging.getLogger(__name__).warning(
+                "%s: left out %s, which is used only for guidance and mmi reranking", source, key
+            )
     if CONFIG in content:
         add_lora(captioner, Lora(**content["config"]["lora"]), source, TIED)
         load_weights(captioner, content["model"], name)
-        merge(captioner)
+        merge_adapter(captioner)
     return captioner.eval()
 
 

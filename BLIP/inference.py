@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from adapters.lora import is_adapted, merge
+from adapters.lora import is_adapted, merge_adapter
 from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.int8_linear import HalfEmbedding, int8_linear
 from BLIP.kernels.static_step import CompiledStepFactory
@@ -30,7 +30,7 @@ def inference_copy(
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
     inference = copy.deepcopy(captioner, {id(part): part for part in shared})
     if is_adapted(inference):
-        merge(inference)
+        merge_adapter(inference)
     for prefix, module in list(inference.named_modules()):
         # fairscale sets the attribute `forward` of a block. Its copy would call the original block.
         module.__dict__.pop("forward", None)

@@ -50,7 +50,8 @@ class BlipItm(nn.Module):
         self.vision_proj = nn.Linear(visual_encoder.embed_dim, width)
         self.text_proj = nn.Linear(config.hidden_size, width)
         self.itm_head = nn.Linear(config.hidden_size, 2)
-        self.config, self.tokenizer = config, tokenizer
+        self.config = config
+        self.tokenizer = tokenizer
         self.inference_context = nullcontext  # `inference_copy` replaces it
 
     @torch.inference_mode()
@@ -67,7 +68,8 @@ class BlipItm(nn.Module):
         ValueError if there are not B lists of equal length.
         """
         with self.inference_context():
-            logits = self.itm_head(self._text_states("[ENC]", captions, encoded, True))  # (R, 2)
+            states = self._text_states("[ENC]", captions, encoded, attend_image=True)
+            logits = self.itm_head(states)  # (R, 2)
             return logits.float().softmax(-1)[:, 1].unflatten(0, (len(encoded), -1))
 
     @torch.inference_mode()
@@ -77,9 +79,8 @@ class BlipItm(nn.Module):
         `match` documents the arguments.
         """
         with self.inference_context():
-            # (R, width)
-            texts = self.text_proj(self._text_states("[CLS]", captions, encoded, False))
-            texts = F.normalize(texts, dim=-1)
+            states = self._text_states("[CLS]", captions, encoded, attend_image=False)
+            texts = F.normalize(self.text_proj(states), dim=-1)  # (R, width)
             images = F.normalize(self.vision_proj(encoded[:, 0]), dim=-1)
             return (texts.unflatten(0, (len(encoded), -1)) * images[:, None]).sum(-1)
 
@@ -94,7 +95,8 @@ class BlipItm(nn.Module):
         texts = [caption for group in captions for caption in group]
         tokens, mask = self.tokenizer.encode(texts, MAX_TOKENS)
         tokens[:, 0] = self.tokenizer.bert.token_to_id(first)
-        tokens, mask = tokens.to(encoded.device), mask.to(encoded.device)
+        tokens = tokens.to(encoded.device)
+        mask = mask.to(encoded.device)
         image_embeds = encoded if attend_image else None
         return bert_states(self.text_encoder, tokens, mask, image_embeds, is_causal=False)[:, 0]
 
@@ -124,7 +126,8 @@ def load_itm(
     is one. The second result lists keys that were not copied unchanged. Raises CheckpointError,
     DownloadError and ValueError.
     """
-    path, name = fetch(checkpoint), without_secrets(checkpoint)
+    path = fetch(checkpoint)
+    name = without_secrets(checkpoint)
     content = read_checkpoint(str(path), trust_checkpoint)
     state = content["model"]
     check_itm(state, name)
@@ -137,8 +140,7 @@ def load_itm(
     with torch.device("meta"):  # random weights would take longer than reading the file
         encoder = ImageEncoder(settings["vit"], settings["image_size"])
         model = BlipItm(encoder, config, tokenizer, len(state["text_proj.weight"]))
-    positions = torch.arange(config.max_position_embeddings).unsqueeze(0)
-    state = {POSITION_IDS: positions, **state}
+    state = {POSITION_IDS: torch.arange(config.max_position_embeddings).unsqueeze(0), **state}
     return model.eval(), load_weights(model.to_empty(device="cpu"), state, name)
 
 

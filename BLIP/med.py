@@ -54,10 +54,10 @@ class MedConfig(Sizes):
 
 # Keys of BERT's configuration that are ignored. The tokenizer determines vocab_size, the image
 # encoder determines encoder_width, and the other keys do not vary between captioning decoders.
-IGNORED_KEYS = {
-    *("architectures", "model_type", "type_vocab_size", "pad_token_id", "vocab_size"),
-    *("encoder_width", "add_cross_attention"),
-}
+IGNORED_KEYS = """
+    architectures model_type type_vocab_size pad_token_id vocab_size encoder_width
+    add_cross_attention
+"""
 
 
 def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
@@ -75,7 +75,8 @@ def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
             raise ValueError(f"med_config: cannot read {source}: {error}") from error
     if not isinstance(values, Mapping):
         raise ValueError(f"med_config: {source} is not a JSON object")
-    sizes = {key: value for key, value in values.items() if key not in IGNORED_KEYS}
+    ignored = IGNORED_KEYS.split()
+    sizes = {key: value for key, value in values.items() if key not in ignored}
     return MedConfig.read("med_config", sizes)
 
 
@@ -126,14 +127,17 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = config.num_attention_heads
         self.dropout = config.attention_probs_dropout_prob
-        projections = {"query": config.hidden_size, "key": source_width, "value": source_width}
         self.self = nn.ModuleDict(
-            {name: nn.Linear(width, config.hidden_size) for name, width in projections.items()}
+            {
+                "query": nn.Linear(config.hidden_size, config.hidden_size),
+                "key": nn.Linear(source_width, config.hidden_size),
+                "value": nn.Linear(source_width, config.hidden_size),
+            }
         )
         self.output = AddAndNorm(config, config.hidden_size)
 
-    def _split_heads(self, x: Tensor) -> Tensor:
-        # x: (rows or images, n, H) -> (rows or images, heads, n, H / heads).
+    def split_heads(self, x: Tensor) -> Tensor:
+        """Return (rows or images, heads, n, H / heads) of x (rows or images, n, H)."""
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
     def keys_values(self, source: Tensor, unpadding: Optional[Unpadding] = None) -> KeysValues:
@@ -141,10 +145,12 @@ class Attention(nn.Module):
 
         With `unpadding`, source is (T, width); the result is padded.
         """
-        key, value = (recompute_linear(source, self.self[name]) for name in ("key", "value"))
+        key = recompute_linear(source, self.self["key"])
+        value = recompute_linear(source, self.self["value"])
         if unpadding:
-            key, value = unpadding.pad(key), unpadding.pad(value)
-        return self._split_heads(key), self._split_heads(value)
+            key = unpadding.pad(key)
+            value = unpadding.pad(value)
+        return self.split_heads(key), self.split_heads(value)
 
     def forward(
         self,
@@ -158,7 +164,7 @@ class Attention(nn.Module):
         query = unpadding.pad(query) if unpadding else query
         # In cross-attention, the k rows of an image form one query of k * n tokens, so that the
         # image's keys need not be copied k times.
-        query = self._split_heads(query.reshape(keys_values[0].size(0), -1, hidden.size(-1)))
+        query = self.split_heads(query.reshape(keys_values[0].size(0), -1, hidden.size(-1)))
         dropout = self.dropout if self.training else 0.0
         context = attention(query, *keys_values, mask, is_causal, dropout)
         context = context.transpose(1, 2).flatten(2)

@@ -21,7 +21,8 @@ class ImageGraph(nn.Module):
 
     def __init__(self, captioner: BlipCaptioner):
         super().__init__()
-        self.visual_encoder, self.layers = captioner.visual_encoder, captioner.text_decoder.layers
+        self.visual_encoder = captioner.visual_encoder
+        self.layers = captioner.text_decoder.layers
 
     def forward(self, image: Tensor) -> Tensor:
         embeds = self.visual_encoder(image)
@@ -41,7 +42,8 @@ class StepGraph(nn.Module):
     def __init__(self, captioner: BlipCaptioner):
         super().__init__()
         self.decoder = captioner.text_decoder
-        self.shift, self.first_position = captioner.shift, len(captioner.prompt_ids)
+        self.shift = captioner.shift
+        self.first_position = len(captioner.prompt_ids)
 
     def forward(
         self, tokens: Tensor, past: list[KeysValues], image_past: list[KeysValues]
@@ -61,7 +63,7 @@ class StepGraph(nn.Module):
         logits = self.decoder.cls["predictions"](hidden[:, -1:])[:, 0]
         if self.shift:
             next_is_first = positions[-1] + 1 == self.first_position
-            logits = torch.where(next_is_first, self.shift.read(logits), logits)
+            logits = torch.where(next_is_first, self.shift.word_logits(logits), logits)
         return logits, pasts
 
 
@@ -78,11 +80,11 @@ def export_graph(
     dynamic dimensions. outputs: the names of the outputs. past: like `inputs`, but the module gets
     these tensors as one list, its last argument.
     """
-    examples, dynamic = (list(each) for each in zip(*inputs.values()))
+    examples = [example for example, _ in inputs.values()]
+    dynamic = [dimensions for _, dimensions in inputs.values()]
     if past:
-        tensors, dimensions = (list(each) for each in zip(*past.values()))
-        examples.append(tensors)
-        dynamic.append(dimensions)
+        examples.append([example for example, _ in past.values()])
+        dynamic.append([dimensions for _, dimensions in past.values()])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the exporter's own code causes warnings
         torch.onnx.export(

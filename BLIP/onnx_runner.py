@@ -50,22 +50,23 @@ class OnnxCaptioner:
     def __init__(self, folder: Union[str, Path], threads: int = 0):
         folder = Path(folder)
         self.settings = json.loads((folder / "captioner.json").read_text(encoding="utf-8"))
-        words = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n").split("\n")
-        self.words = [*words, "[DEC]", "[ENC]"]
+        vocabulary = (folder / "vocab.txt").read_text(encoding="utf-8").removesuffix("\n")
+        self.words = [*vocabulary.split("\n"), "[DEC]", "[ENC]"]
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        self.encoder, self.step = (
-            _session(folder / name, options) for name in ("encoder.onnx", "decoder_step.onnx")
-        )
+        self.encoder = _session(folder / "encoder.onnx", options)
+        self.step = _session(folder / "decoder_step.onnx", options)
 
     def pixels(self, image: Image.Image) -> np.ndarray:
         """Preprocess an image to float32 (1, 3, S, S)."""
         # Pillow would clip the values of a 16-bit image to 255, so they are scaled to 8 bits here.
         if image.mode == "I" or image.mode.startswith("I;16"):
             image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
-        side = (self.settings["image_size"],) * 2
-        square = np.asarray(image.convert("RGB").resize(side, Image.BICUBIC), dtype=np.float32)
-        mean, std = (np.float32(self.settings[f"image_{name}"]) for name in ("mean", "std"))
+        side = self.settings["image_size"]
+        resized = image.convert("RGB").resize((side, side), Image.BICUBIC)
+        square = np.asarray(resized, dtype=np.float32)
+        mean = np.float32(self.settings["image_mean"])
+        std = np.float32(self.settings["image_std"])
         return ((square / 255 - mean) / std).transpose(2, 0, 1)[None]
 
     def generate(
@@ -88,8 +89,8 @@ class OnnxCaptioner:
         image_past = self.encoder.run(None, {"image": pixels})[0]
         past = np.zeros(self.settings["empty_past"], dtype=np.float32)
         logits, past = self._step([prompt], past, image_past)
-        logits, past = (np.repeat(x, num_beams, axis) for x, axis in ((logits, 0), (past, 2)))
-        image_past = np.repeat(image_past, num_beams, 2)
+        logits = np.repeat(logits, num_beams, axis=0)
+        past, image_past = np.repeat(past, num_beams, 2), np.repeat(image_past, num_beams, 2)
         scores = np.full(num_beams, NOT_STARTED, dtype=np.float32)
         scores[0] = 0
         sequences, finished = [list(prompt)] * num_beams, []
@@ -105,7 +106,7 @@ class OnnxCaptioner:
             for rank in range(num_beams):
                 if word[rank] == end and np.isfinite(normalised[rank]):
                     finished.append(Caption([*sequences[beam[rank]], end], normalised[rank]))
-            finished = sorted(finished, key=lambda one: -one.score)[:num_beams]
+            finished = sorted(finished, key=lambda caption: -caption.score)[:num_beams]
             if len(finished) == num_beams and finished[-1].score >= normalised[0]:
                 break
             kept = np.argsort(word == end, kind="stable")[:num_beams]
@@ -116,12 +117,13 @@ class OnnxCaptioner:
         else:
             last = scores.astype(np.float64) / max_length**length_penalty
             finished += [Caption(row, score) for row, score in zip(sequences, last)]
-        return max(finished, key=lambda one: one.score)
+        return max(finished, key=lambda caption: caption.score)
 
     def text(self, tokens: Sequence[int]) -> str:
         """Return the text of the tokens, without the prompt."""
         prompt = self._decode(self.settings["prompt_ids"])
-        return self._decode(tokens)[len(prompt) + bool(prompt) :]
+        start = len(prompt) + 1 if prompt else 0  # a space follows the prompt
+        return self._decode(tokens)[start:]
 
     def _decode(self, tokens: Sequence[int]) -> str:
         words = [self.words[token] for token in tokens]
@@ -158,13 +160,14 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = parser.parse_args(argv)
     if arguments.num_beams < 1:
         parser.error(f"--num_beams is {arguments.num_beams}; it has to be 1 or more")
-    lengths = {"max_length": arguments.max_length, "min_length": arguments.min_length}
     try:
         captioner = OnnxCaptioner(arguments.folder)
         for name in arguments.photos:
             with Image.open(name, formats=FORMATS) as photo:
                 pixels = captioner.pixels(photo)
-            caption = captioner.generate(pixels, arguments.num_beams, **lengths)
+            caption = captioner.generate(
+                pixels, arguments.num_beams, arguments.max_length, arguments.min_length
+            )
             print(f"{name}\t{captioner.text(caption.tokens)}", flush=True)
     except (OSError, ValueError, KeyError, Image.DecompressionBombError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -28,8 +28,9 @@ class CaptionTokenizer:
         self.bert = _load_bert(_find_vocabulary(source))
         self.bert.add_special_tokens(list(ADDED_TOKENS))
         self.added_ids = {token: self.bert.token_to_id(token) for token in ADDED_TOKENS}
-        ids = map(self.bert.token_to_id, ("[DEC]", "[SEP]", "[PAD]", "[UNK]"))
-        self.start, self.end, self.pad, self.unknown = ids
+        self.start, self.end, self.pad, self.unknown = map(
+            self.bert.token_to_id, ("[DEC]", "[SEP]", "[PAD]", "[UNK]")
+        )
 
     def __len__(self) -> int:
         return self.bert.get_vocab_size()
@@ -46,10 +47,12 @@ class CaptionTokenizer:
 
         A row begins with [DEC] and ends with [SEP], even if the text is truncated.
         """
-        rows = [[self.start, *self.ids(text)[: max_length - 2], self.end] for text in texts]
-        masks = [torch.ones(len(row), dtype=torch.int64) for row in rows]
-        ids = pad_sequence([torch.tensor(row) for row in rows], True, self.pad)
-        return ids, pad_sequence(masks, True)
+        rows = [
+            torch.tensor([self.start, *self.ids(text)[: max_length - 2], self.end])
+            for text in texts
+        ]
+        ids = pad_sequence(rows, batch_first=True, padding_value=self.pad)
+        return ids, pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
 
     def encode_prompt(self, prompt: str) -> Tensor:
         """Return int64 (n,): [DEC] and the prompt's tokens, without [SEP]."""
@@ -146,7 +149,7 @@ class FirstTokenShift:
         ids[start] = self.word[ids[start]]
         return ids
 
-    def read(self, logits: Tensor) -> Tensor:
+    def word_logits(self, logits: Tensor) -> Tensor:
         """Convert logits (B, V) of the first caption token to logits of words.
 
         A word gets the higher one of the logits of `word` and `##word`. A piece gets -inf. logits:

@@ -45,49 +45,19 @@ class MergedGraph(StepGraph):
 
     def forward(self, input_ids: Tensor, encoder_hidden_states: Tensor, past: list[Tensor]):
         image = encoder_hidden_states.unbind(1)
-        pairs = (list(zip(each[::2], each[1::2])) for each in (past, image))
-        logits, pasts = super().forward(input_ids, *pairs)
+        past_pairs = list(zip(past[::2], past[1::2]))
+        image_pairs = list(zip(image[::2], image[1::2]))
+        logits, pasts = super().forward(input_ids, past_pairs, image_pairs)
         return logits.unsqueeze(1), *(x for pair in pasts for x in pair)
 
 
 def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
     """Write all files into the existing folder. Needs onnx, onnxscript and onnxruntime."""
-    import onnx
-    from onnxruntime.transformers.float16 import convert_float_to_float16
-
-    tokenizer, sizes = captioner.tokenizer, captioner.text_decoder.config
-    graphs = folder / "onnx"
-    graphs.mkdir(exist_ok=True)
+    tokenizer = captioner.tokenizer
+    sizes = captioner.text_decoder.config
     size = captioner.visual_encoder.patch_embed.img_size[0]
-    pixels = torch.zeros(2, 3, size, size)
-    encoder = EncoderGraph(captioner)
-    with torch.no_grad():
-        image = encoder(pixels)[:1]
-    batch = Dim("batch_size")  # transformers.js needs this name to build the empty past
-    inputs = {"pixel_values": (pixels, {0: batch})}
-    paths = [graphs / f"{name}.onnx" for name in ("encoder_model", "decoder_model_merged")]
-    export_graph(encoder, paths[0], inputs, ["last_hidden_state"])
-
-    heads, width = image.size(2), image.size(4)
-    names = [
-        f"{layer}.decoder.{part}"
-        for layer in range(sizes.num_hidden_layers)
-        for part in ("key", "value")
-    ]
-    past = torch.zeros(3, heads, 4, width)
-    new, done = Dim("sequence_length"), Dim("past_sequence_length")
-    inputs = {
-        "input_ids": (torch.full((3, 2), tokenizer.start), {0: batch, 1: new}),
-        "encoder_hidden_states": (image, None),
-    }
-    pasts = {f"past_key_values.{name}": (past.clone(), {0: batch, 2: done}) for name in names}
-    outputs = ["logits", *(f"present.{name}" for name in names)]
-    export_graph(MergedGraph(captioner), paths[1], inputs, outputs, pasts)
-    for path in paths:
-        to_int8(path, path.with_stem(path.stem + "_quantized"))
-        half = convert_float_to_float16(onnx.load(path), keep_io_types=True)
-        onnx.save(half, path.with_stem(path.stem + "_fp16"))
-
+    (folder / "onnx").mkdir(exist_ok=True)
+    _write_graphs(captioner, size, folder / "onnx")
     tokenizer.bert.save(str(folder / "tokenizer.json"))
     write_processing(tokenizer, size, {"image_processor_type": "ViTImageProcessor"}, folder)
     prompt = captioner.prompt_ids.tolist()
@@ -97,7 +67,7 @@ def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
     decoder_sizes = {
         "model_type": "musicgen_decoder",
         "num_hidden_layers": sizes.num_hidden_layers,
-        "num_attention_heads": heads,
+        "num_attention_heads": sizes.num_attention_heads,
         "hidden_size": sizes.hidden_size,
         "vocab_size": len(tokenizer),
     }
@@ -111,3 +81,38 @@ def write_folder(captioner: BlipCaptioner, folder: Path) -> None:
         "decoder": decoder_sizes,
     }
     write_json(config, folder / CONFIG)
+
+
+def _write_graphs(captioner: BlipCaptioner, size: int, folder: Path) -> None:
+    """Write both graphs in three precisions. size: the height and width of an image in pixels."""
+    import onnx
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    encoder = EncoderGraph(captioner)
+    pixels = torch.zeros(2, 3, size, size)
+    with torch.no_grad():
+        image = encoder(pixels)[:1]
+    batch = Dim("batch_size")  # transformers.js needs this name to build the empty past
+    inputs = {"pixel_values": (pixels, {0: batch})}
+    encoder_path = folder / "encoder_model.onnx"
+    decoder_path = folder / "decoder_model_merged.onnx"
+    export_graph(encoder, encoder_path, inputs, ["last_hidden_state"])
+
+    _, layer_parts, heads, _, width = image.shape
+    names = [
+        f"{layer}.decoder.{part}" for layer in range(layer_parts // 2) for part in ("key", "value")
+    ]
+    past = torch.zeros(3, heads, 4, width)
+    new = Dim("sequence_length")
+    done = Dim("past_sequence_length")
+    inputs = {
+        "input_ids": (torch.full((3, 2), captioner.tokenizer.start), {0: batch, 1: new}),
+        "encoder_hidden_states": (image, None),
+    }
+    pasts = {f"past_key_values.{name}": (past.clone(), {0: batch, 2: done}) for name in names}
+    outputs = ["logits", *(f"present.{name}" for name in names)]
+    export_graph(MergedGraph(captioner), decoder_path, inputs, outputs, pasts)
+    for path in (encoder_path, decoder_path):
+        to_int8(path, path.with_stem(path.stem + "_quantized"))
+        half = convert_float_to_float16(onnx.load(path), keep_io_types=True)
+        onnx.save(half, path.with_stem(path.stem + "_fp16"))

@@ -52,7 +52,7 @@ def write_model_card(
         text += "| metric | value | interval |\n|-|-|-|\n"
         for result in results:
             low, high = (result.metric_args or {}).get("interval_95", (math.nan, math.nan))
-            shown = f"{low:.4g} to {high:.4g}" if low == low else "-"  # false for NaN
+            shown = "-" if math.isnan(low) else f"{low:.4g} to {high:.4g}"
             text += f"| {result.metric_name} | {result.metric_value:.4g} | {shown} |\n"
     path.write_text(text, encoding="utf-8")
 
@@ -105,10 +105,10 @@ def _results(checkpoint: Path, config: Mapping[str, Any]) -> Iterable[Any]:
 
     for split in ("test", "val"):
         folder = checkpoint.parent / "result" / split
-        evaluated = _read(folder / "run.json").get("checkpoint")
+        evaluated = _read_json(folder / "run.json").get("checkpoint")
         if not evaluated or Path(evaluated).resolve() != checkpoint.resolve():
             continue
-        for name, found in _read(folder / "metrics.json").get("metrics", {}).items():
+        for name, found in _read_json(folder / "metrics.json").get("metrics", {}).items():
             value: Optional[float] = found["value"]
             if value is None or not math.isfinite(value):
                 continue
@@ -126,7 +126,7 @@ def _results(checkpoint: Path, config: Mapping[str, Any]) -> Iterable[Any]:
         return
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     """Return the content of a JSON file; {} if it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))

@@ -123,7 +123,7 @@ class AdaptedState(nn.Module):
         return super().load_state_dict(state_dict, *args, **kwargs)
 
 
-def merge(model: nn.Module) -> None:
+def merge_adapter(model: nn.Module) -> None:
     """Replace the adapted layers of a model, in place, by plain layers with the merged weights.
 
     The frozen weights are copied before they are changed, because another model may share them.

@@ -21,9 +21,9 @@ def exit_code(program: Callable[[], str]) -> int:
     return 0
 
 
-def one_line(error: Exception, max_length: Optional[int] = 200) -> str:
-    """Return an error's message as one line, or the name of its type if the message is empty.
+def one_line(error: object, max_length: Optional[int] = 100) -> str:
+    """Return an error's text on one line, or the name of the error's type if the text is empty.
 
-    max_length: the number of characters to which the message is truncated; None for no limit.
+    max_length: the number of characters to which the text is cut; None for no limit.
     """
     return " ".join(str(error).split())[:max_length] or type(error).__name__

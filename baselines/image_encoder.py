@@ -116,7 +116,7 @@ class ImageEncoder(nn.Module):
         except (RuntimeError, AssertionError) as error:
             problem = "too small" if isinstance(error, RuntimeError) else "not supported"
             raise ValueError(
-                f"image_size is {image_size}, {problem} for {name}: {one_line(error)}"
+                f"image_size is {image_size}, {problem} for {name}: {one_line(error, 200)}"
             ) from error
         trainable = [p for p in self.network.parameters() if p.requires_grad]
         if trainable:

@@ -65,4 +65,4 @@ def one_line_errors(message: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{message}: {one_line(error)}{advice}") from error
+        raise ValueError(f"{message}: {one_line(error, 200)}{advice}") from error

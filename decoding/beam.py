@@ -3,12 +3,14 @@
 Results equal those of transformers 4.15.0.
 """
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from decoding.interface import Decoded, DecodingSettings, Step, take
-from decoding.sampling import adjust
+from decoding.interface import Decoded, DecodingSettings, Step, take_rows
+from decoding.sampling import adjust_scores
 
 # The initial score of all beams of a group except the first. The group's beams begin with the same
 # prompt, so that with equal scores all of them would repeat the first.
@@ -39,7 +41,25 @@ class Hypotheses:
         order = scores.sort(dim=1, descending=True, stable=True).indices[:, :beams]
         self.scores[prompts] = scores.gather(1, order)
         self.lengths[prompts] = lengths.gather(1, order)
-        self.tokens[prompts] = take(tokens, order)
+        self.tokens[prompts] = take_rows(tokens, order)
+
+    def best(self, count: int) -> Decoded:
+        """Return the `count` best captions of each prompt."""
+        max_length = self.tokens.size(2)
+        width = min(int(self.lengths[:, :count].max()) + 1, max_length)
+        return Decoded(self.tokens[:, :count, :width], self.scores[:, :count])
+
+
+class Continuations(NamedTuple):
+    """Continuations of b prompts' beams by one token, the best first; (b, m) each.
+
+    scores: the sum of log-probabilities. beam: the index of the continued beam. token: its next
+    token.
+    """
+
+    scores: Tensor
+    beam: Tensor
+    token: Tensor
 
 
 def beam_search(
@@ -50,8 +70,7 @@ def beam_search(
     A prompt is done when `num_beams` of its captions have ended, and the worst of these captions
     scores at least as high as the best continuation of a group. `step` is then called without this
     prompt. `Decoded` defines scores. In each step, the `num_beam_groups` groups of beams choose
-    their next tokens one after the other. `diversity_penalty` lowers the scores of tokens that
-    earlier groups have chosen.
+    their next tokens one after the other.
     """
     num_beams, max_length = settings.num_beams, settings.max_length
     group_size = num_beams // settings.num_beam_groups
@@ -67,36 +86,31 @@ def beam_search(
     rows = active.unsqueeze(1).expand(-1, num_beams)  # the first step had one row per prompt
     for length in range(start, max_length):
         done = torch.zeros_like(active, dtype=torch.bool)
-        group_choices: list[tuple[Tensor, ...]] = []  # by group: scores, beams, tokens (b, k')
+        chosen: list[Continuations] = []  # k' continuations of each group
         for offset in range(0, num_beams, group_size):
             group = slice(offset, offset + group_size)
             logprobs = logits[:, group].float().log_softmax(-1)
-            if group_choices and settings.diversity_penalty:
-                earlier_tokens = torch.cat([token for *_, token in group_choices], dim=1)
-                counts = F.one_hot(earlier_tokens, logits.size(2)).sum(1, keepdim=True)  # (b, 1, V)
-                logprobs = logprobs - settings.diversity_penalty * counts
-            logprobs = adjust(logprobs, tokens[:, group, :length], end, settings)
-            sums = (logprobs + scores[:, group].unsqueeze(2)).flatten(1)
-            top_sums, top_index = sums.topk(2 * group_size, dim=1)
-            beam = offset + top_index // logits.size(2)  # (b, 2k')
-            token = top_index % logits.size(2)
-            normalised = top_sums.double() / length**settings.length_penalty
+            if chosen and settings.diversity_penalty:
+                logprobs = _diversify(logprobs, chosen, settings.diversity_penalty)
+            logprobs = adjust_scores(logprobs, tokens[:, group, :length], end, settings)
+            best = _best_continuations(logprobs + scores[:, group].unsqueeze(2), offset)
+            normalised = best.scores.double() / length**settings.length_penalty
 
-            is_end = token == end
-            candidates = take(tokens, beam[:, :group_size])
+            is_end = best.token == end
+            candidates = take_rows(tokens, best.beam[:, :group_size])
             candidates[..., length] = end
             is_candidate = is_end[:, :group_size] & ~done.unsqueeze(1)
             candidate_scores = normalised[:, :group_size].where(is_candidate, float("-inf"))
             hypotheses.add(active, candidates, candidate_scores, length)
 
             continuing = is_end.int().sort(dim=1, stable=True).indices[:, :group_size]
-            group_choices.append(tuple(t.gather(1, continuing) for t in (top_sums, beam, token)))
+            chosen.append(Continuations(*(field.gather(1, continuing) for field in best)))
             # The score is -inf as long as a prompt has fewer than `num_beams` captions.
             worst = hypotheses.scores[active, -1]
             done = done | ((worst >= normalised[:, 0]) & worst.isfinite())
 
-        scores, beam, token = (torch.cat(parts, dim=1) for parts in zip(*group_choices))
-        tokens = take(tokens, beam)
+        scores, beam, token = (torch.cat(fields, dim=1) for fields in zip(*chosen))
+        tokens = take_rows(tokens, beam)
         tokens[..., length] = token
         # Each indexing with a mask would synchronise with a GPU. `nonzero` synchronises once.
         kept = (~done).nonzero().squeeze(1)
@@ -112,6 +126,22 @@ def beam_search(
     # that the beam is kept and every prompt has a caption.
     scores = scores.double().clamp(min=torch.finfo(scores.dtype).min)
     hypotheses.add(active, tokens, scores / max_length**settings.length_penalty, max_length)
-    returned = slice(settings.num_return)
-    width = min(int(hypotheses.lengths[:, returned].max()) + 1, max_length)
-    return Decoded(hypotheses.tokens[:, returned, :width], hypotheses.scores[:, returned])
+    return hypotheses.best(settings.num_return)
+
+
+def _diversify(logprobs: Tensor, chosen: list[Continuations], penalty: float) -> Tensor:
+    """Lower the log-probabilities (b, k', V) of tokens that earlier groups have chosen."""
+    earlier_tokens = torch.cat([continuations.token for continuations in chosen], dim=1)
+    counts = F.one_hot(earlier_tokens, logprobs.size(2)).sum(1, keepdim=True)  # (b, 1, V)
+    return logprobs - penalty * counts
+
+
+def _best_continuations(sums: Tensor, offset: int) -> Continuations:
+    """Return the 2 k' best continuations of a group of k' beams, (b, 2 k').
+
+    sums: (b, k', V), the sum of log-probabilities after each next token. offset: the index of the
+    group's first beam.
+    """
+    _, group_size, vocabulary = sums.shape
+    top_sums, top_index = sums.flatten(1).topk(2 * group_size, dim=1)
+    return Continuations(top_sums, offset + top_index // vocabulary, top_index % vocabulary)

@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +17,36 @@ from decoding.null_image import NullImage
 Prompts = Optional[list[Optional[str]]]
 
 
+class TrainingTokens(NamedTuple):
+    """R captions, each after its prompt.
+
+    tokens, attention_mask, labels: int64 (R, n). Prompts and padding have the label
+    `ignore_index`. prompt_length: the number of tokens of the shortest prompt.
+    """
+
+    tokens: Tensor
+    attention_mask: Tensor
+    labels: Tensor
+    prompt_length: int
+
+
 def training_tokens(
     captioner: Any, captions: list[list[str]], prompts: Prompts, ignore_index: int
-) -> tuple[Tensor, Tensor, Tensor, int]:
-    """Return (tokens, attention mask, labels, length of the shortest prompt) of captions.
+) -> TrainingTokens:
+    """Return the tokens of B lists of captions, on the CPU.
 
-    captions: B lists of captions; R is the total number. A row of the results is a prompt followed
-    by one of the captions. The tensors are (R, n), on the CPU. Prompt and padding have the label
-    `ignore_index`. Lengths are in tokens. captioner: a `CaptionGenerator` with a `prompt`, its
-    `prompt_ids`, a `tokenizer` and `max_tokens`.
+    captioner: a `CaptionGenerator` with a `prompt`, its `prompt_ids`, a `tokenizer` and
+    `max_tokens`.
     """
-    own_prompt, lengths, texts = (captioner.prompt, captioner.prompt_ids.size(-1)), [], []
+    texts = []
+    lengths = []
     for group, prompt in zip(captions, prompts or [None] * len(captions)):
-        start, length = own_prompt
-        if prompt is not None:
-            start, length = f"{prompt.strip()} ", len(captioner.tokenizer.encode_prompt(prompt))
+        if prompt is None:
+            start = captioner.prompt
+            length = captioner.prompt_ids.size(-1)
+        else:
+            start = f"{prompt.strip()} "
+            length = len(captioner.tokenizer.encode_prompt(prompt))
         texts += [start + caption for caption in group]
         lengths += [length] * len(group)
     tokens, mask = captioner.tokenizer.encode(texts, captioner.max_tokens)
@@ -39,7 +54,8 @@ def training_tokens(
     if captioner.shift:
         tokens = captioner.shift.apply(tokens, starts)
     unlabelled = (mask == 0) | (torch.arange(tokens.size(1)) < starts.unsqueeze(1))
-    return tokens, mask, tokens.masked_fill(unlabelled, ignore_index), min(lengths)
+    labels = tokens.masked_fill(unlabelled, ignore_index)
+    return TrainingTokens(tokens, mask, labels, min(lengths))
 
 
 class CaptionGenerator(nn.Module):
@@ -55,7 +71,8 @@ class CaptionGenerator(nn.Module):
     null_image: NullImage
     inference_context: Any = nullcontext
     shift: Any = None
-    min_batch_size, has_unused_parameters = 1, False
+    min_batch_size = 1
+    has_unused_parameters = False
 
     @abstractmethod
     def step_function(
@@ -94,8 +111,8 @@ class CaptionGenerator(nn.Module):
                 encoded,
                 self.tokenizer,
                 settings,
-                self.caption_text,
-                partial(self.log_likelihoods, encoded),
+                text=self.caption_text,
+                log_likelihoods=partial(self.log_likelihoods, encoded),
             )
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:

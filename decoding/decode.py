@@ -8,7 +8,7 @@ from torch import Tensor
 from decoding.beam import beam_search
 from decoding.guided import GuidedStep, caption_lengths
 from decoding.interface import Decoded, DecodingSettings, Generated, Step
-from decoding.sampling import sample
+from decoding.sampling import greedy_or_sample
 
 
 def decode(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
@@ -21,7 +21,7 @@ def decode(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
         raise ValueError(
             f"max_length is {settings.max_length}, but the prompt alone is {prompt.size(1)} tokens"
         )
-    search = sample if settings.sample or settings.num_beams == 1 else beam_search
+    search = greedy_or_sample if settings.sample or settings.num_beams == 1 else beam_search
     with torch.inference_mode():
         return search(step, prompt, end, pad, settings)
 

@@ -3,8 +3,8 @@
 The first stream sees the image. The second stream sees another image, whose log-probabilities are
 subtracted: the null image in classifier-free guidance (arXiv 2307.16686), or the image with noise
 in visual contrastive decoding (arXiv 2311.16922). This project calls the methods guidance and
-contrast. In a step of 2B prompts, the first B prompts see the
-images, and the second B prompts see the other images.
+contrast. In a step of 2B prompts, the first B prompts see the images, and the second B prompts see
+the other images.
 """
 
 import math
@@ -28,7 +28,8 @@ class GuidedStep:
     """
 
     def __init__(self, step: Step, settings: DecodingSettings):
-        self.step, self.settings = step, settings
+        self.step = step
+        self.settings = settings
         self.previous_rows = 0  # the number of rows of one stream at the previous call
 
     def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
@@ -49,12 +50,13 @@ def combine_streams(
     p_image < beta * max p_image are banned. alpha, beta: `contrastive_alpha`, `contrastive_beta`.
     If a token's image logit is -inf, the result is -inf, too.
     """
-    image_logits, other_logits = (
-        logits.float().log_softmax(-1) for logits in (image_logits, other_logits)
-    )
+    image_logits = image_logits.float().log_softmax(-1)
+    other_logits = other_logits.float().log_softmax(-1)
     if settings.contrastive_alpha:
-        alpha, beta = settings.contrastive_alpha, settings.contrastive_beta
-        threshold = image_logits.amax(-1, keepdim=True) + (math.log(beta) if beta else -math.inf)
+        alpha = settings.contrastive_alpha
+        beta = settings.contrastive_beta
+        log_beta = math.log(beta) if beta > 0 else -math.inf
+        threshold = image_logits.amax(-1, keepdim=True) + log_beta
         logits = (1 + alpha) * image_logits - alpha * other_logits
         logits = logits.where(image_logits >= threshold, image_logits + IMPLAUSIBLE)
     else:

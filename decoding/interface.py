@@ -8,9 +8,16 @@ from torch import Tensor
 
 # The smallest allowed value of each setting.
 AT_LEAST = {
-    **{"max_length": 1, "min_length": 0, "num_beams": 1, "num_return": 1, "top_k": 0},
-    **{"no_repeat_ngram_size": 0, "num_beam_groups": 1, "diversity_penalty": 0},
-    **{"guidance_scale": 0, "contrastive_alpha": 0},
+    "max_length": 1,
+    "min_length": 0,
+    "num_beams": 1,
+    "num_return": 1,
+    "top_k": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0,
+    "guidance_scale": 0,
+    "contrastive_alpha": 0,
 }
 # These settings are at least 0, and at most the value.
 FROM_0_TO = {"min_p": 1, "contrastive_beta": 1, "contrastive_noise": 999}
@@ -31,7 +38,7 @@ class DecodingSettings:
     - max_length, min_length: numbers of tokens, including the prompt.
     - num_return: the number of captions per image, either the best beams or samples.
     - top_p 1, top_k 0, min_p 0 and typical_p 1 do not change the distribution; see
-      `decoding.sampling.warp`.
+      `decoding.sampling.warp_scores`.
     - no_repeat_ngram_size: no n-gram of this many tokens occurs twice. 0 allows repetition.
     - diversity_penalty: makes the `num_beam_groups` groups of beams differ (arXiv 1610.02424).
     - seeds: for sampling, one seed per prompt. The samples of a prompt then depend only on its seed
@@ -78,16 +85,16 @@ class DecodingSettings:
                 f"{self.contrastive_alpha}; set one of them: guidance_scale 1 and "
                 "contrastive_alpha 0 turn them off"
             )
-        groups, penalty = self.num_beam_groups, self.diversity_penalty
+        groups = self.num_beam_groups
         if groups > 1 and (self.sample or self.num_beams % groups):
             raise ValueError(
                 f"num_beam_groups is {groups} with num_beams {self.num_beams}"
                 f"{' and sample' if self.sample else ''}; it must divide num_beams of beam search"
             )
-        if penalty and groups == 1:
+        if self.diversity_penalty and groups == 1:
             raise ValueError(
-                f"diversity_penalty is {penalty}, which makes groups of beams differ; raise "
-                "num_beam_groups"
+                f"diversity_penalty is {self.diversity_penalty}, which makes groups of beams "
+                "differ; raise num_beam_groups"
             )
         if self.min_length > self.max_length:
             raise ValueError(
@@ -142,7 +149,7 @@ def until_end(tokens: Tensor, end: int) -> Tensor:
     return ended.cumsum(-1) - ended == 0
 
 
-def take(tokens: Tensor, index: Tensor) -> Tensor:
+def take_rows(tokens: Tensor, index: Tensor) -> Tensor:
     """Return the rows (b, k, L) of tokens (b, m, L) that `index` (b, k) selects."""
     return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.size(2)))
 

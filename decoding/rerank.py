@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from decoding.interface import DecodingSettings, Generated, take
+from decoding.interface import DecodingSettings, Generated, take_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,8 +97,8 @@ def rerank(generated: Generated, scores: Tensor, num_return: int) -> Generated:
     own_scores = generated.own_scores
     return Generated(
         captions,
-        take(generated.token_ids, order),
-        generated.scores.gather(1, order),
-        None if own_scores is None else own_scores.gather(1, order),
-        scores.gather(1, order),
+        take_rows(generated.token_ids, order),
+        scores=generated.scores.gather(1, order),
+        own_scores=None if own_scores is None else own_scores.gather(1, order),
+        rerank_scores=scores.gather(1, order),
     )

@@ -1,17 +1,22 @@
 """Generates captions token by token: takes the best token (greedy) or samples one."""
 
+from typing import Optional
+
 import torch
 from torch import Tensor
 
 from decoding.interface import Decoded, DecodingSettings, Step
 
 
-def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings) -> Decoded:
+def greedy_or_sample(
+    step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSettings
+) -> Decoded:
     """Return `num_return` captions per prompt, greedy or sampled; see `decode` for the arguments.
 
     When all captions of a prompt have ended, `step` is called without this prompt.
     """
-    num_captions, max_length = settings.num_return, settings.max_length
+    num_captions = settings.num_return
+    max_length = settings.max_length
     num_prompts, start = prompt.shape
     active = torch.arange(num_prompts, device=prompt.device)  # (b,), not all ended
     tokens = prompt.new_full((num_prompts, num_captions, max_length), pad)
@@ -25,14 +30,10 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
     logits = step(prompt.unsqueeze(1), None).expand(-1, num_captions, -1)  # (b, k, V)
     rows = active.unsqueeze(1).expand(-1, num_captions)
     for length in range(start, max_length):
-        adjusted = adjust(logits.float(), tokens[active, :, :length], end, settings)
+        adjusted = adjust_scores(logits.float(), tokens[active, :, :length], end, settings)
         if settings.sample:
-            probabilities = warp(adjusted, settings).softmax(-1).flatten(0, 1)
-            if noise is None:
-                next_tokens = draw(probabilities)
-            else:
-                next_tokens = invert(probabilities, noise[active, :, length].flatten())
-            next_tokens = next_tokens.view(adjusted.shape[:2])
+            uniform = None if noise is None else noise[active, :, length]
+            next_tokens = _sample_tokens(adjusted, uniform, settings)
         else:
             next_tokens = adjusted.argmax(-1)
         has_ended = lengths[active] < max_length  # (b, k); lengths are max_length until the end
@@ -43,7 +44,9 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
         lengths[active] = lengths[active].where(has_ended | (next_tokens != end), length)
 
         kept = (lengths[active] == max_length).any(1).nonzero().squeeze(1)
-        active, rows, next_tokens = active[kept], rows[kept], next_tokens[kept]
+        active = active[kept]
+        rows = rows[kept]
+        next_tokens = next_tokens[kept]
         if len(active) == 0:
             break
         if length + 1 < max_length:
@@ -54,7 +57,20 @@ def sample(step: Step, prompt: Tensor, end: int, pad: int, settings: DecodingSet
     return Decoded(tokens[..., :width], scores / lengths**settings.length_penalty)
 
 
-def adjust(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings) -> Tensor:
+def _sample_tokens(scores: Tensor, uniform: Optional[Tensor], settings: DecodingSettings) -> Tensor:
+    """Sample a token id (b, k) from each row of scores (b, k, V).
+
+    uniform: (b, k), random numbers in [0, 1); None uses torch's global generator.
+    """
+    probabilities = warp_scores(scores, settings).softmax(-1).flatten(0, 1)
+    if uniform is None:
+        token_ids = draw_tokens(probabilities)
+    else:
+        token_ids = draw_by_inverse(probabilities, uniform.flatten())
+    return token_ids.view(scores.shape[:2])
+
+
+def adjust_scores(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings) -> Tensor:
     """Apply the repetition penalty, `no_repeat_ngram_size` and `min_length` to scores (..., V).
 
     tokens: int64 (..., n), the prompt and all tokens so far. The score of each of these tokens is
@@ -62,7 +78,8 @@ def adjust(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings)
     is positive (CTRL, arXiv 1909.05858, in the form of transformers 4.15.0).
     """
     if settings.repetition_penalty != 1:
-        repeated, penalty = scores.gather(-1, tokens), settings.repetition_penalty
+        repeated = scores.gather(-1, tokens)
+        penalty = settings.repetition_penalty
         repeated = torch.where(repeated < 0, repeated * penalty, repeated / penalty)
         scores = scores.scatter(-1, tokens, repeated)
     size = settings.no_repeat_ngram_size
@@ -83,7 +100,7 @@ def _ban_repeated_ngrams(scores: Tensor, tokens: Tensor, size: int) -> Tensor:
     return scores.masked_fill(penalty > 0, float("-inf"))
 
 
-def draw(probabilities: Tensor) -> Tensor:
+def draw_tokens(probabilities: Tensor) -> Tensor:
     """Sample a token id from each row of (n, V): int64 (n,), the ids that torch.multinomial gives.
 
     A row that is not finite gives an arbitrary id, whose log-probability is not finite either. On
@@ -100,7 +117,7 @@ def _uniform_noise(seeds: tuple[int, ...], captions: int, length: int) -> Tensor
     return torch.stack([torch.rand(shape, generator=g, dtype=torch.float64) for g in generators])
 
 
-def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
+def draw_by_inverse(probabilities: Tensor, uniform: Tensor) -> Tensor:
     """Sample a token id from each row of (n, V) by its inverse cumulative distribution: int64 (n,).
 
     uniform: (n,), random numbers in [0, 1). A token of probability 0 is never chosen.
@@ -114,7 +131,7 @@ def invert(probabilities: Tensor, uniform: Tensor) -> Tensor:
     return token_ids.clamp(max=cumulative.size(1) - 1)  # for rows that are not finite
 
 
-def warp(scores: Tensor, settings: DecodingSettings) -> Tensor:
+def warp_scores(scores: Tensor, settings: DecodingSettings) -> Tensor:
     """Apply temperature, top_k, top_p, min_p and typical_p, in this order, to scores (..., V).
 
     top_p keeps the fewest best tokens whose total probability exceeds top_p (arXiv 1904.09751).

@@ -31,7 +31,8 @@ TABLE = {
     "place": ["garden", "house", "park"],
 }
 WORDS = ["<pad>", "</s>", "a", "in", "the", *(word for words in TABLE.values() for word in words)]
-PAD, END = 0, 1
+PAD = 0
+END = 1
 
 
 def ids(text):
@@ -45,9 +46,11 @@ def sample(generator):
     generator: a random.Random.
     """
     size, colour, kind, place = (generator.choice(words) for words in TABLE.values())
-    stated = [generator.random() < 0.4 for _ in range(3)]
-    words = ["a", size * stated[0], colour * stated[1], kind, f"in the {place}" * stated[2]]
-    return {"input_ids": ids(f"{size} {colour} {kind} {place}"), "labels": ids(" ".join(words))}
+    parts = ["a", size, colour, kind, f"in the {place}"]
+    for index in (1, 2, 4):  # size, colour and place
+        if generator.random() >= 0.4:
+            parts[index] = ""
+    return {"input_ids": ids(f"{size} {colour} {kind} {place}"), "labels": ids(" ".join(parts))}
 
 
 def collate(examples):
@@ -82,17 +85,27 @@ def evaluate(model, name, rows):
     model.eval()
     inputs = torch.tensor([row["input_ids"] for row in rows]).to(model.device)
     tokens = model.generate(inputs, max_length=12, do_sample=False).tolist()
-    texts = [[WORDS[token] for token in text if token > END] for text in tokens]
-    words = sum(map(len, texts)) / len(rows)
-    facts = [[token for token in text if token > WORDS.index("the")] for text in tokens]
-    wrong = sum(token not in row["input_ids"] for row, f in zip(rows, facts) for token in f)
-    right = sum(map(len, facts)) - wrong
-    print(f"{name:<6}{words:.1f} words, {right} facts and {wrong} wrong ones: {' '.join(texts[0])}")
+    texts = []
+    right = 0
+    wrong = 0
+    for row, text in zip(rows, tokens):
+        texts.append([WORDS[token] for token in text if token > END])
+        for token in text:
+            if token > WORDS.index("the"):
+                if token in row["input_ids"]:
+                    right += 1
+                else:
+                    wrong += 1
+    print(
+        f"{name:<6}{sum(map(len, texts)) / len(rows):.1f} words, {right} facts and {wrong} wrong "
+        f"ones: {' '.join(texts[0])}"
+    )
 
 
 set_seed(0)
 generator = random.Random(0)
-rows, held_out = ([sample(generator) for _ in range(count)] for count in (2000, 100))
+rows = [sample(generator) for _ in range(2000)]
+held_out = [sample(generator) for _ in range(100)]
 model = T5ForConditionalGeneration(
     T5Config(
         vocab_size=len(WORDS),

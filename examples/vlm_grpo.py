@@ -64,7 +64,8 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     if not isinstance(weights, dict):
         raise UserError(f"--reward is {weights!r}: give weights by name, such as {{cider: 1}}")
     check_rewards(weights)
-    gpu, lora = torch.cuda.is_available(), config.lora or Lora()
+    gpu = torch.cuda.is_available()
+    lora = config.lora or Lora()
     samples = read_split(config, "train")
     if any(sample.prompt or is_row(sample.image) for sample in samples):
         raise UserError("a column prompt and images in Parquet are not supported here: give files")
@@ -77,10 +78,14 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     rewards = [reward_function(name, images, ends, **options[name]) for name in weights]
     model = AutoModelForImageTextToText.from_pretrained(config.vlm, dtype=torch.float32)
     prompt = [{"role": "user", "content": config.prompt}]
-    prompts = [{"prompt": prompt, "image": str(f), "image_id": i} for i, f in images.files.items()]
-    pairs = [(row, text) for row in prompts for text in images.captions[row["image_id"]]]
-    human = [{**row, "completion": [{"role": "assistant", "content": t}]} for row, t in pairs]
-    prompts, human = (Dataset.from_list(r).cast_column("image", Image()) for r in (prompts, human))
+    prompts, human = [], []
+    for image_id, file in images.files.items():
+        row = {"prompt": prompt, "image": str(file), "image_id": image_id}
+        prompts.append(row)
+        for text in images.captions[image_id]:
+            human.append({**row, "completion": [{"role": "assistant", "content": text}]})
+    prompts = Dataset.from_list(prompts).cast_column("image", Image())
+    human = Dataset.from_list(human).cast_column("image", Image())
     batch = config.batch_size * config.reward_samples
     arguments = GRPOConfig(
         config.output_dir,
@@ -108,7 +113,8 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     collate = DataCollatorForVisionLanguageModeling(processor, completion_only_loss=True)
     batches = repeat(DataLoader(human, batch, shuffle=True, collate_fn=collate))
     trainer.human_batches = chain.from_iterable(batches)
-    trainer.objective, trainer.weight = config.build_objective(), flags.likelihood
+    trainer.objective = config.build_objective()
+    trainer.weight = flags.likelihood
     trainer.train()
     for part in (trainer.model.merge_and_unload(), processor):
         part.save_pretrained(config.output_dir)

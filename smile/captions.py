@@ -5,14 +5,20 @@ belong to the same caption. This module also converts other descriptions of pack
 position ids, to segments.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Optional
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from smile.labels import at_least_float32, check_labels, prepare_weights, reduce_losses
+from smile.labels import (
+    at_least_float32,
+    check_labels,
+    first_labelled,
+    prepare_weights,
+    reduce_losses,
+)
 
 # Rows of this many tokens or more are reduced to their labelled positions if fewer than half of the
 # tokens are labelled, because SMILE's cost grows with the square of the length.
@@ -47,8 +53,9 @@ def segments_from_cu_seq_lens(cu_seq_lens: Tensor, length: int) -> Tensor:
     check_integers(cu_seq_lens, "cu_seq_lens")
     if cu_seq_lens.dim() != 1 or len(cu_seq_lens) < 2:
         raise ValueError(f"cu_seq_lens is {tuple(cu_seq_lens.shape)}; give boundaries (S + 1,)")
-    if cu_seq_lens.device.type == "cpu" and not torch.compiler.is_compiling():
-        first, last = cu_seq_lens[0].item(), cu_seq_lens[-1].item()
+    if cu_seq_lens.is_cpu and not torch.compiler.is_compiling():
+        first = cu_seq_lens[0].item()
+        last = cu_seq_lens[-1].item()
         if first != 0 or last != length or (cu_seq_lens.diff() < 0).any():
             raise ValueError(
                 f"cu_seq_lens goes from {first} to {last}; it must go from 0 to {length} and must "
@@ -93,7 +100,7 @@ def check_integers(numbers: Tensor, name: str) -> None:
         raise ValueError(f"{name} is {numbers.dtype}; give whole numbers")
 
 
-def blocks(
+def caption_blocks(
     labels: Tensor, segments: Optional[Tensor], ignore_index: int, whole_rows: bool = False
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield blocks of captions of similar length, one caption per row.
@@ -115,7 +122,8 @@ def blocks(
             if 2 * max_labels < labels.size(1):
                 labelled_first = is_labelled.int().sort(dim=1, descending=True, stable=True).indices
                 columns = labelled_first[:, : max(max_labels, 1)]
-                positions, labels = positions.gather(1, columns), labels.gather(1, columns)
+                positions = positions.gather(1, columns)
+                labels = labels.gather(1, columns)
         yield positions, labels
         return
     labelled = (labels != ignore_index).flatten().nonzero().squeeze(1)  # (M,)
@@ -154,17 +162,19 @@ def _segment_ids(labels: Tensor, segments: Tensor) -> Tensor:
 
 def reduce_by_caption(
     loss_fn: Callable,
-    inputs: tuple[Tensor, ...],
+    inputs: Sequence[Tensor],
     labels: Tensor,
     ignore_index: int,
     reduction: str,
     segments: Optional[Tensor],
     weights: Optional[Tensor],
+    first_token_mle: bool = False,
 ) -> Tensor:
     """Return the reduced losses of `loss_fn`, which gets one caption per row, packed or not.
 
     inputs: (B, N, ...) each; the first is logits. loss_fn: maps inputs (C, L, ...) and labels
-    (C, L), one caption per row, to losses (C, L). Other arguments are as in `smile_loss`.
+    (C, L), one caption per row, to losses (C, L). Unlabelled positions may get arbitrary losses.
+    Other arguments are as in `smile_loss`.
     """
     logits = inputs[0]
     if logits.dim() != 3 or logits.shape[:2] != labels.shape:
@@ -174,16 +184,42 @@ def reduce_by_caption(
         )
     labels, weights = prepare_weights(labels, weights, ignore_index)
     check_labels(labels, logits.size(2), ignore_index)
-    if segments is None:
+
+    def caption_losses(inputs, labels):
         losses = loss_fn(*inputs, labels)
+        if first_token_mle:
+            losses = with_first_token_mle(losses, inputs[0], labels, ignore_index)
+        return losses
+
+    if segments is None:
+        losses = caption_losses(inputs, labels)
     else:
         check_segments(segments, labels)
         # This 0 depends on the logits, so that the loss of a batch without labels has a gradient.
         zero = at_least_float32(logits.flatten()[:0].sum())
         losses = zero.expand(labels.numel())
-        for positions, block_labels in blocks(labels, segments, ignore_index):
-            block_losses = loss_fn(*(x.flatten(0, 1)[positions] for x in inputs), block_labels)
+        for positions, block_labels in caption_blocks(labels, segments, ignore_index):
+            block_inputs = [x.flatten(0, 1)[positions] for x in inputs]
+            block_losses = caption_losses(block_inputs, block_labels)
             is_labelled = block_labels != ignore_index
             losses = losses.index_put((positions[is_labelled],), block_losses[is_labelled])
         losses = losses.view_as(labels)
     return reduce_losses(losses, labels, ignore_index, reduction, weights)
+
+
+def with_first_token_mle(
+    losses: Tensor, logits: Tensor, labels: Tensor, ignore_index: int
+) -> Tensor:
+    """Replace the loss of each caption's first label by cross-entropy over the whole vocabulary.
+
+    losses, labels: (B, N), one caption per row. logits: (B, N, V).
+    """
+    if labels.size(1) == 0:
+        return losses
+    is_first = first_labelled(labels, ignore_index)
+    position = is_first.int().argmax(1)  # (B,)
+    rows = torch.arange(len(labels), device=labels.device)
+    first_logits = at_least_float32(logits[rows, position])  # (B, V)
+    label = labels[rows, position].masked_fill(~is_first.any(1), 0)
+    mle = first_logits.logsumexp(1) - first_logits.gather(1, label.unsqueeze(1)).squeeze(1)
+    return torch.where(is_first, mle.unsqueeze(1), losses)

@@ -11,22 +11,35 @@ accumulated before the chunk's logits are freed, as in the fused cross-entropy o
 """
 
 import ast
-from collections.abc import Callable
 from pkgutil import resolve_name
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
 from smile.alternatives import ALTERNATIVES
-from smile.captions import blocks
-from smile.head import CHUNK_POSITIONS, Head, Transform, enable_autograd, slices
-from smile.labels import caption_types, count_labels, earlier_tokens, first_labelled, reduce_losses
+from smile.captions import caption_blocks
+from smile.head import Head, enable_autograd, slices
+from smile.labels import caption_types, count_labels, first_labelled, reduce_losses
 from smile.mixture import LossInputs, scores_first_token
+from smile.position_logits import EarlierTokens, PositionLogits, earlier_tokens
 from smile.smile import smile_loss
 from smile.subsetting import random_subset, random_subset_losses, reverse_excluded_tokens
 
 IGNORED = -100  # the ignore_index in `add_smile`, where labels are columns of gathered logits
+
+
+class FusedLoss(NamedTuple):
+    """The result of `fused_loss`.
+
+    loss: a scalar, or (B, N) with reduction "none". parts: (K,) or (K, B, N), the loss of each of
+    the K objectives, not multiplied by the objective's weight. gradients: those of the hidden
+    states, the head's weight and the head's bias. A gradient that is not needed is None.
+    """
+
+    loss: Tensor
+    parts: Tensor
+    gradients: tuple[Optional[Tensor], ...]
 
 
 def fused_loss(
@@ -35,56 +48,80 @@ def fused_loss(
     bias: Optional[Tensor],
     inputs: LossInputs,
     d_loss: Optional[Tensor] = None,
-):
-    """Return (loss, parts, (d_hidden, d_weight, d_bias)).
+) -> FusedLoss:
+    """Compute the loss and its gradients.
 
-    hidden: (B, N, D). weight, bias: the head's, (V, D) and (V,) or None. loss: a scalar, or (B, N)
-    with reduction "none". parts: (K,) or (K, B, N), the loss of each of the K objectives, not
-    multiplied by the objective's weight. d_loss: the gradient that backpropagation passes to the
-    loss; None in the forward pass, where it counts as 1. A gradient that is not needed is None. If
+    hidden: (B, N, D). weight, bias: the head's, (V, D) and (V,) or None. d_loss: the gradient that
+    backpropagation passes to the loss; None in the forward pass, where it counts as 1. If
     `inputs.defer_grad` is true, the forward pass returns None for all three gradients, and the
     backward pass calls this function again.
     """
-    labels, sampled, segments, token_weights, factors, settings, dtype, needs_grad, shards = inputs
+    labels = inputs.labels
+    settings = inputs.settings
+    needs_grad = inputs.needs_grad
+    sampled = inputs.sampled
+    head_class = Head
     if d_loss is None:
-        d_loss, needs_grad = 1.0, [needed and not inputs.defer_grad for needed in needs_grad]
-    transform = Transform(settings.scale, settings.softcap)
-    head = (hidden.flatten(0, 1), weight, bias, transform, dtype, needs_grad)
-    if shards is None:
-        head = Head(*head)
-    else:
+        d_loss = 1.0
+        needs_grad = [needed and not inputs.defer_grad for needed in needs_grad]
+    if inputs.shards is not None:
         from smile.sharded import ShardedHead
 
-        sampled = shards.sync_samples(labels, sampled)
-        head = ShardedHead(shards, *head)
-    reduce_args = (labels, settings.ignore_index, settings.reduction, token_weights)
+        head_class = ShardedHead
+        sampled = inputs.shards.sync_samples(labels, sampled)
+    head = head_class(hidden.flatten(0, 1), weight, bias, inputs, needs_grad)
     with torch.autocast(hidden.device.type, enabled=False):
-        d_losses = torch.ones(labels.shape, dtype=head.wide_dtype, device=labels.device)
-        if token_weights is not None:
-            d_losses = token_weights.to(head.wide_dtype)
-        if settings.reduction == "mean":
-            divisor = count_labels(labels, token_weights, settings.ignore_index)
-            d_losses = d_losses / divisor.masked_fill(divisor == 0, 1)
-        accumulator = _LossAccumulator(head, inputs, d_losses * d_loss)
+        accumulator = _LossAccumulator(head, inputs, d_loss * _token_gradients(inputs, head))
         # Reverse subsetting needs whole rows, because it checks whether a row ends in padding.
         whole_rows = "reverse" in settings.weights
-        for positions, block_labels in blocks(labels, segments, settings.ignore_index, whole_rows):
+        ignore = settings.ignore_index
+        for positions, block_labels in caption_blocks(labels, inputs.segments, ignore, whole_rows):
             accumulator.add_whole_vocabulary(positions, block_labels)
             if "smile" in settings.weights:
                 accumulator.add_smile(positions, block_labels)
             if "random" in settings.weights:
                 accumulator.add_random(positions, block_labels, sampled)
-    losses_by_name = {
-        name: loss[:-1].view_as(labels) for name, loss in accumulator.token_losses.items()
-    }
-    if factors is not None:
-        losses_by_name["truncation"] = losses_by_name["truncation"] * factors
-    parts = torch.stack([reduce_losses(loss, *reduce_args) for loss in losses_by_name.values()])
+    parts = []
+    for name, losses in accumulator.token_losses.items():
+        losses = losses[:-1].view_as(labels)
+        if name == "truncation":
+            losses = losses * inputs.factors
+        parts.append(reduce_losses(losses, labels, ignore, settings.reduction, inputs.weights))
     loss = sum(share * part for share, part in zip(settings.weights.values(), parts))
     d_hidden = head.d_hidden
     if d_hidden is not None:
         d_hidden = head.sum_shards(d_hidden).view(hidden.shape)
-    return loss, parts, (d_hidden, head.d_weight, head.d_bias)
+    return FusedLoss(loss, torch.stack(parts), (d_hidden, head.d_weight, head.d_bias))
+
+
+def _token_gradients(inputs: LossInputs, head: Head) -> Tensor:
+    """Return the gradient (B, N) of the reduced loss with respect to each token's loss."""
+    labels = inputs.labels
+    weights = inputs.weights
+    if weights is None:
+        gradients = torch.ones(labels.shape, dtype=head.wide_dtype, device=labels.device)
+    else:
+        gradients = weights.to(head.wide_dtype)
+    if inputs.settings.reduction == "mean":
+        divisor = count_labels(labels, weights, inputs.settings.ignore_index)
+        gradients = gradients / divisor.masked_fill(divisor == 0, 1)
+    return gradients
+
+
+class _Chunk(NamedTuple):
+    """R positions whose logits of the whole vocabulary are computed together.
+
+    positions: (R,), indices in the flattened batch. label, is_first: (R,). excluded: (R, E), the
+    tokens that reverse subsetting leaves out of its softmax. earlier: (R, L) each, the tokens of
+    each position's caption, where `types` are those of each position; None if no alternative looks
+    back.
+    """
+
+    positions: Tensor
+    label: Tensor
+    is_first: Tensor
+    excluded: Tensor
+    earlier: Optional[EarlierTokens]
 
 
 class _LossAccumulator:
@@ -96,10 +133,12 @@ class _LossAccumulator:
     """
 
     def __init__(self, head: Head, inputs: LossInputs, d_losses: Tensor):
-        self.head, self.settings, objectives = head, inputs.settings, inputs.settings.weights
-        first_token_mle = self.settings.first_token_mle
+        self.head = head
+        self.settings = inputs.settings
+        objectives = inputs.settings.weights
+        self.label_smoothing = self.settings.label_smoothing if "mle" in objectives else 0.0
         self.first_token_mle_names = [
-            name for name in objectives if scores_first_token(name, first_token_mle)
+            name for name in objectives if scores_first_token(name, self.settings.first_token_mle)
         ]
         self.alternatives = {
             name: resolve_name(ALTERNATIVES[name])(**parameters)
@@ -117,116 +156,136 @@ class _LossAccumulator:
     def add_whole_vocabulary(self, positions: Tensor, labels: Tensor) -> None:
         """Add losses that need all logits: MLE, reverse subsetting, alternatives, first-token MLE.
 
-        positions, labels: (C, L), one caption per row; see `blocks`.
+        positions, labels: (C, L), one caption per row; see `caption_blocks`.
         """
         ignore = self.settings.ignore_index
         selected = labels != ignore
         is_first = first_labelled(labels, ignore) & bool(self.first_token_mle_names)
-        if {"smile", "random"}.issuperset(self.token_losses):
+        if self.token_losses.keys() <= {"smile", "random"}:
             selected = is_first
         elif self.token_losses.keys() == {"truncation"}:
             selected = selected & (self.factors.flatten()[positions] != 0)
         selected = selected.flatten().nonzero().squeeze(1)  # (M,)
         caption = selected.div(labels.size(1), rounding_mode="floor")
         excluded = reverse_excluded_tokens(labels, ignore, self.row_padding)
-        types, *masks = earlier_tokens(labels, ignore) if self.looks_back else (None,)
-        for chunk in slices(len(selected), CHUNK_POSITIONS["cpu" if labels.is_cpu else "cuda"]):
-            indices, caption_indices = selected[chunk], caption[chunk]
-            earlier = [x.flatten(0, 1)[indices] for x in masks]
-            if self.looks_back:
-                earlier.insert(0, types[caption_indices])
-            chunk_inputs = (x.flatten()[indices] for x in (positions, labels, is_first))
-            self._add_chunk(*chunk_inputs, excluded[caption_indices], earlier)
+        earlier = earlier_tokens(labels, ignore) if self.looks_back else None
+        for part in slices(len(selected), self.head.chunk_positions):
+            indices = selected[part]
+            own_earlier = None
+            if earlier is not None:
+                own_earlier = EarlierTokens(
+                    earlier.types[caption[part]],
+                    earlier.is_earlier[indices],
+                    earlier.is_label[indices],
+                )
+            chunk = _Chunk(
+                positions.flatten()[indices],
+                labels.flatten()[indices],
+                is_first.flatten()[indices],
+                excluded[caption[part]],
+                own_earlier,
+            )
+            self._add_chunk(chunk)
 
-    def _add_chunk(self, positions, label, is_first, excluded, earlier):
-        """Add the losses of `positions` (R,), indices of the flattened batch.
-
-        label, is_first: (R,). excluded: (R, E), the tokens that reverse subsetting leaves out of
-        its softmax. earlier: [types, is_earlier, is_label], (R, L) each, of each position's
-        caption; see `earlier_tokens`. The list is empty if no alternative looks back.
+    def _add_chunk(self, chunk: _Chunk) -> None:
+        """Add the losses of a chunk.
 
         Each loss is a function of a few values per position, the `leaves`, such as the logsumexp of
-        all logits. Autograd computes the gradients of the leaves. This method then computes the
-        gradient of the logits itself. A logsumexp contributes its softmax times the gradient of the
-        logsumexp. A leaf that holds logits contributes its gradient at these logits.
+        all logits. Autograd computes the gradients of the leaves. `_backward` then computes the
+        gradient of the logits itself.
         """
-        head, label_column = self.head, label.unsqueeze(1)
-        logits, slope = head.logits(positions)  # (R, V)
-        leaves = {"label": head.gather_logits(logits, label_column)}  # (R, 1)
-        if earlier:
-            leaves["caption_logits"] = head.gather_logits(logits, earlier[0])
-        smoothing = self.settings.label_smoothing if "mle" in self.token_losses else 0.0
-        mean = head.mean(logits).squeeze(1) if smoothing else None
+        head = self.head
+        label_column = chunk.label.unsqueeze(1)
+        logits, slope = head.logits(chunk.positions)  # (R, V)
+        leaves = {"label": head.gather_logits(logits, label_column)}
+        if chunk.earlier is not None:
+            leaves["caption_logits"] = head.gather_logits(logits, chunk.earlier.types)
+        mean = head.mean(logits).squeeze(1) if self.label_smoothing else None
         if any(loss.reads_logits for loss in self.alternatives.values()):
             leaves["logits"] = logits.clone()
+        subset = None
         if "reverse" in self.token_losses:
-            subset = head.exclude(logits, excluded, label_column)
+            subset = head.exclude(logits, chunk.excluded, label_column)
             leaves["subset"] = head.softmax_(subset)
         leaves["total"] = head.softmax_(logits)
         for value in leaves.values():
             value.requires_grad_(head.has_grads)
         with enable_autograd():
-            losses = self._compute_losses(leaves, mean, label, is_first, earlier[1:])
+            losses = self._compute_losses(leaves, mean, chunk)
             total = sum(
-                (self.d_losses[name][positions] * loss).sum() for name, loss in losses.items()
+                (self.d_losses[name][chunk.positions] * loss).sum() for name, loss in losses.items()
             )
         for name, loss in losses.items():
-            self.token_losses[name][positions] = loss.detach()
-        if not head.has_grads:
-            return
-        gradients = torch.autograd.grad(total, [*leaves.values()], materialize_grads=True)
-        d_leaves = dict(zip(leaves, gradients))
-        d_logits = logits.mul_(d_leaves["total"])
-        if "subset" in leaves:
-            d_logits += subset.mul_(d_leaves["subset"])
-        if smoothing:
-            smoothing_grad = (
-                smoothing / head.unmasked_count * self.d_losses["mle"][positions].unsqueeze(1)
-            )
-            head.subtract_unmasked_(d_logits, smoothing_grad)
-        head.scatter_add_(d_logits, label_column, d_leaves["label"])
-        if earlier:
-            head.scatter_add_(d_logits, earlier[0], d_leaves["caption_logits"])
-        if "logits" in leaves:
-            d_logits += d_leaves["logits"]
-        head.backward(positions, d_logits, slope)
+            self.token_losses[name][chunk.positions] = loss.detach()
+        if head.has_grads:
+            gradients = torch.autograd.grad(total, [*leaves.values()], materialize_grads=True)
+            d_logits = self._logit_gradients(chunk, dict(zip(leaves, gradients)), logits, subset)
+            head.backward(chunk.positions, d_logits, slope)
 
-    def _compute_losses(self, leaves, mean, label, is_first, masks) -> dict[str, Tensor]:
+    def _logit_gradients(self, chunk: _Chunk, d_leaves, probabilities, subset_probabilities):
+        """Return the gradient of the logits (R, V). Overwrites the probabilities (R, V).
+
+        d_leaves: the gradients of the leaves by name. probabilities, subset_probabilities: the
+        softmax of all logits, and that of reverse subsetting or None.
+
+        A logsumexp contributes its softmax times the gradient of the logsumexp. A leaf that holds
+        logits contributes its gradient at these logits.
+        """
+        head = self.head
+        d_logits = probabilities.mul_(d_leaves["total"])
+        if subset_probabilities is not None:
+            d_logits += subset_probabilities.mul_(d_leaves["subset"])
+        if self.label_smoothing:
+            d_mle = self.d_losses["mle"][chunk.positions].unsqueeze(1)
+            d_mean = self.label_smoothing / head.unmasked_count * d_mle
+            head.subtract_unmasked_(d_logits, d_mean)
+        head.scatter_add_(d_logits, chunk.label.unsqueeze(1), d_leaves["label"])
+        if chunk.earlier is not None:
+            head.scatter_add_(d_logits, chunk.earlier.types, d_leaves["caption_logits"])
+        if "logits" in d_leaves:
+            d_logits += d_leaves["logits"]
+        return d_logits
+
+    def _compute_losses(self, leaves, mean, chunk: _Chunk) -> dict[str, Tensor]:
         """Return the losses (R,) of each objective that needs all logits.
 
         leaves: "label" (R, 1), the label's logit; "caption_logits" (R, L), the logits of the
         caption's tokens; "logits" (R, V), all logits; "total" (R, 1), the logsumexp of all logits;
         "subset" (R, 1), the logsumexp of the tokens that reverse subsetting keeps. A leaf that no
         objective needs is missing. mean: (R,), the mean logit for label smoothing, or None;
-        `_add_chunk` adds the gradient of the mean itself. masks: [is_earlier, is_label], or [].
+        `_logit_gradients` adds the gradient of the mean.
         """
-        target, total = leaves["label"].squeeze(1), leaves["total"].squeeze(1)
-        mle, losses = total - target, {}
+        target = leaves["label"].squeeze(1)
+        total = leaves["total"].squeeze(1)
+        mle = total - target
+        losses = {}
         for name in self.token_losses:
             loss = self.alternatives.get(name)
             if name == "mle" and mean is not None:
-                smoothing = self.settings.label_smoothing
+                smoothing = self.label_smoothing
                 losses[name] = total - (1 - smoothing) * target - smoothing * mean
             elif name in ("mle", "truncation"):
                 losses[name] = mle
             elif name == "reverse":
                 losses[name] = leaves["subset"].squeeze(1) - target
             elif loss is not None and loss.reads_logits:
-                losses[name] = loss.losses(leaves["logits"], label)
+                losses[name] = loss.losses(leaves["logits"], chunk.label)
             elif loss is not None:
-                losses[name] = loss.losses_from_fields(
-                    total, target, leaves.get("caption_logits"), *masks
+                caption_logits = leaves.get("caption_logits")
+                losses[name] = loss.losses(
+                    PositionLogits(total, target, caption_logits, chunk.earlier)
                 )
             if name in self.first_token_mle_names:
-                losses[name] = mle.where(is_first, losses.get(name, 0))
+                losses[name] = mle.where(chunk.is_first, losses.get(name, 0))
         return losses
 
     def add_smile(self, positions: Tensor, labels: Tensor) -> None:
         """Add SMILE's losses, except of first tokens that MLE scores in `add_whole_vocabulary`.
 
-        positions, labels: (C, L), one caption per row; see `blocks`.
+        positions, labels: (C, L), one caption per row; see `caption_blocks`.
         """
-        ignore, length = self.settings.ignore_index, labels.size(1)
+        ignore = self.settings.ignore_index
+        length = labels.size(1)
         types, _ = caption_types(labels, ignore)  # (C, L)
         # The label's index among the gathered logits is the first column with the label's id.
         columns = (types.unsqueeze(2) == types.unsqueeze(1)).int().argmax(2)
@@ -238,8 +297,14 @@ class _LossAccumulator:
         def loss_fn(logits, chunk):  # (c, L, L)
             return smile_loss(logits, columns[chunk], IGNORED, reduction="none")
 
-        is_scored = self._scored_by_subset("smile", labels)
-        self._add_gathered("smile", positions, types, is_scored, size, loss_fn)
+        self._add_gathered(
+            "smile",
+            positions,
+            types,
+            is_scored=self._scored_by_subset("smile", labels),
+            elements_per_group=size,
+            loss_fn=loss_fn,
+        )
 
     def add_random(self, positions: Tensor, labels: Tensor, sampled: Tensor) -> None:
         """Add random subsetting's losses, except of first tokens that MLE scores.
@@ -248,36 +313,34 @@ class _LossAccumulator:
         """
         is_scored = self._scored_by_subset("random", labels)  # (C, L)
         positions, labels = positions[is_scored], labels[is_scored]  # (M,) each
-        words = sampled.flatten(0, 1)[positions]  # (M, R)
-        tokens, repeated = random_subset(labels, words, self.settings.pad_token_id)  # (M, 1 + R)
-        size = 2 * tokens.size(1) * self.head.hidden.size(1)
+        sampled = sampled.flatten(0, 1)[positions]  # (M, R)
+        tokens, repeated = random_subset(labels, sampled, self.settings.pad_token_id)  # (M, 1 + R)
 
         def loss_fn(logits, chunk):  # (m, 1, 1 + R)
             return random_subset_losses(logits, repeated[chunk].unsqueeze(1))
 
         positions = positions.unsqueeze(1)
-        all_scored = torch.ones_like(positions, dtype=torch.bool)
-        self._add_gathered("random", positions, tokens, all_scored, size, loss_fn)
+        self._add_gathered(
+            "random",
+            positions,
+            tokens,
+            is_scored=torch.ones_like(positions, dtype=torch.bool),
+            elements_per_group=2 * tokens.size(1) * self.head.hidden.size(1),
+            loss_fn=loss_fn,
+        )
 
-    def _add_gathered(
-        self,
-        name: str,
-        positions: Tensor,
-        tokens: Tensor,
-        is_scored: Tensor,
-        size: int,
-        loss_fn: Callable,
-    ) -> None:
+    def _add_gathered(self, name, positions, tokens, is_scored, elements_per_group, loss_fn):
         """Add the losses of the objective `name`, which needs only the logits of `tokens` (G, J).
 
         Each of the G groups has R positions, which need the logits of the same J tokens. A group is
         a caption for SMILE, and a single position for random subsetting. positions: (G, R), the
-        positions of each group. is_scored: bool (G, R), whether to score each position. size: the
-        number of elements in memory per group, which limits the number of groups in a chunk.
+        positions of each group. is_scored: bool (G, R), whether to score each position.
+        elements_per_group: how many elements are in memory, which limits the groups of a chunk.
         loss_fn: maps a chunk's logits (g, R, J), and the slice of its g groups, to losses (g, R).
         """
-        d_losses, unscored = self.d_losses[name], len(self.token_losses[name]) - 1
-        for chunk in slices(len(positions), self.head.chunk_elements // size):
+        d_losses = self.d_losses[name]
+        unscored = len(self.token_losses[name]) - 1
+        for chunk in slices(len(positions), self.head.chunk_elements // elements_per_group):
             logits, slope = self.head.logits_grouped(positions[chunk], tokens[chunk])
             chunk_is_scored = is_scored[chunk]
             with enable_autograd():

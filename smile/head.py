@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smile.labels import MAX_MASKED_LOGIT, at_least_float32
+from smile.mixture import LossInputs
 
 # Positions per chunk of logits, on a CPU and on other devices. Every chunk reads and writes the
 # whole gradient of the weight. With smaller chunks this would take longer than the matmuls.
@@ -63,7 +64,7 @@ class Head:
     """Computes logits of some positions or tokens, and accumulates gradients.
 
     hidden: (M, D), where M is the number of positions of the flattened batch; weight: (V, D); bias:
-    (V,) or None. Logits are `transform` of `hidden @ weight.T + bias`, computed in `dtype`.
+    (V,) or None. Logits are `transform` of `hidden @ weight.T + bias`, computed in `inputs.dtype`.
     needs_grad: whether hidden, weight and bias need gradients. `d_hidden`, `d_weight` and `d_bias`
     accumulate these gradients in float32 or wider; a gradient that is not needed is None. Methods
     return logits together with the slope of `Transform`, which `backward` needs.
@@ -74,21 +75,24 @@ class Head:
         hidden: Tensor,
         weight: Tensor,
         bias: Optional[Tensor],
-        transform: Transform,
-        dtype: torch.dtype,
-        needs_grad: tuple[bool, bool, bool],
+        inputs: LossInputs,
+        needs_grad: list[bool],
     ):
-        self.transform = transform
-        self.dtype = dtype
-        self.hidden, self.weight = hidden.to(self.dtype), weight
-        self.bias = None if bias is None else bias.to(self.dtype)
+        self.transform = Transform(inputs.settings.scale, inputs.settings.softcap)
+        self.dtype = inputs.dtype
         self.wide_dtype = torch.promote_types(self.dtype, torch.float32)
-        self.vocabulary = len(weight)
+        self.hidden = hidden.to(self.dtype)
+        self.weight = weight
+        self.bias = None if bias is None else bias.to(self.dtype)
+        self.shards = inputs.shards
+        self.vocabulary = len(weight) if self.shards is None else self.shards.vocabulary
         self.has_grads = any(needs_grad)
-        self.chunk_elements = CHUNK_ELEMENTS["cpu" if hidden.is_cpu else "cuda"]
+        device = "cpu" if hidden.is_cpu else "cuda"
+        self.chunk_positions = CHUNK_POSITIONS[device]
+        self.chunk_elements = CHUNK_ELEMENTS[device]
         self.d_hidden, self.d_weight, self.d_bias = (
-            x.new_zeros(x.shape, dtype=self.wide_dtype) if want else None
-            for x, want in zip((hidden, weight, bias), needs_grad)
+            x.new_zeros(x.shape, dtype=self.wide_dtype) if needed else None
+            for x, needed in zip((hidden, weight, bias), needs_grad)
         )
 
     def logits(self, positions: Tensor) -> tuple[Tensor, Slope]:
@@ -208,7 +212,8 @@ class Head:
 
     def logits_grouped(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Slope]:
         """Return the logits (G, R, J) of positions (G, R) for tokens (G, J), and their slope."""
-        ids, hidden = self.local_ids(tokens), self.hidden[positions]
+        ids = self.local_ids(tokens)
+        hidden = self.hidden[positions]
         weight = self._weight_rows(ids).transpose(1, 2)  # (G, D, J)
         if self.bias is None:
             z = torch.bmm(hidden, weight)

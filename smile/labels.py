@@ -19,26 +19,12 @@ def caption_types(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor]:
     labelled = labels != ignore_index
     if labels.size(1) == 0:
         return labels, labelled
-    first = labelled.int().argmax(dim=1, keepdim=True)  # (B, 1)
-    filler = labels.gather(1, first).masked_fill(~labelled.any(dim=1, keepdim=True), 0)
+    first = labelled.int().argmax(1, keepdim=True)  # (B, 1)
+    filler = labels.gather(1, first).masked_fill(~labelled.any(1, keepdim=True), 0)
     types = torch.where(labelled, labels, filler)
     same = types.unsqueeze(2) == types.unsqueeze(1)  # (B, N, N)
-    distinct = ~same.tril(diagonal=-1).any(dim=2)
+    distinct = ~same.tril(diagonal=-1).any(2)
     return types, distinct
-
-
-def earlier_tokens(labels: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (types, is_earlier, is_label) for labels (C, L), one caption per row.
-
-    types: (C, L), see `caption_types`. The masks are bool (C, L, L); element [c, n, j] is about
-    position n and column j of `types`. is_earlier: true in exactly one column of each distinct
-    label that occurs before the position. is_label: true in all columns that equal the position's
-    label.
-    """
-    types, distinct = caption_types(labels, ignore_index)
-    is_label = types.unsqueeze(1) == labels.unsqueeze(2)
-    count_before = is_label.cumsum(1) - is_label.long()
-    return types, (count_before > 0) & distinct.unsqueeze(1), is_label
 
 
 def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
@@ -47,7 +33,7 @@ def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
     Labels are checked only on a CPU: on an accelerator the check would need a synchronisation, and
     CUDA raises an error itself. During compilation tensors have no values and are not checked.
     """
-    if labels.device.type != "cpu" or torch.compiler.is_compiling():
+    if not labels.is_cpu or torch.compiler.is_compiling():
         return
     is_invalid = (labels != ignore_index) & ((labels < 0) | (labels >= vocabulary))
     if is_invalid.any():
@@ -62,7 +48,7 @@ def check_labels(labels: Tensor, vocabulary: int, ignore_index: int) -> None:
 def first_labelled(labels: Tensor, ignore_index: int) -> Tensor:
     """Return bool (B, N), true at the first labelled position of each caption."""
     labelled = labels != ignore_index
-    return labelled & (labelled.cumsum(dim=1) == 1)
+    return labelled & (labelled.cumsum(1) == 1)
 
 
 def at_least_float32(logits: Tensor) -> Tensor:
@@ -99,7 +85,7 @@ def prepare_weights(
 
 def check_weights(weights: Optional[Tensor]) -> None:
     """Raise ValueError for a negative or non-finite weight. Like `check_labels`, only on a CPU."""
-    if weights is None or weights.device.type != "cpu" or torch.compiler.is_compiling():
+    if weights is None or not weights.is_cpu or torch.compiler.is_compiling():
         return
     is_invalid = ~(weights.isfinite() & (weights >= 0))
     if is_invalid.any():

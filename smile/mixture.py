@@ -29,14 +29,14 @@ class Settings(NamedTuple):
     """
 
     weights: dict[str, float]
-    label_smoothing: float
-    first_token_mle: Optional[bool]
-    pad_token_id: Optional[int]
     ignore_index: int
-    alternatives_text: str
     reduction: str
     scale: float
     softcap: Optional[float]
+    label_smoothing: float = 0.0
+    first_token_mle: Optional[bool] = None
+    pad_token_id: Optional[int] = None
+    alternatives_text: str = "{}"
 
     def text(self) -> str:
         """Return the settings as the text of a Python tuple, for the custom operator.
@@ -51,21 +51,21 @@ class Settings(NamedTuple):
 class LossInputs(NamedTuple):
     """The inputs of the fused linear loss that have no gradient.
 
-    labels: (B, N). sampled: (B, N, R), the tokens of random subsetting, or None. segments: (B, N)
-    or None. weights: (B, N), the weights of tokens, or None. factors: (B, N), by which truncation
-    multiplies MLE's losses, or None. dtype: the dtype in which logits are computed. needs_grad:
-    whether the hidden states, the head's weight and the head's bias need a gradient. shards: the
+    dtype: the dtype in which logits are computed. needs_grad: whether the hidden states, the head's
+    weight and the head's bias need a gradient. labels: (B, N). sampled: (B, N, R), the tokens of
+    random subsetting, or None. segments: (B, N) or None. weights: (B, N), the weights of tokens, or
+    None. factors: (B, N), by which truncation multiplies MLE's losses, or None. shards: the
     `smile.sharded.Shards` of a head that several processes share, or None.
     """
 
-    labels: Tensor
-    sampled: Optional[Tensor]
-    segments: Optional[Tensor]
-    weights: Optional[Tensor]
-    factors: Optional[Tensor]
     settings: Settings
     dtype: torch.dtype
     needs_grad: list[bool]
+    labels: Tensor
+    sampled: Optional[Tensor] = None
+    segments: Optional[Tensor] = None
+    weights: Optional[Tensor] = None
+    factors: Optional[Tensor] = None
     shards: Any = None
 
     @property

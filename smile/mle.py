@@ -26,7 +26,7 @@ def mle_loss(
     """
     check_smoothing(label_smoothing)
 
-    def token_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    def loss_fn(logits, labels):
         logits = at_least_float32(logits)
         # Liger replaces F.cross_entropy by a kernel that overwrites the logits, so that ATen's
         # operator is called instead.
@@ -41,7 +41,7 @@ def mle_loss(
         return losses
 
     return reduce_by_caption(
-        token_losses, (logits,), labels, ignore_index, reduction, None, weights
+        loss_fn, (logits,), labels, ignore_index, reduction, segments=None, weights=weights
     )
 
 

@@ -56,15 +56,17 @@ def parse_objective(spec: Spec) -> dict[str, float]:
     mapping as value: {mle: 0.5, focal: {weight: 0.5, gamma: 1}}. Raises a one-line ValueError for
     an unknown name, a weight that is not a positive number, or a wrong parameter.
     """
-    return {name: weight for name, (weight, _) in _parse_spec(spec).items()}
+    weights, _ = _parse_spec(spec)
+    return weights
 
 
-def _parse_spec(spec: Spec) -> dict[str, tuple[float, Any]]:
-    """Return (weight, loss) by name. See `_build_alternative` for loss."""
+def _parse_spec(spec: Spec) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the weights of a mixture, and the `TokenLoss`es of its alternatives, by name."""
     spec = {spec: 1.0} if isinstance(spec, str) else spec
     if not spec:
         raise ValueError(f"objective is empty; name one or more of {', '.join(OBJECTIVES)}")
-    parsed = {}
+    weights = {}
+    alternatives = {}
     for name, value in spec.items():
         if name not in OBJECTIVES:
             raise ValueError(f"objective {name!r} is unknown; choose from {', '.join(OBJECTIVES)}")
@@ -73,18 +75,24 @@ def _parse_spec(spec: Spec) -> dict[str, tuple[float, Any]]:
         is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
         if not is_number or not math.isfinite(weight) or weight <= 0:
             raise ValueError(f"objective {name!r} has weight {weight!r}; give a number above 0")
-        parsed[name] = float(weight), _build_alternative(name, parameters)
-    return parsed
+        weights[name] = float(weight)
+        loss = _build_alternative(name, parameters)
+        if loss is not None:
+            alternatives[name] = loss
+    return weights, alternatives
 
 
 def _build_alternative(name: str, parameters: dict[str, Any]) -> Any:
     """Return the `TokenLoss` with this name, or None for MLE, SMILE and SMILE's ablations."""
     loss_class = resolve_name(ALTERNATIVES[name]) if name in ALTERNATIVES else None
-    names = [field.name for field in fields(loss_class)] if loss_class else []
+    allowed = ["weight"]
+    if loss_class is not None:
+        allowed += [field.name for field in fields(loss_class)]
     for parameter in parameters:
-        if parameter not in names:
-            allowed = ", ".join(["weight", *names])
-            raise ValueError(f"objective {name!r} has no parameter {parameter!r}; it has {allowed}")
+        if parameter not in allowed:
+            raise ValueError(
+                f"objective {name!r} has no parameter {parameter!r}; it has {', '.join(allowed)}"
+            )
     try:
         return loss_class(**parameters) if loss_class else None
     except ValueError as error:
@@ -112,14 +120,13 @@ class Objective(nn.Module):
     ):
         super().__init__()
         check_smoothing(label_smoothing)
-        parsed = _parse_spec(spec)
-        self.weights = {name: weight for name, (weight, _) in parsed.items()}
+        self.weights, alternatives = _parse_spec(spec)
         self.label_smoothing = label_smoothing
         self.first_token_mle = first_token_mle
         self.random_subset_size = random_subset_size
         self.pad_token_id = pad_token_id
         self.ignore_index = ignore_index
-        self._set_alternatives({k: loss for k, (_, loss) in parsed.items() if loss is not None})
+        self._set_alternatives(alternatives)
         truncation = self.alternatives.get("truncation")
         self.means = truncation.new_window() if truncation else None
 
@@ -143,13 +150,15 @@ class Objective(nn.Module):
         """
         logits = unwrap_replicated(logits)
         sampled = self._sample_tokens(labels, logits.size(2))
-        batch = (logits, labels, sampled, segments, reduction, weights)
-        parts = {name: self._compute_part(name, *batch) for name in self.weights}
+        parts = {
+            name: self._compute_part(name, logits, labels, sampled, segments, weights, reduction)
+            for name in self.weights
+        }
         loss = sum(weight * parts[name] for name, weight in self.weights.items())
-        tokens = count_labels(
-            *prepare_weights(labels, weights, self.ignore_index), self.ignore_index
-        )
-        return ObjectiveOutput(loss, {k: v.detach() for k, v in parts.items()}, tokens)
+        scored, weights = prepare_weights(labels, weights, self.ignore_index)
+        tokens = count_labels(scored, weights, self.ignore_index)
+        parts = {name: part.detach() for name, part in parts.items()}
+        return ObjectiveOutput(loss, parts, tokens)
 
     def from_hidden(
         self,
@@ -173,21 +182,12 @@ class Objective(nn.Module):
         weight that is a DTensor with sharded rows is not gathered; see `smile.sharded`.
         """
         check_reduction(reduction)
-        vocabulary, shards = len(weight), None
-        if any(map(is_distributed, (hidden, weight, bias))):
-            from smile.sharded import to_local_tensors
-
-            hidden, weight, bias, shards = to_local_tensors(hidden, weight, bias)
-            aligned = (labels, segments, weights)
+        vocabulary = len(weight)
+        hidden, weight, bias, shards = self._local_tensors(hidden, weight, bias)
+        if shards is not None:
             labels, segments, weights = (
-                x.full_tensor() if is_distributed(x) else x for x in aligned
+                x.full_tensor() if is_distributed(x) else x for x in (labels, segments, weights)
             )
-            for name, loss in self.alternatives.items():
-                if loss.reads_logits:
-                    raise ValueError(
-                        f"objective {name!r} reads all logits of a position, which a sharded head "
-                        "never has; compute it from logits, or use another objective"
-                    )
         if hidden.shape[:2] != labels.shape:
             raise ValueError(
                 f"hidden is {tuple(hidden.shape)}, but labels is {tuple(labels.shape)}; "
@@ -197,26 +197,61 @@ class Objective(nn.Module):
         if segments is not None:
             check_segments(segments, labels)
         check_labels(labels, vocabulary, self.ignore_index)
-        head = (hidden, weight, bias)
-        grad_enabled = torch.is_grad_enabled()
-        needs_grad = [grad_enabled and x is not None and x.requires_grad for x in head]
-        sampled = self._sample_tokens(labels, vocabulary)
-        settings = Settings(
-            *(getattr(self, name) for name in Settings._fields[:6]), reduction, scale, softcap
-        )
-        batch = (labels, sampled, segments, weights)
-        how = (settings, compute_dtype(hidden), needs_grad, shards)
+        needs_grad = [
+            x is not None and x.requires_grad and torch.is_grad_enabled()
+            for x in (hidden, weight, bias)
+        ]
+        dtype = compute_dtype(hidden)
         factors = None
+
+        def mixture(settings, **batch):
+            inputs = LossInputs(settings, dtype, needs_grad, labels, shards=shards, **batch)
+            return mixture_from_hidden(hidden, weight, bias, inputs)
+
         if "truncation" in self.weights:  # its factors depend on MLE's losses: compute them first
-            ignore = self.ignore_index
-            mle = Settings({"mle": 1.0}, 0.0, None, None, ignore, "{}", "none", scale, softcap)
+            settings = Settings({"mle": 1.0}, self.ignore_index, "none", scale, softcap)
             with torch.no_grad():
-                inputs = LossInputs(labels, None, None, None, None, mle, *how[1:])
-                losses, _ = mixture_from_hidden(*head, inputs)
+                losses, _ = mixture(settings)
             factors = self._truncation_factors(losses, labels, segments, weights)
-        loss, parts = mixture_from_hidden(*head, LossInputs(*batch, factors, *how))
+        loss, parts = mixture(
+            self._settings(reduction, scale, softcap),
+            sampled=self._sample_tokens(labels, vocabulary),
+            segments=segments,
+            weights=weights,
+            factors=factors,
+        )
         parts = dict(zip(self.weights, parts.unbind()))
         return ObjectiveOutput(loss, parts, count_labels(labels, weights, self.ignore_index))
+
+    def _settings(self, reduction: str, scale: float, softcap: Optional[float]) -> Settings:
+        return Settings(
+            self.weights,
+            self.ignore_index,
+            reduction,
+            scale,
+            softcap,
+            self.label_smoothing,
+            self.first_token_mle,
+            self.pad_token_id,
+            self.alternatives_text,
+        )
+
+    def _local_tensors(self, hidden, weight, bias):
+        """Return plain tensors and `Shards`, which are None if no argument is a DTensor.
+
+        Raises ValueError if a loss needs all logits, which no process of a sharded head has.
+        """
+        if not any(map(is_distributed, (hidden, weight, bias))):
+            return hidden, weight, bias, None
+        from smile.sharded import to_local_tensors
+
+        for name, loss in self.alternatives.items():
+            if loss.reads_logits:
+                raise ValueError(
+                    f"objective {name!r} reads all logits of a position, which a sharded head "
+                    "never has; compute it from logits, or use another objective"
+                )
+        return to_local_tensors(hidden, weight, bias)
 
     def with_tokens(self, pad_token_id: int, eos_token_id: int) -> "Objective":
         """Return a copy with a tokenizer's token ids. An `eos_token_id` in the spec is kept."""
@@ -240,8 +275,8 @@ class Objective(nn.Module):
     def _truncation_factors(self, losses, labels, segments, weights) -> Tensor:
         """Return truncation's factors (B, N). losses: MLE's, (B, N). Only training uses `means`."""
         means = self.means if self.training and torch.is_grad_enabled() else None
-        batch = (losses, labels, segments, weights, self.ignore_index, means)
-        return self.alternatives["truncation"].factors(*batch)
+        truncation = self.alternatives["truncation"]
+        return truncation.factors(losses, labels, segments, weights, self.ignore_index, means)
 
     def _sample_tokens(self, labels: Tensor, vocabulary: int) -> Optional[Tensor]:
         """Sample the tokens (B, N, R) of random subsetting. None without this objective."""
@@ -250,28 +285,28 @@ class Objective(nn.Module):
         shape = (*labels.shape, self.random_subset_size)
         return torch.randint(vocabulary, shape, device=labels.device)
 
-    def _compute_part(self, name, logits, labels, sampled, segments, reduction, weights) -> Tensor:
+    def _compute_part(self, name, logits, labels, sampled, segments, weights, reduction) -> Tensor:
         """Return the reduced loss of the objective `name`. sampled: see `_sample_tokens`."""
-        ignore, pad = self.ignore_index, self.pad_token_id
-        options = {"reduction": reduction, "weights": weights}
+        ignore = self.ignore_index
+        options = {"ignore_index": ignore, "reduction": reduction, "weights": weights}
         if name == "mle":
-            return mle_loss(logits, labels, ignore, self.label_smoothing, **options)
+            return mle_loss(logits, labels, label_smoothing=self.label_smoothing, **options)
         if name == "truncation":
             labels, weights = prepare_weights(labels, weights, ignore)
             losses = mle_loss(logits, labels, ignore, reduction="none")
             losses = losses * self._truncation_factors(losses, labels, segments, weights)
             return reduce_losses(losses, labels, ignore, reduction, weights)
+        options["segments"] = segments
         if name in self.alternatives:
             loss_fn = functools.partial(self.alternatives[name].caption_losses, ignore_index=ignore)
-            args = (ignore, reduction, segments, weights)
-            return reduce_by_caption(loss_fn, (logits,), labels, *args)
-        options["segments"] = segments
-        first_token_mle = scores_first_token(name, self.first_token_mle)
+            return reduce_by_caption(loss_fn, (logits,), labels, **options)
+        options["first_token_mle"] = scores_first_token(name, self.first_token_mle)
         if name == "smile":
-            return smile_loss(logits, labels, ignore, first_token_mle, **options)
+            return smile_loss(logits, labels, **options)
+        options["pad_token_id"] = self.pad_token_id
         if name == "reverse":
-            return reverse_subset_loss(logits, labels, ignore, first_token_mle, pad, **options)
-        return random_subset_loss(logits, labels, sampled, ignore, first_token_mle, pad, **options)
+            return reverse_subset_loss(logits, labels, **options)
+        return random_subset_loss(logits, labels, sampled, **options)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{name}: {weight:g}" for name, weight in self.weights.items())

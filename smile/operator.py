@@ -25,14 +25,11 @@ def mixture_from_hidden(hidden, weight, bias, inputs: LossInputs) -> tuple[Tenso
     """
     if not torch.compiler.is_compiling() or inputs.shards is not None:
         return _eager(hidden, weight, bias, inputs)
-    *tensors, settings, dtype, needs_grad, _ = inputs
-    static_args = (settings.text(), dtype, needs_grad)
-    return _operator(hidden, weight, bias, *tensors, None, *static_args)[:2]
-
-
-@torch.compiler.disable
-def _eager(*arguments) -> tuple[Tensor, Tensor]:
-    return _MixtureFromHidden.apply(*arguments)
+    settings, dtype, needs_grad, *tensors, _ = inputs
+    loss, parts, *_ = _operator(
+        hidden, weight, bias, None, settings.text(), dtype, needs_grad, *tensors
+    )
+    return loss, parts
 
 
 class _MixtureFromHidden(torch.autograd.Function):
@@ -44,18 +41,20 @@ class _MixtureFromHidden(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, bias, inputs):
         ctx.save_for_backward(hidden, weight, bias)
-        loss, parts, ctx.gradients = fused_loss(hidden, weight, bias, inputs)
+        result = fused_loss(hidden, weight, bias, inputs)
         ctx.inputs = inputs
-        ctx.mark_non_differentiable(parts)
-        return loss, parts
+        ctx.gradients = result.gradients
+        ctx.mark_non_differentiable(result.parts)
+        return result.loss, result.parts
 
     @staticmethod
     def backward(ctx, d_loss, _):
         if torch.is_grad_enabled():  # create_graph=True
             raise RuntimeError(NO_SECOND_DERIVATIVE)
-        gradients, ctx.gradients = ctx.gradients, None
+        gradients = ctx.gradients
+        ctx.gradients = None
         if gradients is None or ctx.inputs.defer_grad:
-            *_, gradients = fused_loss(*ctx.saved_tensors, ctx.inputs, d_loss)
+            gradients = fused_loss(*ctx.saved_tensors, ctx.inputs, d_loss).gradients
         else:
             for gradient in gradients:
                 if gradient is not None:
@@ -63,70 +62,77 @@ class _MixtureFromHidden(torch.autograd.Function):
         cast_gradients = (
             None if g is None else g.to(x.dtype) for x, g in zip(ctx.saved_tensors, gradients)
         )
-        return (*cast_gradients, None)
+        return *cast_gradients, None
 
 
-def _build_inputs(tensors, text, dtype, needs_grad) -> LossInputs:
-    return LossInputs(*tensors, Settings(*ast.literal_eval(text)), dtype, needs_grad)
+_eager = torch.compiler.disable(_MixtureFromHidden.apply)
+
+
+def _build_inputs(settings_text: str, *rest) -> LossInputs:
+    """Build the inputs. rest: the fields of `LossInputs` after the settings, in order."""
+    return LossInputs(Settings(*ast.literal_eval(settings_text)), *rest)
 
 
 @torch.library.custom_op(
     "smile::mixture",
-    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor labels, Tensor? sampled, "
-    "Tensor? segments, Tensor? weights, Tensor? factors, Tensor? d_loss, str settings, "
-    "ScalarType dtype, bool[] needs_grad) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor? d_loss, str settings_text, "
+    "ScalarType dtype, bool[] needs_grad, Tensor labels, Tensor? sampled, Tensor? segments, "
+    "Tensor? weights, Tensor? factors) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     mutates_args=(),
     # The operator synchronises to read the number of labels, which a CUDA graph does not support.
     tags=(torch.Tag.cudagraph_unsafe,),
 )
-def _operator(hidden, weight, bias, *rest):
+def _operator(hidden, weight, bias, d_loss, *rest):
     """Return (loss, parts, d_hidden, d_weight, d_bias). A gradient that is not needed is empty.
 
-    rest: the other arguments of the schema. Labels and token weights are checked when the operator
+    rest: the arguments of `_build_inputs`. Labels and token weights are checked when the operator
     runs, because they have no values during compilation.
     """
-    *tensors, d_loss, text, dtype, needs_grad = rest
-    inputs = _build_inputs(tensors, text, dtype, needs_grad)
+    inputs = _build_inputs(*rest)
     check_labels(inputs.labels, len(weight), inputs.settings.ignore_index)
     check_weights(inputs.weights)
     loss, parts, gradients = fused_loss(hidden, weight, bias, inputs, d_loss)
-    return (loss, parts, *(parts.new_empty(0) if g is None else g for g in gradients))
+    return loss, parts, *(parts.new_empty(0) if g is None else g for g in gradients)
 
 
 @_operator.register_fake
-def _(hidden, weight, bias, *rest):
-    *tensors, d_loss, text, dtype, needs_grad = rest
-    inputs = _build_inputs(tensors, text, dtype, needs_grad)
-    labels, has_gradients = inputs.labels, d_loss is not None or not inputs.defer_grad
-    wide_dtype = torch.promote_types(dtype, torch.float32)
-    shape = labels.shape if inputs.settings.reduction == "none" else ()
-    sizes = [
+def _(hidden, weight, bias, d_loss, *rest):
+    inputs = _build_inputs(*rest)
+    labels = inputs.labels
+    has_gradients = d_loss is not None or not inputs.defer_grad
+    wide_dtype = torch.promote_types(inputs.dtype, torch.float32)
+    loss_shape = labels.shape if inputs.settings.reduction == "none" else ()
+    gradient_shapes = [
         x.shape if has_gradients and needed else 0
-        for x, needed in zip((hidden, weight, bias), needs_grad)
+        for x, needed in zip((hidden, weight, bias), inputs.needs_grad)
     ]
-    sizes = [shape, (len(inputs.settings.weights), *shape), *sizes]
-    return tuple(labels.new_empty(size, dtype=wide_dtype) for size in sizes)
+    shapes = [loss_shape, (len(inputs.settings.weights), *loss_shape), *gradient_shapes]
+    return tuple(labels.new_empty(shape, dtype=wide_dtype) for shape in shapes)
 
 
 def _save_context(ctx, inputs, output):
-    ctx.static_args = inputs[9:]  # settings, dtype and needs_grad; inputs[8] is d_loss
-    ctx.save_for_backward(*inputs[:8], *output[2:])
-    ctx.mark_non_differentiable(*output[1:])
+    hidden, weight, bias, _, settings_text, dtype, needs_grad, *loss_tensors = inputs
+    _, parts, *gradients = output
+    ctx.static_arguments = (settings_text, dtype, needs_grad)
+    ctx.save_for_backward(hidden, weight, bias, *gradients, *loss_tensors)
+    ctx.mark_non_differentiable(parts, *gradients)
 
 
 def _backward(ctx, d_loss, *_):
     if torch.is_grad_enabled():  # create_graph=True
         raise RuntimeError(NO_SECOND_DERIVATIVE)
-    inputs, gradients = ctx.saved_tensors[:8], ctx.saved_tensors[8:]
-    if _build_inputs(inputs[3:], *ctx.static_args).defer_grad:
-        gradients = _operator(*inputs, d_loss, *ctx.static_args)[2:]
+    hidden, weight, bias, d_hidden, d_weight, d_bias, *loss_tensors = ctx.saved_tensors
+    rest = (*ctx.static_arguments, *loss_tensors)
+    inputs = _build_inputs(*rest)
+    if inputs.defer_grad:
+        _, _, *gradients = _operator(hidden, weight, bias, d_loss, *rest)
     else:
-        gradients = [gradient * d_loss for gradient in gradients]
-    needs_grad = ctx.static_args[-1]
-    cast_gradients = (
-        g.to(x.dtype) if needed else None for x, g, needed in zip(inputs, gradients, needs_grad)
-    )
-    return (*cast_gradients, *[None] * 9)
+        gradients = [gradient * d_loss for gradient in (d_hidden, d_weight, d_bias)]
+    cast_gradients = [
+        gradient.to(x.dtype) if needed else None
+        for x, gradient, needed in zip((hidden, weight, bias), gradients, inputs.needs_grad)
+    ]
+    return *cast_gradients, None, *[None] * len(rest)
 
 
 _operator.register_autograd(_backward, setup_context=_save_context)

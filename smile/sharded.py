@@ -6,6 +6,7 @@ No process has the whole weight or all logits of a position. Sums, maxima and th
 tokens are reduced over the process group, so that all processes compute the same losses.
 """
 
+import math
 from typing import NamedTuple, Optional
 
 import torch
@@ -51,8 +52,17 @@ class Shards(NamedTuple):
         return sampled
 
 
-def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
-    """Return (hidden, weight, bias, `Shards`): plain tensors, with this process's rows of the head.
+class LocalTensors(NamedTuple):
+    """The hidden states and this process's rows of the head, as plain tensors."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Optional[Tensor]
+    shards: Shards
+
+
+def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]) -> LocalTensors:
+    """Convert hidden states and a head that several processes share.
 
     weight: (V, D). Each argument is a plain tensor, or a DTensor of any placement. All DTensors
     must be on the same one-dimensional mesh. They are redistributed, which needs no communication
@@ -63,7 +73,8 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
 
     arguments = {"hidden": hidden, "weight": weight, "bias": bias}
     meshes = {name: x.device_mesh for name, x in arguments.items() if is_distributed(x)}
-    mesh, vocabulary = next(iter(meshes.values())), len(weight)
+    mesh = next(iter(meshes.values()))
+    vocabulary = len(weight)
     for name, other in meshes.items():
         if other.ndim != 1 or other != mesh:
             raise ValueError(
@@ -71,7 +82,7 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
                 "that of tensor parallelism, after FSDP has gathered its shards"
             )
 
-    def to_local(x: Optional[Tensor], placement) -> Optional[Tensor]:
+    def to_local(x, placement):
         if x is None:
             return None
         if not is_distributed(x):
@@ -79,18 +90,18 @@ def to_local_tensors(hidden: Tensor, weight: Tensor, bias: Optional[Tensor]):
         return x.redistribute(placements=[placement]).to_local()
 
     # As in torch, the number of rows per process is rounded up; the last process may have fewer.
-    group, rows_per_process = mesh.get_group(), -(-vocabulary // mesh.size())
+    group = mesh.get_group()
+    rows_per_process = math.ceil(vocabulary / mesh.size())
     if rows_per_process * (mesh.size() - 1) >= vocabulary:
         raise ValueError(
             f"a head of {vocabulary} tokens cannot be sharded over {mesh.size()} processes; use "
             "fewer processes"
         )
-    shards = Shards(group, dist.get_rank(group) * rows_per_process, vocabulary)
-    return (
+    return LocalTensors(
         to_local(hidden, Replicate()),
         to_local(weight, Shard(0)),
         to_local(bias, Shard(0)),
-        shards,
+        Shards(group, dist.get_rank(group) * rows_per_process, vocabulary),
     )
 
 
@@ -101,28 +112,24 @@ class ShardedHead(Head):
     logits and their gradients.
     """
 
-    def __init__(self, shards: Shards, *args):
-        super().__init__(*args)
-        self.group, self.first_row, self.vocabulary = shards
-
     def sum_shards(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over the group, in place."""
-        dist.all_reduce(tensor, group=self.group)
+        dist.all_reduce(tensor, group=self.shards.group)
         return tensor
 
     def _is_remote(self, tokens: Tensor) -> Tensor:
-        local_ids = tokens - self.first_row
+        local_ids = tokens - self.shards.first_row
         return (local_ids < 0) | (local_ids >= len(self.weight))
 
     def local_ids(self, tokens: Tensor) -> Tensor:
-        return (tokens - self.first_row).masked_fill(self._is_remote(tokens), 0)
+        return (tokens - self.shards.first_row).masked_fill(self._is_remote(tokens), 0)
 
     def keep_local(self, values: Tensor, tokens: Tensor) -> Tensor:
         return values.masked_fill(self._is_remote(tokens), 0)
 
     def softmax_(self, logits: Tensor) -> Tensor:
         largest = logits.amax(1, keepdim=True)
-        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.shards.group)
         total = self.sum_shards(logits.sub_(largest).exp_().sum(1, keepdim=True))
         logits.div_(total)
         return largest + total.log()

@@ -1,13 +1,11 @@
 """Computes the SMILE loss (semipermeable maximum likelihood): a softmax over a caption's tokens."""
 
-import functools
 from typing import Optional
 
-import torch
 from torch import Tensor, nn
 
 from smile.captions import reduce_by_caption
-from smile.labels import at_least_float32, caption_types, first_labelled
+from smile.labels import at_least_float32, caption_types
 
 
 def smile_loss(
@@ -37,44 +35,25 @@ def smile_loss(
     Source: SMILE (arXiv 2306.13460), the subset V_D of section 3; first-token MLE as in the
     authors' training code.
     """
-    loss_fn = functools.partial(
-        smile_losses, ignore_index=ignore_index, first_token_mle=first_token_mle
+
+    def loss_fn(logits, labels):
+        types, distinct = caption_types(labels, ignore_index)  # (B, N) each
+        columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N)
+        subset = at_least_float32(logits.gather(2, columns))
+        subset = subset.masked_fill((labels == ignore_index).unsqueeze(2), 0)
+        target = subset.diagonal(dim1=1, dim2=2)  # at position n, column n is the label
+        return subset.masked_fill(~distinct.unsqueeze(1), float("-inf")).logsumexp(2) - target
+
+    return reduce_by_caption(
+        loss_fn,
+        (logits,),
+        labels,
+        ignore_index,
+        reduction,
+        segments,
+        weights,
+        first_token_mle,
     )
-    options = (ignore_index, reduction, segments, weights)
-    return reduce_by_caption(loss_fn, (logits,), labels, *options)
-
-
-def smile_losses(
-    logits: Tensor, labels: Tensor, ignore_index: int, first_token_mle: bool
-) -> Tensor:
-    """Return SMILE's losses (B, N), one caption per row. Unlabelled positions: arbitrary losses."""
-    types, distinct = caption_types(labels, ignore_index)  # (B, N) each
-    columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N)
-    subset = at_least_float32(logits.gather(2, columns))
-    subset = subset.masked_fill((labels == ignore_index).unsqueeze(2), 0)
-    target = subset.diagonal(dim1=1, dim2=2)  # at position n, column n is the label
-    losses = subset.masked_fill(~distinct.unsqueeze(1), float("-inf")).logsumexp(2) - target
-    if first_token_mle:
-        losses = with_first_token_mle(losses, logits, labels, ignore_index)
-    return losses
-
-
-def with_first_token_mle(
-    losses: Tensor, logits: Tensor, labels: Tensor, ignore_index: int
-) -> Tensor:
-    """Replace the loss of each caption's first label by cross-entropy over the whole vocabulary.
-
-    losses, labels: (B, N), one caption per row. logits: (B, N, V).
-    """
-    if labels.size(1) == 0:
-        return losses
-    is_first = first_labelled(labels, ignore_index)
-    position = is_first.int().argmax(dim=1)  # (B,)
-    rows = torch.arange(labels.size(0), device=labels.device)
-    first_logits = at_least_float32(logits[rows, position])  # (B, V)
-    label = labels[rows, position].masked_fill(~is_first.any(dim=1), 0)
-    mle = first_logits.logsumexp(1) - first_logits.gather(1, label.unsqueeze(1)).squeeze(1)
-    return torch.where(is_first, mle.unsqueeze(1), losses)
 
 
 class SmileLoss(nn.Module):
@@ -95,5 +74,12 @@ class SmileLoss(nn.Module):
         segments: Optional[Tensor] = None,
         weights: Optional[Tensor] = None,
     ) -> Tensor:
-        settings = (self.ignore_index, self.first_token_mle, self.reduction)
-        return smile_loss(logits, labels, *settings, segments, weights)
+        return smile_loss(
+            logits,
+            labels,
+            self.ignore_index,
+            self.first_token_mle,
+            self.reduction,
+            segments,
+            weights,
+        )

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from smile.captions import reduce_by_caption
 from smile.labels import at_least_float32, caption_types
-from smile.smile import with_first_token_mle
 
 
 def random_subset_loss(
@@ -29,16 +28,21 @@ def random_subset_loss(
     `smile_loss`. Source: SMILE (arXiv 2306.13460), the ablation "random subsetting".
     """
 
-    def loss_fn(logits: Tensor, words: Tensor, labels: Tensor) -> Tensor:
+    def loss_fn(logits, words, labels):
         label = labels.masked_fill(labels == ignore_index, 0)
         columns, repeated = random_subset(label, words, pad_token_id)
-        losses = random_subset_losses(logits.gather(2, columns), repeated)
-        if first_token_mle:
-            losses = with_first_token_mle(losses, logits, labels, ignore_index)
-        return losses
+        return random_subset_losses(logits.gather(2, columns), repeated)
 
-    options = (ignore_index, reduction, segments, weights)
-    return reduce_by_caption(loss_fn, (logits, words), labels, *options)
+    return reduce_by_caption(
+        loss_fn,
+        (logits, words),
+        labels,
+        ignore_index,
+        reduction,
+        segments,
+        weights,
+        first_token_mle,
+    )
 
 
 def random_subset(
@@ -53,7 +57,7 @@ def random_subset(
     if pad_token_id is not None:
         words = words.where(words != pad_token_id, label)
     tokens = torch.cat([label, words], dim=-1)
-    return tokens, (tokens.unsqueeze(-1) == tokens.unsqueeze(-2)).tril(diagonal=-1).any(dim=-1)
+    return tokens, (tokens.unsqueeze(-1) == tokens.unsqueeze(-2)).tril(diagonal=-1).any(-1)
 
 
 def random_subset_losses(subset: Tensor, repeated: Tensor) -> Tensor:
@@ -82,20 +86,25 @@ def reverse_subset_loss(
 
     padding = pad_token_id if segments is None else None
 
-    def loss_fn(logits: Tensor, labels: Tensor) -> Tensor:
+    def loss_fn(logits, labels):
         excluded = reverse_excluded_tokens(labels, ignore_index, padding)
         columns = excluded.unsqueeze(1).expand(-1, labels.size(1), -1)  # (B, N, N or N + 1)
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
         logits = at_least_float32(logits)
         target = logits.gather(2, label)  # (B, N, 1)
         subset = logits.scatter(2, columns, float("-inf")).scatter(2, label, target)
-        losses = (subset.logsumexp(2, keepdim=True) - target).squeeze(2)
-        if first_token_mle:
-            losses = with_first_token_mle(losses, logits, labels, ignore_index)
-        return losses
+        return (subset.logsumexp(2, keepdim=True) - target).squeeze(2)
 
-    options = (ignore_index, reduction, segments, weights)
-    return reduce_by_caption(loss_fn, (logits,), labels, *options)
+    return reduce_by_caption(
+        loss_fn,
+        (logits,),
+        labels,
+        ignore_index,
+        reduction,
+        segments,
+        weights,
+        first_token_mle,
+    )
 
 
 def reverse_excluded_tokens(

@@ -54,7 +54,7 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, dict[str, Any]]:
             model = add_lora(model, Lora(**lora))
             load_adapter_state(model, state)
     except RuntimeError as error:
-        raise ValueError(f"{checkpoint} does not fit {name}: {one_line(error)}") from error
+        raise ValueError(f"{checkpoint} does not fit {name}: {one_line(error, 200)}") from error
     return model.eval(), load_parts(name), config
 
 

@@ -158,7 +158,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a broken folder can raise any exception
-        reason = one_line(error).split(". ")[0]
+        reason = one_line(error, 200).split(". ")[0]
         if TRUST_REMOTE_CODE in str(error):
             reason = "it needs its own Python code, and such code is never run here"
         raise ValueError(f"vlm is {name}, which cannot be loaded: {reason}") from error

@@ -82,7 +82,7 @@ class PromptProcessor:
         except Exception as error:  # processors raise any exception for an odd photo
             raise ValueError(
                 f"{self.parts.name} cannot process a photo of {photo.width} x {photo.height} "
-                f"pixels with this prompt: {one_line(error)}"
+                f"pixels with this prompt: {one_line(error, 200)}"
             ) from error
         if prompt is not None and (limit := positions_of(self.parts.config)):
             length = inputs["input_ids"].size(1)
@@ -195,7 +195,7 @@ class PromptProcessor:
             conversation = template([user_message, answer])
         except Exception as error:  # an error of jinja, or one that the template raises
             raise ValueError(
-                f"the chat template of {name} cannot be used: {one_line(error)}"
+                f"the chat template of {name} cannot be used: {one_line(error, 200)}"
             ) from error
         before, placeholder, caption_suffix = conversation.rpartition(PLACEHOLDER)
         if not placeholder:

@@ -38,7 +38,7 @@ def attention(
     of setting an attention weight to 0.
     """
     query = query.to(key.dtype)
-    if query.device.type == "cpu" and not is_causal and not torch.compiler.is_compiling():
+    if query.is_cpu and not is_causal and not torch.compiler.is_compiling():
         # torch's fused CPU kernel does not support dropout and is slow for few queries. In 16 bits
         # it also copies keys and values in every call, and its backward pass is slow.
         is_16_bit = query.dtype in (torch.bfloat16, torch.float16)
@@ -89,8 +89,9 @@ class _BlockAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         query, key, value, keep_mask = ctx.saved_tensors
-        grads = [_empty_head_minor(x, x.size(3)) for x in (query, key, value)]
-        query_grad, key_grad, value_grad = grads
+        query_grad, key_grad, value_grad = (
+            _empty_head_minor(x, x.size(3)) for x in (query, key, value)
+        )
         for block, query_, key_, value_, gradient_ in _blocks(query, key, value, gradient):
             scaled = _scaled(query_)
             probabilities = dropped = _probabilities(scaled, key_)

@@ -9,7 +9,8 @@ from BLIP.kernels.matmul import HAS_AMX
 
 # torch's engines for quantised layers. An image has hundreds of rows, for which oneDNN is the
 # fastest int8 engine. Only FBGEMM supports float16 weights.
-INT8_ENGINE, FLOAT16_ENGINE = "onednn", "fbgemm"
+INT8_ENGINE = "onednn"
+FLOAT16_ENGINE = "fbgemm"
 MAX_WEIGHT = 127  # -128 is unused, so that the range is symmetric
 GELU_MIN = -0.17  # the minimum of the GELU function
 GRAIN_SIZE = 2**15  # torch's operators use one thread for up to this many elements
@@ -75,7 +76,8 @@ class Int8Linear(nn.Module):
         # On a CPU without VNNI, the sum of two products has only 16 bits and would saturate if the
         # codes of x had 8 bits. There, codes have 7 bits.
         max_code = 255 if torch.cpu._is_vnni_supported() else 127
-        self.after_gelu, self.dtype = after_gelu, dtype
+        self.after_gelu = after_gelu
+        self.dtype = dtype
         self.zero_point = max_code // 8 if after_gelu else max_code // 2 + 1
         self.max_positive = max_code - self.zero_point
         self.min_scale = -GELU_MIN / self.zero_point if after_gelu else 1e-12
@@ -90,10 +92,20 @@ class Int8Linear(nn.Module):
             scales = torch.maximum(scales, -x.amin(-1, keepdim=True))
         scales = scales.div_(self.max_positive).clamp_(min=self.min_scale)
         codes = torch.addcmul(self.offset, x, scales.reciprocal()).to(torch.uint8)
-        weight = self.packed, self.scales, self.zeros
-        output_args = 1.0, 0, torch.float32, "none", [], ""
         product = torch.ops.onednn.qlinear_pointwise(
-            codes, 1.0, self.zero_point, *weight, None, *output_args
+            codes,
+            1.0,  # the scale of the codes
+            self.zero_point,
+            self.packed,
+            self.scales,
+            self.zeros,
+            None,  # no bias
+            1.0,  # scale and zero point of the output
+            0,
+            torch.float32,
+            "none",  # no activation function, and so no arguments of one
+            [],
+            "",
         )
         return torch.addcmul(self.bias, product, scales, out=product).to(self.dtype)
 

@@ -50,7 +50,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
     In bfloat16 oneDNN is faster than F.linear, which first copies the bias to the output.
     """
-    bf16 = USE_ONEDNN_BF16 and x.device.type == "cpu" and x.dtype == torch.bfloat16
+    bf16 = USE_ONEDNN_BF16 and x.is_cpu and x.dtype == torch.bfloat16
     if not (bf16 or uses_onednn_fp32(x.device, x.dtype)):
         return F.linear(x, weight, bias)
     return onednn_linear(x.contiguous(), weight, bias)

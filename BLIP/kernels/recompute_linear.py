@@ -30,15 +30,17 @@ def recompute_linear(
     where oneDNN is faster. A subclass of nn.Linear, such as an adapter, is called unchanged.
     """
     device = x.device.type
+    input_fn = input_fn or _identity
     if type(linear) is not nn.Linear or linear.bias is None or torch.compiler.is_compiling():
-        return linear(x if input_fn is None else input_fn(x))
+        return linear(input_fn(x))
     autocast = torch.is_autocast_enabled(device)
     dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
     needs_grad = torch.is_grad_enabled() and x.requires_grad and linear.weight.requires_grad
     is_large = x.numel() + linear.weight.numel() >= MIN_ELEMENTS
-    recompute = needs_grad and is_large and (autocast or input_fn is not None)
+    recompute = needs_grad and is_large and (autocast or input_fn is not _identity)
     if not recompute:
-        x, input_fn = (x if input_fn is None else input_fn(x)), None
+        x = input_fn(x)
+        input_fn = _identity
         use_onednn = matmul.uses_onednn_fp32(x.device, dtype) and not autocast
         if not use_onednn or x.numel() * linear.out_features < MIN_PRODUCTS:
             return linear(x)
@@ -47,13 +49,18 @@ def recompute_linear(
         return _RecomputeLinear.apply(x, input_fn, dtype, linear.weight, linear.bias, *parameters)
 
 
+def _identity(x: Tensor) -> Tensor:
+    return x
+
+
 class _RecomputeLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x: Tensor, input_fn, dtype: torch.dtype, weight: Tensor, bias: Tensor, *extra):
         """extra: the parameters of `input_fn`."""
         ctx.save_for_backward(x, weight, *extra)
-        ctx.input_fn, ctx.dtype = input_fn, dtype
-        inputs = x if input_fn is None else input_fn(x)
+        ctx.input_fn = input_fn
+        ctx.dtype = dtype
+        inputs = input_fn(x)
         return matmul.linear(inputs.to(dtype), weight.to(dtype), bias.to(dtype))
 
     @staticmethod
@@ -62,7 +69,7 @@ class _RecomputeLinear(torch.autograd.Function):
         x, weight, *extra = ctx.saved_tensors
         x = x.detach().requires_grad_()
         with torch.enable_grad():
-            inputs = x if ctx.input_fn is None else ctx.input_fn(x)
+            inputs = ctx.input_fn(x)
         rows = gradient.flatten(0, -2)
         input_grad = matmul.matmul(rows, weight.to(ctx.dtype)).unflatten(0, gradient.shape[:-1])
         weight_grad = bias_grad = None
@@ -71,4 +78,4 @@ class _RecomputeLinear(torch.autograd.Function):
             weight_grad = matmul.matmul(rows.t(), flat).to(weight.dtype)
             bias_grad = rows.sum(0).to(weight.dtype)
         x_grad, *extra_grads = torch.autograd.grad(inputs, (x, *extra), input_grad.to(inputs.dtype))
-        return (x_grad, None, None, weight_grad, bias_grad, *extra_grads)
+        return x_grad, None, None, weight_grad, bias_grad, *extra_grads

@@ -58,7 +58,8 @@ class CompiledStepFactory:
         rows per image. steps: the maximum number of tokens to append to each row.
         """
         images, heads, prompt, d = past[0][0].shape
-        image_key, capacity = image_kv[0][0], prompt + steps * rows
+        image_key = image_kv[0][0]
+        capacity = prompt + steps * rows
         layout = (
             heads,
             capacity,
@@ -69,24 +70,30 @@ class CompiledStepFactory:
             image_key.device,
         )
         if self.cache is None or layout != self._layout or len(self.cache.tokens) < images:
-            new_zeros = image_key.new_zeros
             self.cache, self._layout = None, layout  # free the old cache before the new one is made
             self.cache = StaticCache(
-                new_zeros(images, rows, dtype=torch.int64),
-                new_zeros((), dtype=torch.int64),
-                new_zeros(rows, dtype=torch.int64),
-                new_zeros(images, rows, capacity, dtype=torch.bool),
-                [tuple(x.new_zeros(images, heads, capacity, d) for x in pair) for pair in past],
-                [tuple(torch.zeros_like(x) for x in pair) for pair in image_kv],
+                tokens=_static_zeros(image_key, images, rows, dtype=torch.int64),
+                position=_static_zeros(image_key, dtype=torch.int64),
+                slots=_static_zeros(image_key, rows, dtype=torch.int64),
+                mask=_static_zeros(image_key, images, rows, capacity, dtype=torch.bool),
+                past=[
+                    tuple(_static_zeros(x, images, heads, capacity, d) for x in pair)
+                    for pair in past
+                ],
+                image_kv=[tuple(_static_zeros(x, *x.shape) for x in pair) for pair in image_kv],
             )
-            # The first four fields are tensors. The last two have a pair of tensors for each layer.
-            pair_tensors = [x for pair in (*self.cache.past, *self.cache.image_kv) for x in pair]
-            for tensor in (*self.cache[:4], *pair_tensors):
-                # A static address lets the CUDA graph read the tensor without a copy. With
-                # guard=False, a new cache at another address makes torch record the graph again,
-                # but not compile it again.
-                torch._dynamo.mark_static_address(tensor, guard=False)
         return self.cache
+
+
+def _static_zeros(like: Tensor, *shape: int, dtype=None) -> Tensor:
+    """Return zeros on the device of `like`, by default with its dtype.
+
+    A static address lets the CUDA graph read the tensor without a copy. With guard=False, a new
+    cache at another address makes torch record the graph again, but not compile it again.
+    """
+    zeros = like.new_zeros(shape, dtype=dtype)
+    torch._dynamo.mark_static_address(zeros, guard=False)
+    return zeros
 
 
 class CompiledStep(CachedStep):
@@ -130,7 +137,8 @@ class CompiledStep(CachedStep):
         cache.position.fill_(self.length)
         cache.slots.copy_(torch.arange(self.used_slots, self.used_slots + rows))
         self.active = torch.arange(images, device=cache.tokens.device)
-        self.past, self.image_kv = [], []
+        self.past = []
+        self.image_kv = []
 
     def _append(self, tokens: Tensor) -> Tensor:
         """Append one token to each row: (b, k, 1) -> hidden states (b * k, H)."""

@@ -47,7 +47,8 @@ def build_unpadding(attention_mask: Tensor) -> Optional[Unpadding]:
     - without gradients, so that forward hooks see whole rows;
     - in a compiled model, because T depends on the data.
     """
-    device, is_compiling = attention_mask.device.type, torch.compiler.is_compiling()
+    device = attention_mask.device.type
+    is_compiling = torch.compiler.is_compiling()
     if device != "cpu" or is_compiling or not torch.is_grad_enabled() or attention_mask.all():
         return None
     return Unpadding(attention_mask)

@@ -19,6 +19,7 @@ from BLIP.weights.download import fetch
 from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
 from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
 
+StateDict = dict[str, Tensor]
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
 
@@ -27,11 +28,10 @@ PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
 NULL_IMAGE = "null_image"
 # The first parts of keys that are ignored if the model lacks them. The files that BLIP released
 # also have text encoders, heads, momentum copies and queues.
-FURTHER_TOWERS = {
-    *("text_encoder", "text_decoder", "vision_proj", "text_proj", "itm_head", "temp"),
-    *("visual_encoder_m", "text_encoder_m", "text_decoder_m", "vision_proj_m", "text_proj_m"),
-    *("image_queue", "text_queue", "queue_ptr", "ptr_queue", "idx_queue"),
-}
+FURTHER_TOWERS = """
+    text_encoder text_decoder vision_proj text_proj itm_head temp visual_encoder_m text_encoder_m
+    text_decoder_m vision_proj_m text_proj_m image_queue text_queue queue_ptr ptr_queue idx_queue
+"""
 
 # Keys that a file may lack. Each maps to the key whose value is used instead; None keeps the
 # model's value, which is a constant.
@@ -42,11 +42,9 @@ OPTIONAL_KEYS = {
     "text_decoder.bert.embeddings.position_ids": None,
 }
 
-
 # The two layers that share a weight. LoRA does not adapt them: the loss reads the shared weight
 # directly, so that an adapter of these layers would have no effect.
 TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.word_embeddings")
-
 
 # Further arguments of `BlipCaptioner` that `settings_in` takes from a checkpoint's configuration.
 OTHER_SETTINGS = ("prompt", "first_token_shift")
@@ -72,12 +70,11 @@ class LoadReport(NamedTuple):
     reshaped: list[str]
 
     def __str__(self) -> str:
-        groups = [
-            f"{name}: {len(keys)} ({_shorten(keys)})"
-            for name, keys in self._asdict().items()
-            if keys
-        ]
-        return "; ".join(groups) or "every key matched"
+        groups = []
+        for name, keys in self._asdict().items():
+            if keys:
+                groups.append(f"{name}: {len(keys)} ({_shorten(keys)})")
+        return "; ".join(groups) if groups else "every key matched"
 
 
 def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = False) -> dict:
@@ -96,10 +93,10 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     path = fetch(source)
     sharded = is_sharded(path)
     if not (path.is_file() or sharded):
-        problem = "is a folder, not a checkpoint: give a file in it"
-        raise CheckpointError(
-            f"checkpoint {source} {problem if path.is_dir() else 'does not exist'}"
-        )
+        problem = "does not exist"
+        if path.is_dir():
+            problem = "is a folder, not a checkpoint: give a file in it"
+        raise CheckpointError(f"checkpoint {source} {problem}")
     try:
         if path.suffix == ".safetensors":
             content = load_file(path)
@@ -130,9 +127,7 @@ def run_config(content: Mapping[str, Any]) -> dict[str, Any]:
     return config if isinstance(config, dict) else {}
 
 
-def settings_in(
-    content: Mapping[str, Any], state: Mapping[str, Tensor], name: str, **overrides: Any
-) -> dict:
+def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overrides: Any) -> dict:
     """Return the arguments `tokenizer`, `vit`, `image_size` and `med_config` of `BlipCaptioner`.
 
     The values come from the configuration in the checkpoint. A configuration may also give `prompt`
@@ -147,15 +142,18 @@ def settings_in(
         raise CheckpointError(f"{name} has no image encoder of BLIP")
     if CONFIG in content and not {"image_size", "lora"} <= config.keys():
         raise CheckpointError(f"{name} has an adapter, but not its run's configuration")
-    width, patches = state[PATCH_WEIGHT].size(0), state[POSITION_EMBEDDING].size(1) - 1
+    width = len(state[PATCH_WEIGHT])
+    patches = state[POSITION_EMBEDDING].size(1) - 1
     settings = {
         "tokenizer": "bert-base-uncased",
         "vit": "large" if width == 1024 else "base",
         "image_size": state[PATCH_WEIGHT].size(2) * round(patches**0.5),
         "med_config": {},
     }
-    for values in ({key: config.get(key) for key in (*settings, *OTHER_SETTINGS)}, overrides):
-        settings.update({key: value for key, value in values.items() if value is not None})
+    for key in (*settings, *OTHER_SETTINGS):
+        if config.get(key) is not None:
+            settings[key] = config[key]
+    settings.update({key: value for key, value in overrides.items() if value is not None})
     return settings
 
 
@@ -175,7 +173,7 @@ def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
 
 def base_weights(
     content: Mapping[str, Any], name: str, trust_checkpoint: bool
-) -> tuple[dict[str, Tensor], str]:
+) -> tuple[StateDict, str]:
     """Return the base weights of an adapter, and the name of the file that contains them.
 
     For a checkpoint without an adapter, return the checkpoint's own weights and name. content: the
@@ -191,7 +189,7 @@ def base_weights(
 
 
 def load_weights(
-    model: nn.Module, state: dict[str, Tensor], name: str, new_null: bool = False
+    model: nn.Module, state: StateDict, name: str, new_null: bool = False
 ) -> LoadReport:
     """Copy a state dict into a model.
 
@@ -201,25 +199,14 @@ def load_weights(
     image, which then keeps its value. Raises CheckpointError, and leaves the model unchanged, if a
     value is not finite, a shape differs, or a key is missing or unexpected.
     """
-    model_state, state = model.state_dict(), dict(state)
-    missing, reshaped = [], []
-    for key, source in OPTIONAL_KEYS.items():
-        if key in model_state and key not in state and (source is None or source in state):
-            missing.append(key)
-            state[key] = model_state[key] if source is None else state[source]
-    for key in model_state.keys() - state.keys():
-        if _tower(key) == NULL_IMAGE:
-            if not new_null:
-                raise CheckpointError(
-                    f"{name} has no {key}, which null_image needs; set null_image to its value in "
-                    "training"
-                )
-            missing.append(key)
-            state[key] = model_state[key]
-    ignored = FURTHER_TOWERS - {_tower(key) for key in model_state} | {NULL_IMAGE}
+    model_state = model.state_dict()
+    state = dict(state)
+    missing = _add_missing(state, model_state, name, new_null)
+    ignored = {*FURTHER_TOWERS.split()} - {_tower(key) for key in model_state} | {NULL_IMAGE}
     unexpected = [key for key in state if key not in model_state and _tower(key) in ignored]
     for key in unexpected:
         del state[key]
+    reshaped = []
     for key, resize in RESIZED.items():
         if key in model_state and key in state and state[key].shape != model_state[key].shape:
             reshaped.append(key)
@@ -233,17 +220,41 @@ def load_weights(
     return LoadReport(missing, unexpected, reshaped)
 
 
-def _tower(key: str) -> str:  # the first part of a key, such as "visual_encoder"
+def _add_missing(state: StateDict, model_state: StateDict, name: str, new_null: bool) -> list[str]:
+    """Add keys of the model that a file may lack to `state`, and return these keys.
+
+    Raises CheckpointError if the null image is missing, unless `new_null`.
+    """
+    missing = []
+    for key, source in OPTIONAL_KEYS.items():
+        if key in model_state and key not in state and (source is None or source in state):
+            missing.append(key)
+            state[key] = model_state[key] if source is None else state[source]
+    for key in model_state.keys() - state.keys():
+        if _tower(key) == NULL_IMAGE:
+            if not new_null:
+                raise CheckpointError(
+                    f"{name} has no {key}, which null_image needs; set null_image to its value in "
+                    "training"
+                )
+            missing.append(key)
+            state[key] = model_state[key]
+    return missing
+
+
+def _tower(key: str) -> str:
+    """Return the first part of a key, such as "visual_encoder"."""
     return key.partition(".")[0]
 
 
-def check_fits(target: Mapping[str, Tensor], state: Mapping[str, Tensor], name: str) -> None:
+def check_fits(target: StateDict, state: StateDict, name: str) -> None:
     """Raise CheckpointError if two state dicts differ in their keys or shapes.
 
     target: the model's state dict. state: the state dict of a file. name: the file, for the
     message.
     """
-    missing, unexpected = sorted(target.keys() - state.keys()), sorted(state.keys() - target.keys())
+    missing = sorted(target.keys() - state.keys())
+    unexpected = sorted(state.keys() - target.keys())
     if missing or unexpected:
         raise CheckpointError(
             f"{name} does not fit this model: {len(missing)} keys missing ({_shorten(missing)}), "
@@ -263,24 +274,29 @@ def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
     """Resize a position embedding (1, 1 + p*p, D) bicubically to (1, 1 + q*q, D).
 
     tokens: 1 + q*q, the new number of tokens. The embedding of the class token is unchanged. Raises
-    RuntimeError if the old grid is not a square.
+    ValueError if the old grid is not a square.
     """
     from timm.layers import resample_abs_pos_embed
 
+    patches = pos_embed.size(1) - 1
+    if math.isqrt(patches) ** 2 != patches:
+        raise ValueError(f"it is for {patches} patches, which form no square")
     return resample_abs_pos_embed(pos_embed, [math.isqrt(tokens - 1)] * 2, antialias=False)
+
+
+def _resize_image(image: Tensor, shape: torch.Size) -> Tensor:
+    return F.interpolate(image[None], shape[1:], mode="bicubic", antialias=True)[0]
 
 
 # Keys whose value is resized if its shape differs from the model's. Each maps to a function that
 # takes the value and the model's shape and returns the resized value.
 RESIZED = {
-    POSITION_EMBEDDING: lambda value, size: resize_position_embedding(value, size[1]),
-    f"{NULL_IMAGE}.image": lambda value, size: F.interpolate(
-        value[None], size[1:], mode="bicubic", antialias=True
-    )[0],
+    POSITION_EMBEDDING: lambda value, shape: resize_position_embedding(value, shape[1]),
+    f"{NULL_IMAGE}.image": _resize_image,
 }
 
 
-def check_finite(state: Mapping[str, Tensor], name: str) -> None:
+def check_finite(state: StateDict, name: str) -> None:
     """Raise CheckpointError if a value is NaN or infinite. name: the file, for the message."""
     for key, value in state.items():
         # If the sum is finite, all values are finite. The sum is much faster to compute.
@@ -294,10 +310,16 @@ def check_finite(state: Mapping[str, Tensor], name: str) -> None:
 def holds_tensors(state: dict) -> bool:
     """Return whether a dict has only strings as keys and only dense tensors with data as values."""
     return all(
-        isinstance(k, str) and isinstance(v, Tensor) and v.layout is torch.strided and not v.is_meta
-        for k, v in state.items()
+        isinstance(key, str)
+        and isinstance(value, Tensor)
+        and value.layout is torch.strided
+        and not value.is_meta
+        for key, value in state.items()
     )
 
 
 def _shorten(keys: list[str]) -> str:
-    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "") if keys else "none"
+    """Return the first keys as one line."""
+    if not keys:
+        return "none"
+    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")

@@ -110,7 +110,8 @@ def download(
     hexadecimal digits. largest: the size limit in bytes. Shows a progress bar. Raises
     DownloadError.
     """
-    destination, safe_url = Path(destination), without_secrets(url)
+    destination = Path(destination)
+    safe_url = without_secrets(url)
     part = destination.with_name(destination.name + ".part")
     _check_tls(url)
     try:
@@ -139,7 +140,8 @@ def _receive(url: str, part: Path, largest: int) -> None:
 
     Raises DownloadError if the body exceeds `largest` bytes, ends early or has an unknown length.
     """
-    safe_url, received = without_secrets(url), 0
+    safe_url = without_secrets(url)
+    received = 0
     opener = urllib.request.build_opener(_TlsRedirects)
     with opener.open(_request(url), timeout=TIMEOUT_S) as response:
         total = response.length

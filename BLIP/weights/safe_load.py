@@ -44,9 +44,10 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Fal
     verifying their checksums. Raises PickledError for a file that is damaged, and for a file that
     states more content than it has bytes.
     """
-    object_types, unclaimed = [], path.stat().st_size
+    object_types = []
+    unclaimed = path.stat().st_size
 
-    def keep_on_cpu(storage: torch.UntypedStorage, _: str) -> torch.UntypedStorage:
+    def keep_on_cpu(storage: torch.UntypedStorage, _):
         """Subtract the size of a storage from the bytes of the file. torch.load calls this.
 
         Raises PickledError if the file states more bytes than it has, because torch 2.8 would read

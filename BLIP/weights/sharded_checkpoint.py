@@ -18,20 +18,23 @@ from torch import Tensor
 
 from BLIP.weights.safe_load import PickledError, first_line, read_pickled
 
-REST, INDEX = "rest.pth", ".metadata"
-MODEL, OPTIMIZER = "model.", "optimizer."  # prefixes of tensor names
+REST = "rest.pth"
+INDEX = ".metadata"
+# Prefixes of tensor names.
+MODEL = "model."
+OPTIMIZER = "optimizer."
 # The classes and functions that torch's index refers to, by module. They run no code of the file.
 # Dtypes are allowed, too.
 ALLOWED_CLASSES = {
-    "torch": {"Size"},
-    "torch.serialization": {"_get_layout"},
-    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
-    "torch.distributed.checkpoint.metadata": {
-        *("Metadata", "MetadataIndex", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING"),
-        *("TensorStorageMetadata", "ChunkStorageMetadata"),
-    },
-    "pathlib": {"PosixPath"},
-    "pathlib._local": {"PosixPath"},
+    "torch": "Size",
+    "torch.serialization": "_get_layout",
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
+    "torch.distributed.checkpoint.metadata": """
+        Metadata MetadataIndex StorageMeta TensorProperties _MEM_FORMAT_ENCODING
+        TensorStorageMetadata ChunkStorageMetadata
+    """,
+    "pathlib": "PosixPath",
+    "pathlib._local": "PosixPath",
 }
 
 
@@ -47,19 +50,19 @@ def read_rest(path: Path) -> dict[str, Any]:
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return the model's whole state dict, on the CPU. Raises PickledError."""
-    tensor_sizes = {name: entry for name, entry in sizes(path).items() if name.startswith(MODEL)}
-    bytes_on_disk = sum(file.stat().st_size for file in path.iterdir())
-    if (
-        sum(math.prod(size) * dtype.itemsize for size, dtype in tensor_sizes.values())
-        > bytes_on_disk
-    ):
-        raise PickledError("is damaged: it states larger tensors than fit in its files")
-    state = {name: torch.empty(size, dtype=dtype) for name, (size, dtype) in tensor_sizes.items()}
-    fill(path, state, alone=True)
+    unclaimed = sum(file.stat().st_size for file in path.iterdir())
+    state = {}
+    for name, (size, dtype) in tensor_sizes(path).items():
+        if name.startswith(MODEL):
+            unclaimed -= math.prod(size) * dtype.itemsize
+            if unclaimed < 0:
+                raise PickledError("is damaged: it states larger tensors than fit in its files")
+            state[name] = torch.empty(size, dtype=dtype)
+    fill_tensors(path, state, alone=True)
     return {name[len(MODEL) :]: tensor for name, tensor in state.items()}
 
 
-def sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+def tensor_sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """Return the size and dtype of each tensor by name. Raises PickledError."""
     try:
         index = _reader(path).read_metadata().state_dict_metadata
@@ -73,7 +76,7 @@ def sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
         raise PickledError(f"is damaged: {first_line(error)}") from error
 
 
-def fill(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
+def fill_tensors(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
     """Copy the folder's values into tensors of the same sizes, which may be sharded in any way.
 
     tensors: the tensors to fill, by their names in the folder. alone: whether only this process
@@ -87,10 +90,10 @@ def fill(path: Path, tensors: Mapping[str, Tensor], alone: bool) -> None:
             warnings.simplefilter("ignore")  # torch warns that only one process reads
             dcp.load(dict(tensors), storage_reader=_reader(path), no_dist=alone)
     except (Exception, dcp.CheckpointException) as error:
-        raise PickledError(f"is damaged: {first_line(cause(error))}") from error
+        raise PickledError(f"is damaged: {first_line(first_failure(error))}") from error
 
 
-def cause(error: BaseException) -> BaseException:
+def first_failure(error: BaseException) -> BaseException:
     """Return the error of the first process that failed.
 
     torch collects the errors of all processes in one exception. Any other error is returned as it
@@ -110,7 +113,8 @@ def _reader(path: Path):
                 index = _Unpickler(file).load()
             # Refuse entries other than tensors, which torch would unpickle, and file names with a
             # folder, so that no file outside the checkpoint is read.
-            entries, shards = index.state_dict_metadata.values(), index.storage_data.values()
+            entries = index.state_dict_metadata.values()
+            shards = index.storage_data.values()
             only_tensors = all(isinstance(e, metadata.TensorStorageMetadata) for e in entries)
             if not only_tensors or any(
                 Path(p.relative_path).name != p.relative_path for p in shards
@@ -126,9 +130,7 @@ class _Unpickler(pickle.Unpickler):
     """An unpickler that raises PickledError for classes other than ALLOWED_CLASSES and dtypes."""
 
     def find_class(self, module: str, name: str) -> Any:
-        is_allowed = name in ALLOWED_CLASSES.get(module, ())
-        if is_allowed or (
-            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        ):
+        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if is_dtype or name in ALLOWED_CLASSES.get(module, "").split():
             return super().find_class(module, name)
         raise PickledError(f"has objects that could run code ({module}.{name})")

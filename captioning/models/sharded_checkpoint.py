@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from BLIP.weights.sharded_checkpoint import REST, cause
+from BLIP.weights.sharded_checkpoint import REST, first_failure
 from captioning.files.manifest import manifest_of, write_manifest_of_folder
 from captioning.files.writing import (
     SUFFIX,
@@ -53,7 +53,7 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
         shards = temporary.glob(f"__{distributed.rank()}_*")
         files = {part.name: manifest_of(part) for part in shards}
     except (Exception, dcp.CheckpointException) as error:
-        reason = cause(error)
+        reason = first_failure(error)
         problem = getattr(reason, "strerror", None) or one_line(reason)
     rank_results = distributed.gather_on_main((problem, files))
 

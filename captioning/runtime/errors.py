@@ -3,7 +3,8 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Optional
+
+from adapters.program import one_line as one_line
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -22,14 +23,6 @@ def value_errors_as_user_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def one_line(error: object, max_length: Optional[int] = 100) -> str:
-    """Return an error's text on one line, cut to `max_length` characters (None: not cut).
-
-    Returns the name of the error's type if the error has no text.
-    """
-    return " ".join(str(error).split())[:max_length] or type(error).__name__
 
 
 def visible(text: str) -> str:

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from BLIP.weights.sharded_checkpoint import MODEL, OPTIMIZER, fill, sizes
+from BLIP.weights.sharded_checkpoint import MODEL, OPTIMIZER, fill_tensors, tensor_sizes
 from captioning.config import Config
 from captioning.files.stores import is_store
 from captioning.models.build import captioner_from
@@ -181,7 +181,7 @@ def load_sharded(
     """
     tensors = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
     parameters = _parameters(optimizer)
-    saved, state = sizes(folder), {}
+    saved, state = tensor_sizes(folder), {}
     different = sorted(tensors.keys() ^ {name for name in saved if name.startswith(MODEL)})
     if different:
         first = different[0].removeprefix(MODEL)
@@ -191,7 +191,7 @@ def load_sharded(
             number, key = name[len(OPTIMIZER) :].split(".")
             like = parameters[int(number)] if size else torch.zeros((), dtype=dtype)
             state.setdefault(int(number), {})[key] = tensors[name] = torch.zeros_like(like)
-    fill(folder, tensors, alone=not dist.is_initialized())
+    fill_tensors(folder, tensors, alone=not dist.is_initialized())
     values = (t.to_local() if is_distributed(t) else t for t in tensors.values())
     if distributed.any_rank(not all(bool(t.isfinite().all()) for t in values)):
         raise ValueError("the checkpoint has nan or infinite values: use an earlier one")

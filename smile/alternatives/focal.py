@@ -19,7 +19,7 @@ class Focal(WeightedMle):
     title = "focal"
     gamma: float = 2.0
 
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         self.require(self.gamma >= 0, "gamma", "0 or more")
 
     def weight(self, log_p: Tensor) -> Tensor:

@@ -24,7 +24,7 @@ class Gem(LogitLoss):
     beta: float = 0.7
     h: str = "linear"
 
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         self.require(self.beta > 0, "beta", "above 0")
         self.require(self.h in KINDS, "h", f"one of {', '.join(KINDS)}")
 

@@ -8,42 +8,12 @@ loss from logits, `Objective` calls `caption_losses`. Truncation has neither met
 
 import math
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor
 
-from smile.labels import at_least_float32, earlier_tokens
-
-
-class PositionLogits(NamedTuple):
-    """The logits that a `LikelihoodLoss` reads at R positions.
-
-    total: (R,), the logsumexp of all logits. label: (R,), the label's logit. caption_logits:
-    (R, L), the logits of all labels of the caption, before and after the position, one column each.
-    is_earlier: (R, L), true in exactly one column of each distinct label that occurs before the
-    position. is_label: (R, L), true in all columns that equal the position's label. The last three
-    are None unless the loss `looks_back`.
-    """
-
-    total: Tensor
-    label: Tensor
-    caption_logits: Optional[Tensor] = None
-    is_earlier: Optional[Tensor] = None
-    is_label: Optional[Tensor] = None
-
-    @property
-    def log_p(self) -> Tensor:
-        """The label's log-probability (R,)."""
-        return self.label - self.total
-
-    @property
-    def earlier_probabilities(self) -> Tensor:
-        """The probabilities (R, L) of earlier tokens; 0 for other tokens."""
-        log_p = (self.caption_logits - self.total.unsqueeze(1)).masked_fill(
-            ~self.is_earlier, -math.inf
-        )
-        return log_p.exp()
+from smile.labels import at_least_float32
+from smile.position_logits import PositionLogits, earlier_tokens
 
 
 @dataclass(frozen=True)
@@ -61,24 +31,25 @@ class TokenLoss:
 
     def __post_init__(self):
         for field in fields(self):
-            name, field_type, value = field.name, type(field.default), getattr(self, field.name)
-            if field_type in (int, float):
-                is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-                is_number = is_number and math.isfinite(value) and value == field_type(value)
-                self.require(
-                    is_number, name, "a number" if field_type is float else "a whole number"
-                )
-                # YAML 1.2 reads 1e4 as a float, which becomes an int here if the field is an int.
-                object.__setattr__(self, name, field_type(value))
-        self.check()
+            number_type = type(field.default)
+            value = getattr(self, field.name)
+            if number_type not in (int, float):
+                continue
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            is_valid = is_number and math.isfinite(value) and value == number_type(value)
+            allowed = "a number" if number_type is float else "a whole number"
+            self.require(is_valid, field.name, allowed)
+            # YAML 1.2 reads 1e4 as a float, which becomes an int here if the field is an int.
+            object.__setattr__(self, field.name, number_type(value))
+        self.check_parameters()
 
     def require(self, condition: bool, name: str, allowed: str) -> None:
         """Raise ValueError unless `condition`. allowed: the allowed values, for the message."""
         if not condition:
             raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
-    def check(self) -> None:
-        """Check the ranges of parameters by calling `require`."""
+    def check_parameters(self) -> None:
+        """Check the ranges of the parameters by calling `require`."""
 
 
 class LikelihoodLoss(TokenLoss):
@@ -88,10 +59,6 @@ class LikelihoodLoss(TokenLoss):
         """Return the losses (R,)."""
         raise NotImplementedError
 
-    def losses_from_fields(self, *values: Optional[Tensor]) -> Tensor:
-        """Return the losses (R,). values: the fields of `PositionLogits`, in order."""
-        return self.losses(PositionLogits(*values))
-
     def caption_losses(self, logits: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
         """Return the losses (C, L) of logits (C, L, V) and labels (C, L), one caption per row.
 
@@ -99,12 +66,15 @@ class LikelihoodLoss(TokenLoss):
         """
         logits = at_least_float32(logits)
         label = labels.masked_fill(labels == ignore_index, 0).unsqueeze(2)
-        values = [logits.logsumexp(2).flatten(), logits.gather(2, label).flatten()]
+        caption_logits = earlier = None
         if self.looks_back:
-            types, *masks = earlier_tokens(labels, ignore_index)
-            columns = types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (C, L, L)
-            values += [x.flatten(0, 1) for x in (logits.gather(2, columns), *masks)]
-        return self.losses_from_fields(*values).view_as(labels)
+            earlier = earlier_tokens(labels, ignore_index)
+            columns = earlier.types.unsqueeze(1).expand(-1, labels.size(1), -1)  # (C, L, L)
+            caption_logits = logits.gather(2, columns).flatten(0, 1)
+        total = logits.logsumexp(2).flatten()
+        label_logit = logits.gather(2, label).flatten()
+        position_logits = PositionLogits(total, label_logit, caption_logits, earlier)
+        return self.losses(position_logits).view_as(labels)
 
 
 class WeightedMle(LikelihoodLoss):

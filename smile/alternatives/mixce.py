@@ -18,7 +18,7 @@ class MixCe(WeightedMle):
     title = "MixCE"
     eta: float = 0.5
 
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         self.require(0 <= self.eta <= 1, "eta", "from 0 to 1")
 
     def weight(self, log_p: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from smile.alternatives.interface import LikelihoodLoss, PositionLogits
+from smile.alternatives.interface import LikelihoodLoss
+from smile.position_logits import PositionLogits
 
 EPSILON = 1e-8  # added to p' before the logarithm
 
@@ -27,11 +28,12 @@ class ScaleGrad(LikelihoodLoss):
     looks_back = True
     gamma: float = 0.2
 
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         self.require(0 < self.gamma <= 1, "gamma", "above 0, at most 1")
 
     def losses(self, position_logits: PositionLogits) -> Tensor:
         total = self.gamma + (1 - self.gamma) * position_logits.earlier_probabilities.sum(1)
-        is_new = ~(position_logits.is_label & position_logits.is_earlier).any(1)
+        earlier = position_logits.earlier
+        is_new = ~(earlier.is_label & earlier.is_earlier).any(1)
         log_p = position_logits.log_p + math.log(self.gamma) * is_new.to(total.dtype) - total.log()
         return -(log_p.exp() + EPSILON).log()

@@ -21,7 +21,7 @@ class SelectiveEos(LogitLoss):
     title = "selective EOS"
     eos_token_id: Optional[int] = None
 
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         eos = self.eos_token_id
         is_valid = eos is None or (isinstance(eos, int) and not isinstance(eos, bool) and eos >= 0)
         self.require(is_valid, "eos_token_id", "an id, a whole number from 0")

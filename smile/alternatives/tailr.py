@@ -20,7 +20,7 @@ class TaiLr(WeightedMle):
     gamma: float = 0.5
     min_weight: float = 0.2
 
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         self.require(0 <= self.gamma <= 1, "gamma", "from 0 to 1")
         self.require(0 <= self.min_weight <= 1, "min_weight", "from 0 to 1")
 

@@ -27,7 +27,7 @@ class Truncation(TokenLoss):
     drop: float = 0.4
     window: int = 10_000
 
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         self.require(0 <= self.drop < 1, "drop", "from 0, below 1")
         self.require(1 <= self.window <= 10_000_000, "window", "from 1 to 10,000,000")
 
@@ -47,11 +47,12 @@ class Truncation(TokenLoss):
         no caption is dropped.
         """
         caption_index, caption_count = number_captions(labels, segments)
-        caption_index, losses = caption_index.flatten(), losses.detach()
+        caption_index = caption_index.flatten()
+        losses = losses.detach()
         token_weights = (labels != ignore_index) if weights is None else weights
         token_weights = token_weights.to(losses.dtype)
 
-        def sum_by_caption(values: Tensor) -> Tensor:
+        def sum_by_caption(values):
             return losses.new_zeros(caption_count).index_add(0, caption_index, values.flatten())
 
         caption_weights = sum_by_caption(token_weights)

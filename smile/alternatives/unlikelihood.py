@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from smile.alternatives.interface import LikelihoodLoss, PositionLogits
+from smile.alternatives.interface import LikelihoodLoss
+from smile.position_logits import PositionLogits
 
 MIN_COMPLEMENT = 1e-5  # the lower bound of 1 - p in the penalty
 
@@ -22,10 +23,10 @@ class Unlikelihood(LikelihoodLoss):
     looks_back = True
     alpha: float = 1.0
 
-    def check(self) -> None:
+    def check_parameters(self) -> None:
         self.require(self.alpha >= 0, "alpha", "0 or more")
 
     def losses(self, position_logits: PositionLogits) -> Tensor:
         penalties = -(1 - position_logits.earlier_probabilities).clamp(min=MIN_COMPLEMENT).log()
-        penalty = penalties.masked_fill(position_logits.is_label, 0).sum(1)
+        penalty = penalties.masked_fill(position_logits.earlier.is_label, 0).sum(1)
         return self.alpha * penalty - position_logits.log_p

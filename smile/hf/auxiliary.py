@@ -35,26 +35,30 @@ def auxiliary_losses(
     "loss" is ignored. Parts are detached scalars, not multiplied by their weights. Raises
     ValueError for a model that computes its router losses only with labels.
     """
-    losses: dict[str, tuple[float, Tensor]] = {}  # weight and value
+    parts = {}
+    weighted = []
+
+    def add(name, weight, value):
+        parts[name] = value.detach()
+        weighted.append(weight * value)
+
     for name, key in ROUTER_LOSSES.items():
         weight = value_of(model, key, value_of(model, "aux_loss_coef"))
         if weight is not None and output.get(name) is not None:
             # The value is the int 0 if the model has no routers.
-            losses[name] = weight, torch.as_tensor(output[name])
+            add(name, weight, torch.as_tensor(output[name]))
     has_router = any(output.get(name) is not None for name in ROUTER_LOGITS)
     has_loss = class_of(model).__name__ not in NO_ROUTER_LOSS
-    if has_router and not losses and has_loss and value_of(model, "router_aux_loss_coef"):
+    if has_router and not parts and has_loss and value_of(model, "router_aux_loss_coef"):
         raise ValueError(
             f"{type(model).__name__} computes its router losses only with labels; use_smile needs "
             "output_router_logits=False for it"
         )
     if z_weight := z_loss_weight(model):
-        losses["z_loss"] = z_weight, output["logits"].logsumexp(dim=-1).pow(2).mean()
+        add("z_loss", z_weight, output["logits"].logsumexp(-1).pow(2).mean())
     if output.get("loss") is not None and not needs_labels_for_mask(model):
-        losses["own_loss"] = 1.0, output["loss"]
-    if not losses:
+        add("own_loss", 1.0, output["loss"])
+    if not parts:
         return None, {}
-    parts = {name: value.detach() for name, (_, value) in losses.items()}
-    weighted = [weight * value for weight, value in losses.values()]
     device = weighted[0].device
     return torch.stack([loss.to(device).flatten()[0] for loss in weighted]).sum(), parts

@@ -17,10 +17,9 @@ def find_conflicts(trainer: Any) -> Iterator[str]:
     """Yield an error line for each setting of a trainer that conflicts with the objective."""
     args = trainer.args
     if args.label_smoothing_factor:
-        factor = args.label_smoothing_factor
         yield (
-            f"label_smoothing_factor is {factor}; leave it out, and give "
-            f"objective=Objective(..., label_smoothing={factor})"
+            f"label_smoothing_factor is {args.label_smoothing_factor}; leave it out, and give "
+            f"objective=Objective(..., label_smoothing={args.label_smoothing_factor})"
         )
     if getattr(trainer, "compute_loss_func", None) is not None:
         yield "compute_loss_func is another loss than the objective; leave it out"

@@ -1,6 +1,7 @@
 """Checks that a model of transformers generates text, and aligns its labels with its logits."""
 
 import inspect
+import itertools
 import re
 from collections.abc import Iterable
 from typing import Optional
@@ -12,15 +13,16 @@ from smile.hf.head_table import needs_labels_for_mask, value_of
 
 IGNORED = -100
 # Configuration keys of the tokens that stand for images, videos or sounds.
-MEDIA_TOKENS = tuple(
-    f"{medium}_token_{kind}" for medium in ("image", "video", "audio") for kind in ("id", "index")
-)
+MEDIA_TOKENS = """
+    image_token_id image_token_index video_token_id video_token_index audio_token_id
+    audio_token_index
+"""
 # Configuration keys of the special tokens, besides bos_token_id, with which the labels of an
 # encoder-decoder model can begin.
-OPENING_TOKENS = (
-    *("decoder_start_token_id", "forced_bos_token_id", "forced_decoder_ids"),
-    *("lang_to_id", "task_to_id", "no_timestamps_token_id", "text_decoder_lang_to_code_id"),
-)
+OPENING_TOKENS = """
+    decoder_start_token_id forced_bos_token_id forced_decoder_ids lang_to_id task_to_id
+    no_timestamps_token_id text_decoder_lang_to_code_id
+"""
 # The model types whose labels begin with a language's token.
 MULTILINGUAL = ("mbart", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2")
 
@@ -40,7 +42,8 @@ REFUSED = {
 def unwrap_generative(model: nn.Module) -> nn.Module:
     """Return the model without PEFT's wrapper. Raises ValueError unless it generates text."""
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    name, parameters = type(model).__name__, inspect.signature(type(model).forward).parameters
+    name = type(model).__name__
+    parameters = inspect.signature(type(model).forward).parameters
     for pattern, reason in REFUSED.items():
         if re.search(pattern, name):
             raise ValueError(f"{name} {reason}; give a model that generates text")
@@ -76,7 +79,7 @@ def is_encoder_decoder(model: nn.Module) -> bool:
 
 def is_media(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return bool (B, N): tokens that stand for an image, a video or a sound."""
-    return is_one_of(tokens, configured_ids(model, *MEDIA_TOKENS))
+    return is_one_of(tokens, configured_ids(model, MEDIA_TOKENS))
 
 
 def opening_tokens(model: nn.Module) -> set[int]:
@@ -84,7 +87,7 @@ def opening_tokens(model: nn.Module) -> set[int]:
 
     Raises ValueError if one of them is a language's token that only the tokenizer knows.
     """
-    opening = configured_ids(model, *OPENING_TOKENS)
+    opening = configured_ids(model, OPENING_TOKENS)
     is_multilingual = model.config.model_type in MULTILINGUAL
     if is_multilingual and opening <= configured_ids(model, "eos_token_id"):
         raise ValueError(
@@ -95,19 +98,26 @@ def opening_tokens(model: nn.Module) -> set[int]:
     return opening | configured_ids(model, "bos_token_id")
 
 
-def configured_ids(model: nn.Module, *names: str) -> set[int]:
-    """Return the token ids under these names in the model's, text and generation configurations."""
-    config, ids = model.config, set()
-    for source in (
-        config,
-        getattr(config, "text_config", 0),
-        getattr(model, "generation_config", 0),
-    ):
-        for value in (getattr(source, name, None) for name in names):
-            value = [*value.values()] if isinstance(value, dict) else value
-            for token in value if isinstance(value, (list, tuple)) else [value]:
-                # forced_decoder_ids has pairs of a position and a token.
-                ids.add(token[-1] if isinstance(token, (list, tuple)) else token)
+def configured_ids(model: nn.Module, names: str) -> set[int]:
+    """Return the token ids in the model's, text and generation configurations.
+
+    names: the keys of the ids, separated by spaces.
+    """
+    sources = (
+        model.config,
+        getattr(model.config, "text_config", None),
+        getattr(model, "generation_config", None),
+    )
+    ids = set()
+    for source, name in itertools.product(sources, names.split()):
+        values = getattr(source, name, None)
+        if isinstance(values, dict):
+            values = values.values()
+        elif not isinstance(values, (list, tuple)):
+            values = [values]
+        for token in values:
+            # forced_decoder_ids has pairs of a position and a token.
+            ids.add(token[-1] if isinstance(token, (list, tuple)) else token)
     return ids - {None}
 
 
@@ -182,7 +192,8 @@ def add_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
         inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
         return
-    start, pad = (value_of(model, name) for name in ("decoder_start_token_id", "pad_token_id"))
+    start = value_of(model, "decoder_start_token_id")
+    pad = value_of(model, "pad_token_id")
     if start is None or pad is None:
         raise ValueError(
             f"{type(model).__name__}: set decoder_start_token_id and pad_token_id of model.config"

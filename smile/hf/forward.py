@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from smile.hf.auxiliary import auxiliary_losses
 from smile.hf.families import IGNORED, add_decoder_inputs, add_labels, unwrap_generative
-from smile.hf.head import linear_head
+from smile.hf.head import LinearHead, linear_head
 from smile.hf.misuse_checks import (
     REMEDY,
     Call,
@@ -68,9 +68,11 @@ def use_smile(
     text could attend to another text of the row. In training it also raises ValueError if another
     loss is computed from the model; see `smile.hf.misuse_checks`.
     """
-    wrapped, model = model, unwrap_model(model)
+    wrapped = model
+    model = unwrap_model(model)
     undo(model)
-    objective, original_class = to_objective(objective), type(model)
+    objective = to_objective(objective)
+    original_class = type(model)
     watch_parts(model)
     arguments = list(inspect.signature(original_class.forward).parameters)[1:]
     model._smile = _Settings(objective, from_hidden, arguments)
@@ -103,10 +105,8 @@ def _add_objective(original_class: type, level: int) -> type:
         return _forward(self, settings, inner_forward, args, kwargs)
 
     # Trainer removes data set columns that are not in the signature, so that BATCH_KEYS are added.
-    signature, keyword_only = (
-        inspect.signature(original_class.forward),
-        inspect.Parameter.KEYWORD_ONLY,
-    )
+    signature = inspect.signature(original_class.forward)
+    keyword_only = inspect.Parameter.KEYWORD_ONLY
     added = {name: inspect.Parameter(name, keyword_only, default=None) for name in BATCH_KEYS}
     parameters = {**added, **signature.parameters}
     ordered = sorted(parameters.values(), key=lambda x: x.kind)  # **kwargs stay last
@@ -120,7 +120,8 @@ def _add_objective(original_class: type, level: int) -> type:
 
 def undo(model: nn.Module) -> nn.Module:
     """Undo `use_smile`, if it was called on the model. Returns the model."""
-    wrapped, model = model, unwrap_model(model)
+    wrapped = model
+    model = unwrap_model(model)
     # The class lacks this attribute if the model has no objective or FSDP has added a subclass.
     original_class = type(model).__dict__.get("_without_smile")
     if model.__dict__.pop("_smile", None) is not None:
@@ -149,65 +150,31 @@ def last_parts(model: nn.Module) -> dict[str, Tensor]:
 
 def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, kwargs: dict) -> Any:
     """Run `inner_forward`, the model's original forward; return its output with the new loss."""
-    positional = dict(zip(settings.arguments, args))
-    if repeated := positional.keys() & kwargs.keys():
-        raise TypeError(
-            f"forward() got multiple values for {', '.join(sorted(repeated))}; give one"
-        )
-    inputs = {**positional, **kwargs}
-    if inputs.get("fused_lm_head"):
-        raise ValueError(
-            f"{type(model).__name__}: SFTTrainer of TRL uses its own loss (fused_lm_head), {REMEDY}"
-        )
-    labels, shift_labels = inputs.pop("labels", None), inputs.pop("shift_labels", None)
-    segments, weights = inputs.pop("segments", None), inputs.pop("weights", None)
+    inputs = _named_inputs(model, settings.arguments, args, kwargs)
     keep_logits = inputs.pop("keep_logits", None)
     in_training = model.training and torch.is_grad_enabled()
-    if labels is None and shift_labels is None:
+    if inputs.get("labels") is None and inputs.get("shift_labels") is None:
         if in_training:
             raise ValueError(
                 f"{type(model).__name__} is trained without labels, and another loss is computed "
                 f"from its output (label smoothing, compute_loss_func), {REMEDY}"
             )
+        for name in ("labels", "shift_labels", *BATCH_KEYS):
+            inputs.pop(name, None)
         return Call(model).run(inner_forward, inputs)
-    from_hidden = settings.from_hidden and model.training
-    from_hidden = from_hidden if keep_logits is None else not keep_logits
-    head = linear_head(model) if from_hidden else None
-    if from_hidden and head is None and not torch.compiler.is_compiling():
-        # The head was changed after `use_smile`: by a hook, DoRA or ZeRO-3.
-        _warn_of_logits(model, settings)
     num_items_in_batch = inputs.pop("num_items_in_batch", None)
     # Only SFTTrainer before TRL 1.15 passes both of these arguments.
     from_sft_trainer = "use_cache" in kwargs and num_items_in_batch is not None
-    if head is not None and keep_logits is None and from_sft_trainer:
-        raise ValueError(
-            f"{type(model).__name__}: SFTTrainer of TRL reads logits, but from_hidden=True has "
-            "none; use class Mine(SmileLossMixin, SFTTrainer) of smile.hf, or from_hidden=False"
-        )
+    head = _choose_head(model, settings, keep_logits, from_sft_trainer)
     return_dict = inputs.pop("return_dict", None)
     inputs["return_dict"] = True
-    shifted, labels = shift_labels is not None, labels if shift_labels is None else shift_labels
-    objective = settings.objective
-    targets = Targets(model, objective, labels, shifted, segments, weights, {**inputs})
-    targets.check()
-    is_packed = targets.texts is not None and "kwargs" in settings.arguments
-    if is_packed or "use_cache" in settings.arguments:
-        inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
-    add_decoder_inputs(model, labels, inputs)
-    # Only a model that needs labels for its attention mask gets labels: every model that gets
-    # labels also computes its own loss.
-    add_labels(model, labels, inputs)
-    needs_separation = targets.texts is not None and objective.weights.keys() != {"mle"}
-    # The check reads values of tensors, which do not exist during compilation.
-    if needs_separation and not torch.compiler.is_compiling():
-        from smile.hf.packing_check import refuse_leaks
-
-        refuse_leaks(model, inputs, targets.texts)
+    targets = Targets(model, settings.objective, inputs).set_segments()
+    _add_inputs(model, settings, targets)
     if head is None:
-        output = Call(model).run(inner_forward, inputs)
-        result = objective(*targets.align(output_logits(model, output)))
+        output = Call(model).run(inner_forward, targets.inputs)
+        result = settings.objective(*targets.align(output_logits(model, output)))
     else:
-        output, result = _from_hidden(model, settings, inner_forward, inputs, targets, head)
+        output, result = _run_from_hidden(model, settings, inner_forward, targets, head)
     auxiliary_loss, auxiliary_parts = auxiliary_losses(model, output)
     loss = total_loss(result, num_items_in_batch, auxiliary_loss)
     settings.parts = {**result.parts, **auxiliary_parts}
@@ -221,6 +188,63 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
     return output if wants_dict else output.to_tuple()
 
 
+def _named_inputs(model, names: list[str], args: tuple, kwargs: dict) -> dict:
+    """Return the arguments of a forward by name. names: those of the positional ones, in order.
+
+    Raises ValueError if SFTTrainer of TRL will compute the loss itself.
+    """
+    positional = dict(zip(names, args))
+    if repeated := positional.keys() & kwargs.keys():
+        raise TypeError(
+            f"forward() got multiple values for {', '.join(sorted(repeated))}; give one"
+        )
+    inputs = {**positional, **kwargs}
+    if inputs.get("fused_lm_head"):
+        raise ValueError(
+            f"{type(model).__name__}: SFTTrainer of TRL uses its own loss (fused_lm_head), {REMEDY}"
+        )
+    return inputs
+
+
+def _choose_head(model, settings: _Settings, keep_logits, from_sft_trainer: bool):
+    """Return the `LinearHead` for the fused linear loss, or None for the loss from logits."""
+    from_hidden = settings.from_hidden and model.training
+    from_hidden = from_hidden if keep_logits is None else not keep_logits
+    head = linear_head(model) if from_hidden else None
+    if from_hidden and head is None and not torch.compiler.is_compiling():
+        # The head was changed after `use_smile`: by a hook, DoRA or ZeRO-3.
+        _warn_of_logits(model, settings)
+    if head is not None and keep_logits is None and from_sft_trainer:
+        raise ValueError(
+            f"{type(model).__name__}: SFTTrainer of TRL reads logits, but from_hidden=True has "
+            "none; use class Mine(SmileLossMixin, SFTTrainer) of smile.hf, or from_hidden=False"
+        )
+    return head
+
+
+def _add_inputs(model, settings: _Settings, targets: Targets) -> None:
+    """Add what the model needs to `targets.inputs`.
+
+    Raises ValueError if texts of a row see each other.
+    """
+    inputs = targets.inputs
+    labels = targets.original_labels
+    texts = targets.texts
+    is_packed = texts is not None and "kwargs" in settings.arguments
+    if is_packed or "use_cache" in settings.arguments:
+        inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
+    add_decoder_inputs(model, labels, inputs)
+    # Only a model that needs labels for its attention mask gets labels: every model that gets
+    # labels also computes its own loss.
+    add_labels(model, labels, inputs)
+    needs_separation = texts is not None and settings.objective.weights.keys() != {"mle"}
+    # The check reads values of tensors, which do not exist during compilation.
+    if needs_separation and not torch.compiler.is_compiling():
+        from smile.hf.packing_check import refuse_leaks
+
+        refuse_leaks(model, inputs, texts)
+
+
 def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
     """Warn, once per model, that `from_hidden` is not possible and all logits are computed."""
     if not settings.is_warned:
@@ -229,8 +253,8 @@ def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
     settings.is_warned = True
 
 
-def _from_hidden(
-    model, settings, inner_forward, inputs, targets, head
+def _run_from_hidden(
+    model, settings: _Settings, inner_forward: Callable, targets: Targets, head: LinearHead
 ) -> tuple[dict, ObjectiveOutput]:
     """Return the model's output with only the last position's logits, and the objective's result.
 
@@ -239,29 +263,34 @@ def _from_hidden(
     """
     results = []
 
-    def replace_input(states: Tensor) -> Tensor:
+    def replace_input(states):
         # accelerate moves the states to the head's device only in the head's forward, after this.
         states = states.to(head.module.weight.device)
-        results.append(head.compute_objective(settings.objective, *targets.align(states)))
+        results.append(head.compute_objective(settings.objective, targets.align(states)))
         return states[:, -1:].detach()
 
     watch(head.module)
     call = Call(model, head.module, replace_input)
-    output = call.run(inner_forward, inputs)
-    last_logits, name = output_logits(model, output).detach(), type(model).__name__
+    output = call.run(inner_forward, targets.inputs)
+    last_logits = output_logits(model, output).detach()
+    device = last_logits.device
     if not results:
         raise ValueError(
-            f"{name}: a forward that was set on the model does not call its language head; "
-            "use_smile needs from_hidden=False for it"
+            f"{type(model).__name__}: a forward that was set on the model does not call its "
+            "language head; use_smile needs from_hidden=False for it"
         )
     loss, parts, tokens = results[-1]
     # accelerate moves the output of a model on several devices to the input's device.
-    loss, tokens = loss.to(last_logits.device), tokens.to(last_logits.device)
-    parts = {key: part.to(last_logits.device) for key, part in parts.items()}
+    loss = loss.to(device)
+    tokens = tokens.to(device)
+    parts = {key: part.to(device) for key, part in parts.items()}
     if torch.compiler.is_compiling() or not settings.head_is_checked:
-        error = f"{name} changes the logits of its language head; use_smile needs from_hidden=False"
-        changed = head.changed_rows(last_logits, call.head_output.detach().to(last_logits.device))
-        loss = refuse(changed.unsqueeze(0), [f"{error} for it"], loss)
+        error = (
+            f"{type(model).__name__} changes the logits of its language head; use_smile needs "
+            "from_hidden=False for it"
+        )
+        changed = head.changed_rows(last_logits, call.head_output.detach().to(device))
+        loss = refuse(changed.unsqueeze(0), [error], loss)
         settings.head_is_checked = not torch.compiler.is_compiling()
     return output, ObjectiveOutput(loss, parts, tokens)
 

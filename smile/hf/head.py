@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from smile.head import Transform
 from smile.hf.head_table import head_row, needs_labels_for_mask, value_of, z_loss_weight
+from smile.hf.packed import AlignedTargets
 from smile.objective import Objective, ObjectiveOutput
 
 
@@ -40,29 +41,33 @@ class LinearHead(NamedTuple):
         expected = Transform.__call__(self.transform, expected)[0][..., : self.vocabulary]
         if expected.shape != model_logits.shape:
             return torch.ones(len(model_logits), dtype=torch.bool, device=model_logits.device)
+        rounding = 4 * max(torch.finfo(x.dtype).eps for x in (model_logits, head_logits))
         is_identity = self.transform == Transform() and self.bias is None
-        is_exact = is_identity and not torch.compiler.is_compiling()
-        rounding = (
-            0
-            if is_exact
-            else 4 * max(torch.finfo(x.dtype).eps for x in (model_logits, head_logits))
-        )
+        if is_identity and not torch.compiler.is_compiling():
+            rounding = 0
         same = torch.isclose(model_logits, expected, rtol=rounding, atol=rounding, equal_nan=True)
         return ~same.flatten(1).all(1)
 
-    def compute_objective(self, objective: Objective, hidden: Tensor, *targets) -> ObjectiveOutput:
-        """Compute the objective from the head's input (B, N, D).
-
-        targets: labels, segments and weights; see `Objective.from_hidden`.
-        """
-        weight, bias = self.module.weight, self.module.bias
+    def compute_objective(self, objective: Objective, targets: AlignedTargets) -> ObjectiveOutput:
+        """Compute the objective. The predictions of `targets` are the head's input (B, N, D)."""
+        weight = self.module.weight
+        bias = self.module.bias
         if self.bias is not None:
             extra_bias = self.bias.to(weight)
             bias = extra_bias if bias is None else bias + extra_bias
         if self.vocabulary is not None:
-            weight, bias = (x if x is None else x[: self.vocabulary] for x in (weight, bias))
-        scale, softcap = self.transform
-        return objective.from_hidden(hidden, weight, bias, *targets, scale=scale, softcap=softcap)
+            weight = weight[: self.vocabulary]
+            bias = None if bias is None else bias[: self.vocabulary]
+        return objective.from_hidden(
+            targets.predictions,
+            weight,
+            bias,
+            targets.labels,
+            targets.segments,
+            targets.weights,
+            scale=self.transform.scale,
+            softcap=self.transform.softcap,
+        )
 
 
 def linear_head(model: nn.Module) -> Optional[LinearHead]:
@@ -73,15 +78,21 @@ def linear_head(model: nn.Module) -> Optional[LinearHead]:
     partitioned by DeepSpeed ZeRO-3.
     """
     part, head = _output_layer(model)
-    row = None if part is None or head_row(model) is None else head_row(part)
+    if part is None or head_row(model) is None:
+        return None
+    row = head_row(part)
     if row is None or z_loss_weight(model) or needs_labels_for_mask(model):
         return None
     if not _is_linear(head) or hasattr(head.weight, "ds_id"):
         return None
     scale = value_of(part, row.scale, 1.0) / value_of(part, row.divisor, 1.0)
-    transform, bias = Transform(scale, value_of(part, row.softcap)), value_of(part, row.bias)
-    bias = None if bias is None else bias.flatten()
-    return LinearHead(head, transform, bias, value_of(part, row.vocabulary))
+    bias = value_of(part, row.bias)
+    return LinearHead(
+        module=head,
+        transform=Transform(scale, value_of(part, row.softcap)),
+        bias=None if bias is None else bias.flatten(),
+        vocabulary=value_of(part, row.vocabulary),
+    )
 
 
 def language_head(model: nn.Module) -> nn.Module:
@@ -122,8 +133,10 @@ def _is_linear(head: Optional[nn.Module]) -> bool:
         return False
     if torch.compiler.is_compiling():  # Dynamo cannot read hooks; use_smile has checked them before
         return True
-    hooks = (*head._forward_pre_hooks.values(), *head._forward_hooks.values())
-    modules = [getattr(getattr(x, "func", x), "__module__", None) or "" for x in hooks]
+    for hook in (*head._forward_pre_hooks.values(), *head._forward_hooks.values()):
+        function = getattr(hook, "func", hook)  # a functools.partial has the attribute func
+        module = getattr(function, "__module__", None) or ""
+        if not module.startswith(("torch.distributed", "smile.hf")):
+            return False
     moved_by_accelerate = type(getattr(head, "_hf_hook", None)).__name__ == "AlignDevicesHook"
-    all_known = all(x.startswith(("torch.distributed", "smile.hf")) for x in modules)
-    return all_known and ("forward" not in vars(head) or moved_by_accelerate)
+    return moved_by_accelerate or "forward" not in vars(head)

@@ -89,11 +89,11 @@ TABLE = {
     "ForCausalLM vocabulary=unpadded_vocab_size": "Inkling Inkling2",
     "ForConditionalGeneration vocabulary=unpadded_vocab_size": "Inkling Inkling2",
 }
-HEADS: dict[str, HeadRow] = {
-    f"{name}{end}": HeadRow(**dict(value.split("=") for value in values))
-    for (end, *values), names in ((key.split(), names) for key, names in TABLE.items())
-    for name in names.split()
-}
+HEADS: dict[str, HeadRow] = {}  # by class name
+for _key, _names in TABLE.items():
+    _ending, *_fields = _key.split()
+    _row = HeadRow(**dict(field.split("=") for field in _fields))
+    HEADS.update({f"{name}{_ending}": _row for name in _names.split()})
 # Classes that add a z-loss (the mean square of the logsumexp of logits) to their loss, each with
 # the configuration key of the z-loss's weight. Subclasses of these classes also have a z-loss.
 Z_LOSSES = {"BambaForCausalLM": "z_loss_coefficient"}
@@ -135,9 +135,10 @@ def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
     Returns `default` if there is no such value or `name` is None.
     """
     config = model.config
-    sources = (model, *(getattr(config, inner, None) for inner in ("text_config", "decoder")))
-    for source in (*sources, config) if name else ():
-        value = getattr(source, name, None)
+    text_config = getattr(config, "text_config", None)
+    decoder = getattr(config, "decoder", None)
+    for source in (model, text_config, decoder, config):
+        value = getattr(source, name, None) if name else None
         if value is not None:
             return value
     return default

@@ -20,14 +20,17 @@ def compute_loss_func(model: nn.Module, objective: Optional[Objective] = None) -
     returned function gets only the labels of a batch, so that packed rows need `use_smile` instead.
     The returned function raises ValueError if the labels show that rows are packed.
     """
-    model, objective = unwrap_model(model), to_objective(objective)
+    model = unwrap_model(model)
+    objective = to_objective(objective)
     if needs_labels_for_mask(model):
-        reason = "before transformers 5.0 masks text by its labels; call use_smile for it"
-        raise ValueError(f"{type(model).__name__} {reason}")
+        raise ValueError(
+            f"{type(model).__name__} before transformers 5.0 masks text by its labels; call "
+            "use_smile for it"
+        )
 
     def compute_loss(outputs, labels: Tensor, num_items_in_batch=None) -> Tensor:
         logits = outputs["logits"] if isinstance(outputs, dict) else outputs[0]
-        targets = Targets(model, objective, labels).check()
+        targets = Targets(model, objective, {"labels": labels}).set_segments()
         fields = {**outputs, "loss": None} if isinstance(outputs, dict) else {}
         auxiliary_loss, _ = auxiliary_losses(model, fields)
         return total_loss(objective(*targets.align(logits)), num_items_in_batch, auxiliary_loss)

@@ -105,10 +105,9 @@ def unwatch(model: nn.Module) -> None:
     """Remove the hooks from all modules of the model."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
-            for key in [
-                key for key, hook in hooks.items() if hook in (_pre_forward_hook, _forward_hook)
-            ]:
-                del hooks[key]
+            for key, hook in [*hooks.items()]:
+                if hook in (_pre_forward_hook, _forward_hook):
+                    del hooks[key]
 
 
 def _decoder_of(model: nn.Module) -> Optional[nn.Module]:
@@ -145,19 +144,21 @@ def refuse_other_losses(model: nn.Module, fields: dict, loss: Tensor) -> dict:
     In a compiled program, logits and hidden states are detached instead, because a compiled
     backward pass runs for all outputs.
     """
-    is_compiling, name, loss_gradients = torch.compiler.is_compiling(), type(model).__name__, []
+    is_compiling = torch.compiler.is_compiling()
+    name = type(model).__name__
+    loss_gradients = []
 
-    def record_loss_gradient(gradient: Tensor) -> None:
+    def record_loss_gradient(gradient):
         loss_gradients.append(gradient)
         _BACKWARDS.append(torch._C._current_graph_task_id())
 
-    def check_loss_gradient(_: Tensor) -> None:
+    def check_loss_gradient(_):
         if not loss_gradients:
             raise ValueError(
                 f"{name}: another loss was computed from its logits or hidden states, {REMEDY}"
             )
 
-    def watch_state(state: Any) -> Any:
+    def watch_state(state):
         if isinstance(state, (tuple, list)):
             return type(state)([watch_state(item) for item in state])
         if not (isinstance(state, Tensor) and state.requires_grad):

@@ -23,10 +23,10 @@ MASKED = {
     *(f"{name}ForConditionalGeneration" for name in CONDITIONAL_GENERATION.split()),
 }
 # Classes whose name begins with one of these need transformers 5.0, other classes need 4.53.
-SINCE_5 = (
-    *("GPT2", "GraniteMoe", "JetMoe", "Nemotron", "Olmoe", "Phimoe", "Qwen2Moe", "Qwen2VL"),
-    *("Qwen2_5_VL", "StableLm"),
-)
+NEW_CLASSES = """
+    GPT2 GraniteMoe JetMoe Nemotron Olmoe Phimoe Qwen2Moe Qwen2VL Qwen2_5_VL StableLm
+"""
+SINCE_5 = tuple(NEW_CLASSES.split())
 # Classes with positions on three axes (time, height, width). To separate texts they need text
 # positions as a fourth axis: position_ids (4, B, N).
 THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")
@@ -50,7 +50,8 @@ def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
 
 def _separates_texts(model: nn.Module, inputs: dict, rows: int) -> bool:
     """Return whether attention is known to separate the texts of packed rows. rows: how many."""
-    model_class, positions = class_of(model), inputs.get("position_ids")
+    model_class = class_of(model)
+    positions = inputs.get("position_ids")
     name = model_class.__name__
     if name not in MASKED or not model_class.__module__.startswith("transformers."):
         return False

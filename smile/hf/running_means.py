@@ -29,8 +29,10 @@ class RunningMeans:
 
         All processes must call this method, because it communicates.
         """
-        sums, total = self.sums, self.total
-        self.__init__()
+        sums = self.sums
+        total = self.total
+        self.sums = {}
+        self.total = 0.0
         if not sums:
             return {}
         # Values of routers and of the head may be on different devices, so all are moved to one.

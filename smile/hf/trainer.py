@@ -53,8 +53,9 @@ class SmileLossMixin:
         ]
         for base in cls._loss_classes:
             if not reads_logits(base) and base.__name__ not in MODEL_LOSS_TRAINERS:
-                line = f"{base.__name__} has another loss; leave SmileLossMixin out"
-                raise ValueError(f"{cls.__name__}: {line}")
+                raise ValueError(
+                    f"{cls.__name__}: {base.__name__} has another loss; leave SmileLossMixin out"
+                )
 
     def __init__(
         self,
@@ -63,10 +64,13 @@ class SmileLossMixin:
         from_hidden: bool = True,
         **kwargs,
     ):
-        self.smile_objective, self._from_hidden = to_objective(objective), from_hidden
+        self.smile_objective = to_objective(objective)
+        self._from_hidden = from_hidden
         self._wants_logits = True
-        self._train_means, self._eval_means = RunningMeans(), RunningMeans()
-        self._accumulated_batches, self._trained_tokens = 1, 0
+        self._train_means = RunningMeans()
+        self._eval_means = RunningMeans()
+        self._accumulated_batches = 1
+        self._trained_tokens = 0
         arguments = inspect.signature(super().__init__).bind_partial(*args, **kwargs).arguments
         columns = _column_names(arguments.get("train_dataset"))
         self._batch_columns = [name for name in BATCH_KEYS if name in columns]
@@ -110,8 +114,10 @@ class SmileLossMixin:
         try:
             state = torch.load(self._state_path(checkpoint), map_location="cpu", weights_only=True)
         except FileNotFoundError as error:
-            message = f"truncation drops no captions until its window is full again: {error}"
-            warnings.warn(message, stacklevel=2)
+            warnings.warn(
+                f"truncation drops no captions until its window is full again: {error}",
+                stacklevel=2,
+            )
         else:
             self.smile_objective.restore(state)
 
@@ -140,7 +146,7 @@ class SmileLossMixin:
         labelled = all({"labels", "shift_labels"} & batch.keys() for batch in batches)
         if not (self.model_accepts_loss_kwargs and batches and labelled):
             return None
-        items = sum(count_labels(*self._scored_labels(batch), IGNORED) for batch in batches)
+        items = sum(map(self._count_scored, batches))
         if self._processes() > 1:
             items = self.accelerator.gather(items.to(self.args.device)).sum()
             items = _divide(items, self._size("tp") * self._size("cp") * self._size("sp"))
@@ -162,24 +168,20 @@ class SmileLossMixin:
         """
         return getattr(self, f"get_{kind}_size", lambda: 1)()
 
-    def _scored_labels(self, batch: Mapping[str, Tensor]):
-        """Return (labels, weights), (B, N) each. Labels that are not scored are IGNORED."""
-        shifted = batch.get("shift_labels") is not None
-        labels = batch["shift_labels" if shifted else "labels"]
-        inputs = {key: value for key, value in batch.items() if key not in BATCH_KEYS}
-        extra = (batch.get(name) for name in BATCH_KEYS)
-        targets = Targets(
-            self._objective_model, self.smile_objective, labels, shifted, *extra, inputs
-        )
-        _, labels, _, weights = targets.align(labels.unsqueeze(2))
-        return prepare_weights(labels, weights, IGNORED)
+    def _count_scored(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the number of scored labels of a batch, or the sum of their weights."""
+        targets = Targets(self._objective_model, self.smile_objective, batch)
+        aligned = targets.align(targets.original_labels.unsqueeze(2))
+        labels, weights = prepare_weights(aligned.labels, aligned.weights, IGNORED)
+        return count_labels(labels, weights, IGNORED)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the loss of the model's forward, scaled as transformers' trainer expects.
 
         Auxiliary losses are averaged over accumulated batches and processes.
         """
-        inputs, training = dict(inputs), self.model.training
+        inputs = dict(inputs)
+        training = self.model.training
         inputs.pop("_prediction_loss_only", None)  # TRL's own flag, which the model does not accept
         for name in self._batch_columns if training else ():
             if name not in inputs:
@@ -192,13 +194,13 @@ class SmileLossMixin:
         loss_class = self._loss_classes[0]
         wants_logits = (self._wants_logits and not training) or reads_logits(loss_class)
         inputs["keep_logits"] = wants_logits or not self._from_hidden
-        steps, items = self._accumulated_batches if training else 1, num_items_in_batch
-        if items is not None:
+        steps = self._accumulated_batches if training else 1
+        if num_items_in_batch is not None:
             # The count is passed in the batch, not as an argument of compute_loss, so that the
             # trainer does not scale the loss once more. The loss is divided by `steps` below, and
             # gradients are averaged over processes. So the accumulated gradient is that of the sum
             # over all tokens divided by `items`.
-            inputs["num_items_in_batch"] = _divide(items, steps * self._processes())
+            inputs["num_items_in_batch"] = _divide(num_items_in_batch, steps * self._processes())
         parts_before = last_parts(self._objective_model)
         loss, outputs = loss_class.compute_loss(self, model, inputs, return_outputs=True)
         parts = last_parts(self._objective_model)
@@ -208,20 +210,18 @@ class SmileLossMixin:
                 "because the model or its loss was changed later; create the trainer with this "
                 "model"
             )
-        if items is not None:
+        if num_items_in_batch is not None:
             loss = loss / steps
-        self._record_parts(inputs, steps, items)
+        self._record_parts(parts, inputs, steps, num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
-    def _record_parts(self, inputs, steps: int, items) -> None:
+    def _record_parts(self, parts: dict[str, Tensor], inputs, steps: int, items) -> None:
         """Add the parts of a batch's loss to the logged means, scaled like the logged loss."""
-        parts = last_parts(self._objective_model)
         values = {name: parts[name] for name in parts.keys() - self.smile_objective.weights.keys()}
         if len(self.smile_objective.weights) > 1:
             share = 1.0
             if items is not None:
-                tokens = count_labels(*self._scored_labels(inputs), IGNORED)
-                share = tokens * steps * self._processes() / items
+                share = self._count_scored(inputs) * steps * self._processes() / items
                 share = share.to(next(iter(parts.values())).device)  # the head's device
             values.update(
                 {f"loss_{name}": parts[name] * share for name in self.smile_objective.weights}
@@ -229,8 +229,7 @@ class SmileLossMixin:
         if self.model.training:
             self._train_means.add(values, 1 / steps)
         else:
-            labels = inputs.get("labels", inputs.get("shift_labels"))
-            self._eval_means.add(values, len(labels))
+            self._eval_means.add(values, len(inputs.get("labels", inputs.get("shift_labels"))))
         if hasattr(self, "_metrics"):
             self._count_tokens(inputs)
 

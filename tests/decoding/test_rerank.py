@@ -5,7 +5,7 @@ import torch
 
 from decoding import DecodingSettings, Generated, decode
 from decoding.rerank import Reranking, rerank
-from decoding.sampling import invert
+from decoding.sampling import draw_by_inverse
 from tests.decoding.test_sampling import END, PAD, markov
 
 
@@ -40,12 +40,12 @@ def test_samples_depend_on_their_own_seed():
 
 def test_inverted_probabilities_are_samples():
     p = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
-    uniform = torch.rand(20000, dtype=torch.float64)
-    found = torch.bincount(invert(p.expand(20000, -1), uniform), minlength=6)
+    found = draw_by_inverse(p.expand(20000, -1), torch.rand(20000).double()).bincount(minlength=6)
     torch.testing.assert_close(found / 20000, p, atol=0.015, rtol=0)
     assert not found[p == 0].any()
-    assert invert(p.expand(2, -1), torch.tensor([0.0, 1 - 2**-53]).double()).tolist() == [1, 4]
-    assert invert(torch.full((1, 6), torch.nan), torch.tensor([0.5]).double()) < 6
+    ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert draw_by_inverse(p.expand(2, -1), ends).tolist() == [1, 4]
+    assert draw_by_inverse(torch.full((1, 6), torch.nan), torch.tensor([0.5]).double()) < 6
 
 
 def test_settings_of_candidates():

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from decoding import DecodingSettings, decode
-from decoding.sampling import adjust, draw, warp
+from decoding.sampling import adjust_scores, draw_tokens, warp_scores
 
 END, PAD, VOCABULARY = 1, 0, 7
 
@@ -72,7 +72,7 @@ def test_warping_equals_that_of_transformers(settings):
         if name in settings:
             expected = getattr(library, f"{warper}LogitsWarper")(settings[name])(None, expected)
     chosen = DecodingSettings(sample=True, **{"top_k": 0, "top_p": 1.0, **settings})
-    torch.testing.assert_close(warp(scores, chosen).flatten(0, 1), expected)
+    torch.testing.assert_close(warp_scores(scores, chosen).flatten(0, 1), expected)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -82,8 +82,8 @@ def test_repeats_are_banned_as_in_transformers(size):
     chosen = DecodingSettings(no_repeat_ngram_size=size, min_length=0)
     for length in (1, 2, 3, 12):
         tokens, scores = torch.randint(4, (3, 5, length)), torch.randn(3, 5, 6)
-        expected = banned(tokens.flatten(0, 1), scores.flatten(0, 1).clone())
-        torch.testing.assert_close(adjust(scores, tokens, END, chosen).flatten(0, 1), expected)
+        found = adjust_scores(scores, tokens, END, chosen).flatten(0, 1)
+        torch.testing.assert_close(found, banned(tokens.flatten(0, 1), scores.flatten(0, 1)))
 
 
 def test_draws_are_those_of_torch_multinomial():
@@ -94,7 +94,7 @@ def test_draws_are_those_of_torch_multinomial():
         state = torch.get_rng_state()
         theirs, after = torch.multinomial(probabilities, 1)[:, 0], torch.rand(4)
         torch.set_rng_state(state)
-        assert torch.equal(draw(probabilities), theirs)
+        assert torch.equal(draw_tokens(probabilities), theirs)
         assert torch.equal(torch.rand(4), after)
 
 

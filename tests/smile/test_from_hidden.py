@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from smile import Objective, head
-from smile.captions import LONG_ROW, blocks
+from smile.captions import LONG_ROW, caption_blocks
 from tests.smile import head_in_processes, hidden_states
 from tests.smile.hidden_states import CAPPED, HOW, IGNORE, SPECS, compare, example, fused
 from tests.smile.largest_made import LargestMade
@@ -29,11 +29,11 @@ def test_behind_a_long_question_the_labels_alone_are_looked_at(spec):
     long[:, LONG_ROW : LONG_ROW + 7] = inputs[0].detach()
     labels = torch.full(long.shape[:2], IGNORE)
     labels[:, LONG_ROW : LONG_ROW + 7] = few
-    ((_, own),) = blocks(labels, None, IGNORE)
+    ((_, own),) = caption_blocks(labels, None, IGNORE)
     assert own.shape == (5, 7)
     inputs[0] = long.requires_grad_()
     compare(Objective(spec, 0.1, random_subset_size=4, pad_token_id=1), inputs, labels)
-    ((_, none),) = blocks(torch.full_like(labels, IGNORE), None, IGNORE)
+    ((_, none),) = caption_blocks(torch.full_like(labels, IGNORE), None, IGNORE)
     assert none.eq(IGNORE).all()
     compare(Objective(spec, 0.1), inputs, torch.full_like(labels, IGNORE))
 
