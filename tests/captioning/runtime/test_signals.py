@@ -52,7 +52,7 @@ def test_the_death_of_a_launcher_is_a_request_and_of_another_parent_is_none(
         monkeypatch.setenv(variable, str(os.getppid()))
     with signals.watch():
         assert signals.stop_requested() is None
-        monkeypatch.setattr(os, "getppid", lambda: 1)
+        monkeypatch.setattr(os, "getppid", lambda: -1)
         assert signals.stop_requested() == ("the launcher's death" if asked else None)
     if variable == signals.PARENT:  # it died before `watch`
         with signals.watch():
