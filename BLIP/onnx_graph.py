@@ -16,7 +16,7 @@ class ImageGraph(nn.Module):
     """Computes the keys and values of cross-attention of images (B, 3, S, S).
 
     The result is (2 * layers, B, heads, P, d): the keys of layer 0, the values of layer 0, the keys
-    of layer 1, and so on, with d = H / heads.
+    of layer 1, and so on. P: encoded positions. d: the width of an attention head.
     """
 
     def __init__(self, captioner: BlipCaptioner):
@@ -27,7 +27,7 @@ class ImageGraph(nn.Module):
     def forward(self, image: Tensor) -> Tensor:
         embeds = self.visual_encoder(image)
         pairs = [layer.crossattention.keys_values(embeds) for layer in self.layers]
-        return torch.stack([x for pair in pairs for x in pair])
+        return torch.stack([tensor for pair in pairs for tensor in pair])
 
 
 class StepGraph(nn.Module):
@@ -35,8 +35,8 @@ class StepGraph(nn.Module):
 
     The past, of length t, has the keys and values of earlier tokens, and the new past has length
     t + n. image_past has the keys and values of the image. Each is a list with a pair (keys,
-    values) for each layer. If the captioner has first_token_shift, the graph converts the first
-    token of a caption to its piece and back, so that callers only see words.
+    values) for each layer. If the captioner has first_token_shift, the graph converts between a
+    caption's first word and its piece, so that inputs and outputs are words.
     """
 
     def __init__(self, captioner: BlipCaptioner):
@@ -48,23 +48,23 @@ class StepGraph(nn.Module):
     def forward(
         self, tokens: Tensor, past: list[KeysValues], image_past: list[KeysValues]
     ) -> tuple[Tensor, list[KeysValues]]:
-        done, new = past[0][0].size(2), tokens.size(1)  # t, n
-        positions = torch.arange(done + new)
-        mask = positions <= positions[done:].unsqueeze(1)  # (n, t + n)
+        num_past = past[0][0].size(2)  # t
+        positions = torch.arange(num_past + tokens.size(1))
+        mask = positions <= positions[num_past:].unsqueeze(1)  # (n, t + n)
         if self.shift:
             shifted = self.shift.piece[tokens]
-            tokens = torch.where(positions[done:] == self.first_position, shifted, tokens)
-        hidden = self.decoder.bert["embeddings"](tokens, done)
-        pasts = []
+            tokens = torch.where(positions[num_past:] == self.first_position, shifted, tokens)
+        hidden = self.decoder.bert["embeddings"](tokens, num_past)
+        new_past = []
         for index, layer in enumerate(self.decoder.layers):
             added = layer.attention.keys_values(hidden)
-            pasts.append(tuple(torch.cat(pair, dim=2) for pair in zip(past[index], added)))
-            hidden = layer.attend(hidden, pasts[-1], image_past[index], mask)
+            new_past.append(tuple(torch.cat(pair, dim=2) for pair in zip(past[index], added)))
+            hidden = layer.attend(hidden, new_past[-1], image_past[index], mask)
         logits = self.decoder.cls["predictions"](hidden[:, -1:])[:, 0]
         if self.shift:
             next_is_first = positions[-1] + 1 == self.first_position
             logits = torch.where(next_is_first, self.shift.word_logits(logits), logits)
-        return logits, pasts
+        return logits, new_past
 
 
 def export_graph(
@@ -77,8 +77,8 @@ def export_graph(
     """Export a module as an ONNX file.
 
     path: the file to write. inputs: maps the name of each input to an example tensor and its
-    dynamic dimensions. outputs: the names of the outputs. past: like `inputs`, but the module gets
-    these tensors as one list, its last argument.
+    dynamic dimensions. outputs: the names of the outputs. past: like `inputs`. The module gets
+    these tensors as one list, after the inputs.
     """
     examples = [example for example, _ in inputs.values()]
     dynamic = [dimensions for _, dimensions in inputs.values()]
@@ -101,11 +101,11 @@ def export_graph(
 
 
 def to_int8(path: Path, target: Path) -> None:
-    """Quantise the weight matrices of a graph to 8 bits, and its activations dynamically.
+    """Quantise the weight matrices of a graph to 8 bits, and the activations when the graph runs.
 
     path: the ONNX file to read. target: the ONNX file to write. Each channel of a weight has a
-    separate scale. Weights use only 7 of the 8 bits, because onnxruntime adds two products in 16
-    bits on a CPU without VNNI, and the sum would saturate.
+    separate scale. Weights use only 7 of the 8 bits, because on CPUs without 8-bit dot
+    products (VNNI) onnxruntime adds two products in 16 bits, where the sum could saturate.
     """
     from onnxruntime.quantization import QuantType, quantize_dynamic
 

@@ -16,7 +16,7 @@ LIMITS = {"num_beams": 10, "max_length": 120, "num_candidates": 50, "guidance_sc
 # Fields that have an effect only with sampling or reranking.
 SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
 # Fields that have no effect with their default values. They are recorded only with other values.
-OPTIONAL = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
+OFF_BY_DEFAULT = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
 # Fields that have an effect only with reranking.
 RERANKING = {"rerank", "num_candidates", "rerank_weight", "details"}
 Length = Annotated[int, Field(ge=0, le=LIMITS["max_length"])]
@@ -72,7 +72,9 @@ class Options(BaseModel):
         if reranking and reranking.rerank_weight is None:
             unused.add("rerank_weight")
         disabled = {
-            name for name in OPTIONAL if getattr(self, name) == getattr(DecodingSettings, name)
+            name
+            for name in OFF_BY_DEFAULT
+            if getattr(self, name) == getattr(DecodingSettings, name)
         }
         return self.model_dump(exclude=unused | disabled)
 

@@ -1,7 +1,7 @@
-"""Captions images with an export for transformers.js: in Node, and in the page of docs/web.md.
+"""Captions images with an export for transformers.js, in Node and in the page of docs/web.md.
 
-Node and the page caption one image at a time. Both need Node 20 and web/node_modules (`npm ci
---prefix web`). The page is opened in Chromium, so it needs Chromium, too.
+Both caption one image at a time, and need Node 20 and web/node_modules (`npm ci --prefix web`). The
+page also needs Chromium.
 """
 
 import base64
@@ -19,23 +19,23 @@ from benchmarks import REPOSITORY
 from benchmarks.browser import Browser
 from captioning.runtime.errors import UserError
 
-NAME = "model"  # the model's name in the page
+MODEL_NAME = "model"  # the model's name in the page
 DTYPES = {"fp32": "32 bits", "fp16": "16 bits", "q8": "8 bits"}  # {precision of weights: text}
-SECONDS = 600.0  # how long an answer of the page may take, for example to load a model
-# This script adds the function `captionOf` to the page, and an input for files. The files of the
-# input are chosen by `PageCaptions`: first the pixels, float32 (N, 3, S, S), then the photos.
-CAPTION = f"""
+ANSWER_TIMEOUT_S = 600.0  # how long an answer of the page may take, for example to load a model
+# This script adds the function `captionOf` and a file input to the page. `PageCaptions` chooses the
+# files of the input: first the pixels, float32 (N, 3, S, S), then the photos.
+CAPTION_SCRIPT = f"""
 document.body.append(Object.assign(document.createElement("input"), {{
   type: "file", multiple: true, id: "inputs" }}));
 window.inputs = document.querySelector("#inputs");
 window.captioner = new Worker("worker.js", {{ type: "module" }});
-window.captionOf = (more) => new Promise((resolve, reject) => {{
+window.captionOf = (request) => new Promise((resolve, reject) => {{
   captioner.onerror = ({{ message }}) => reject(new Error(message));
   captioner.onmessage = ({{ data }}) => {{
     if (data.kind === "caption") resolve(data);
     if (data.kind === "failed") reject(new Error(data.text));
   }};
-  captioner.postMessage({{ id: 0, models: ["{NAME}"], device: "wasm", ...more }});
+  captioner.postMessage({{ id: 0, models: ["{MODEL_NAME}"], device: "wasm", ...request }});
 }});
 """
 
@@ -55,7 +55,7 @@ def find_programs() -> str:
 
 def build_page(export: Path, folder: Path) -> None:
     """Build the page in `folder`. export: the folder that `BLIP.export` has written."""
-    command = ["node", "web/build.mjs", folder, f"{NAME}={NAME}={export}"]
+    command = ["node", "web/build.mjs", folder, f"{MODEL_NAME}={MODEL_NAME}={export}"]
     subprocess.run(command, cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
 
 
@@ -87,12 +87,17 @@ class PageCaptions(ExitStack):
 
     page: the folder of the built page. profile: a folder for Chromium's files. pixels: a file of
     float32 (N, 3, S, S). photos: image files. threads: whether the server sends the headers that
-    allow the page to use threads. Raises RuntimeError with the page's own message if the page
-    fails.
+    allow the page to use threads. Raises RuntimeError if a script of the page fails, and UserError
+    if a program is missing.
     """
 
     def __init__(
-        self, page: Path, profile: Path, pixels: Path, photos: Sequence[Path] = (), threads=True
+        self,
+        page: Path,
+        profile: Path,
+        pixels: Path,
+        photos: Sequence[Path] = (),
+        threads: bool = True,
     ):
         chromium = find_programs()
         command = ["node", "web/serve.mjs", page, "0"]
@@ -103,16 +108,16 @@ class PageCaptions(ExitStack):
             server = subprocess.Popen(command, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True)
             stack.enter_context(server)
             stack.callback(server.kill)
-            self._browser = stack.enter_context(Browser(chromium, profile, SECONDS))
+            self._browser = stack.enter_context(Browser(chromium, profile, ANSWER_TIMEOUT_S))
             self._browser.open(server.stdout.readline().split()[-1])
             self._browser.wait("document.body && 'ready' in document.body.dataset")
-            self._browser.ask(CAPTION)
+            self._browser.ask(CAPTION_SCRIPT)
             self._browser.choose_files("#inputs", pixels, *photos)
             self.enter_context(stack.pop_all())
         if self._browser.ask("crossOriginIsolated") != threads:
             self.close()
             raise RuntimeError(
-                f"the page {'lacks' if threads else 'has'} threads, unlike its headers"
+                f"the page {'cannot' if threads else 'can'} use threads; its headers differ"
             )
 
     def tokens(
@@ -124,15 +129,15 @@ class PageCaptions(ExitStack):
     ) -> list[int]:
         """Return the tokens of the caption of an image.
 
-        settings, dtype: see `NodeCaptions`. image: the byte range of the image in the file
+        settings, dtype: see `NodeCaptions`. image: the range of the image's bytes in the file
         `pixels`; None to caption a photo instead. photo: the index of the photo in `photos`.
         """
-        settings = json.dumps(settings)
-        what = f"file: inputs.files[{photo + 1}]"
+        source = f"file: inputs.files[{photo + 1}]"  # file 0 has the pixels
         if image:
-            part = f"inputs.files[0].slice({image.start}, {image.stop})"
-            what = f"pixels: new Float32Array(await {part}.arrayBuffer())"
-        expression = f"captionOf({{ {what}, dtype: '{dtype}', settings: {settings} }})"
+            blob = f"inputs.files[0].slice({image.start}, {image.stop})"
+            source = f"pixels: new Float32Array(await {blob}.arrayBuffer())"
+        given = f"{{ {source}, dtype: '{dtype}', settings: {json.dumps(settings)} }}"
+        expression = f"captionOf({given})"
         return self._browser.ask(f"(async () => (await {expression}).tokens)()")
 
     def pixels(self, photo: int, side: int) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Implements the null image, which stands for "no image" in classifier-free guidance.
 
-In training it replaces random images. In guided decoding it is the image of the second stream; see
-`decoding.guided`.
+In training it replaces random images. In decoding, guidance compares the probabilities given an
+image with those given the null image; see `decoding.guided`.
 """
 
 from typing import Callable, Optional
@@ -24,11 +24,11 @@ class NullImage(nn.Module):
     def __init__(self, kind: str, width: int, image_size: int):
         super().__init__()
         self.kind = kind
-        # The initial values are zeros, so that torch's generator is not advanced. A training run or
-        # a checkpoint sets other values.
+        # The initial values are zeros, so that torch's generator is not advanced. Training, or
+        # loading a checkpoint, replaces them.
         if kind == "mean":
             self.register_buffer("image", torch.zeros(3, image_size, image_size))
-        if kind == "learnt":
+        elif kind == "learnt":
             self.vector = nn.Parameter(torch.zeros(width))
 
     def encode(
@@ -43,12 +43,13 @@ class NullImage(nn.Module):
         if self.kind == "mean":
             return encoder(self.image.where(dropped[:, None, None, None], image))
         encoded = encoder(image)
-        return self._vector(encoded).where(dropped[:, None, None], encoded)
+        return self._null_vector(encoded).where(dropped[:, None, None], encoded)
 
     def encode_like(self, encoder: Callable[[Tensor], Tensor], encoded: Tensor) -> Tensor:
         """Return the encoded null image, expanded to the shape of `encoded`, (B, P, width)."""
-        null = encoder(self.image[None]) if self.kind == "mean" else self._vector(encoded)
+        null = encoder(self.image[None]) if self.kind == "mean" else self._null_vector(encoded)
         return null.expand_as(encoded)
 
-    def _vector(self, encoded: Tensor) -> Tensor:
+    def _null_vector(self, encoded: Tensor) -> Tensor:
+        """Return the vector (width,), or a scalar zero."""
         return self.vector.to(encoded) if self.kind == "learnt" else encoded.new_zeros(())

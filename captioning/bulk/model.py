@@ -22,9 +22,10 @@ from captioning.runtime.errors import UserError, value_errors_as_user_errors
 from captioning.runtime.progress import log_line
 from decoding import DecodingSettings
 
-SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")  # have no effect on search
-# Settings whose default switches them off. Recorded only if they differ from the default.
-OPTIONAL = (
+# Settings without an effect on greedy and beam search.
+SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
+# Settings that are off by default. They are recorded only if they differ from the default.
+OFF_BY_DEFAULT = (
     "no_repeat_ngram_size",
     "num_beam_groups",
     "diversity_penalty",
@@ -74,10 +75,11 @@ class CheckpointModel:
                 raise UserError(f"--{unused[0]} needs {flag}")
         check_precision(run, device)
         with value_errors_as_user_errors():
-            settings = used = run.decoding_settings()
+            settings = run.decoding_settings()
             reranking = run.reranking()
             if reranking is None:
-                settings = used = dataclasses.replace(settings, num_return=num_return)
+                settings = dataclasses.replace(settings, num_return=num_return)
+                used = settings
             else:
                 reranking = dataclasses.replace(reranking, num_return=num_return)
                 used = reranking.settings(settings)
@@ -89,11 +91,12 @@ class CheckpointModel:
         self.generator = with_reranking(self.captioner, reranking, device)
         self.settings, self.device = settings, device
         self.batch_size = run.eval_batch_size or run.batch_size
-        self.generated_at_once = self.batch_size  # in images; halved when GPU memory runs out
+        self.generated_at_once = self.batch_size  # in images; lowered when GPU memory runs out
         self.num_workers = run.num_workers
-        made = self.preprocessing = preprocessing_of(run)
-        self.takes_prompt, self.join = made.takes_prompt, made.join
-        self.read = partial(_read, made.evaluation, made.takes_prompt)
+        self.preprocessing = preprocessing_of(run)
+        self.join = self.preprocessing.join
+        self.takes_prompt = self.preprocessing.takes_prompt
+        self.read = partial(_read, self.preprocessing.evaluation, self.takes_prompt)
         recorded = recorded_settings(used, run.seed)
         if reranking is not None:
             recorded.update(reranking.record())
@@ -111,23 +114,23 @@ class CheckpointModel:
 
         offset: the number of images of the shard before this batch. request: the call of bulk
         captioning. Sampled captions depend on the seed, the shard, the offset and the batch size.
-        If GPU memory runs out, the batch size is halved, so that sampled captions change.
+        If GPU memory runs out, fewer images are captioned at once, so that sampled captions change.
         """
-        entries, image = self._refuse_prompts(batch)
+        entries, images = self._mark_unusable_prompts(batch)
         prompts = [entry.get("prompt") for entry in entries if "error" not in entry]
-        generated = iter(self._captions(image, prompts, batch.shard, offset))
+        generated = iter(self._captions(images, prompts, batch.shard, offset))
         return [
             line_of(entry, [] if "error" in entry else next(generated), request, self.origin)
             for entry in entries
         ]
 
-    def _refuse_prompts(self, batch: Batch) -> tuple[list[Entry], Optional[Images]]:
-        """Return the entries and images of a batch, without images whose prompt cannot be used.
+    def _mark_unusable_prompts(self, batch: Batch) -> tuple[list[Entry], Optional[Images]]:
+        """Return all entries of a batch, and the images whose prompt can be used.
 
-        The entry of such an image stays and gets an "error", for example if its prompt leaves no
-        token for a caption.
+        The entry of another image gets an "error", for example if its prompt leaves no token for a
+        caption.
         """
-        entries, kept, read = [], [], 0
+        entries, kept, num_read = [], [], 0
         for entry in batch.entries:
             if "error" not in entry:
                 try:
@@ -136,62 +139,63 @@ class CheckpointModel:
                     if not self.takes_prompt:
                         room = self.config.max_length
                         prompt_ids(self.captioner, entry.get("prompt"), "max_length", room)
-                    kept.append(read)
+                    kept.append(num_read)
                 except UserError as error:
                     entry = {**entry, "error": f"{entry['image']}: {error}"}
-                read += 1
+                num_read += 1
             entries.append(entry)
-        image = batch.image
-        if len(kept) < read:
-            image = image[kept] if kept else None
-        return entries, image
+        images = batch.image
+        if len(kept) < num_read:
+            images = images[kept] if kept else None
+        return entries, images
 
     def _captions(
-        self, image: Optional[Images], prompts: list[Optional[str]], shard: int, offset: int
+        self, images: Optional[Images], prompts: list[Optional[str]], shard: int, offset: int
     ) -> list[Captions]:
         """Return the captions of each image with their scores, for `line_of`.
 
-        prompts: the own prompt of each image, or None. shard, offset: see `lines`.
+        prompts: each image's own prompt, or None. shard, offset: see `lines`.
         """
-        found = []
-        while image is not None and len(found) < len(image):
-            piece = image[len(found) : len(found) + self.generated_at_once]
-            torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + len(found)))
-            of_piece = None if self.takes_prompt else prompts[len(found) : len(found) + len(piece)]
-            generated = self._generate(piece, of_piece)
+        captions = []
+        while images is not None and len(captions) < len(images):
+            first = len(captions)
+            piece = images[first : first + self.generated_at_once]
+            torch.manual_seed(derived_seed("caption", self.config.seed, shard, offset + first))
+            piece_prompts = None if self.takes_prompt else prompts[first : first + len(piece)]
+            generated = self._generate(piece, piece_prompts)
             if generated is None:
-                self._halve(len(piece))
-                continue
-            found += generated
-        return found
+                self._lower_generated_at_once(len(piece))
+            else:
+                captions += generated
+        return captions
 
     def _generate(
-        self, image: Images, prompts: Optional[list[Optional[str]]]
+        self, images: Images, prompts: Optional[list[Optional[str]]]
     ) -> Optional[list[Captions]]:
         """Return the captions of each image; None if GPU memory runs out.
 
-        An exception would not do: its traceback would keep the failed attempt's tensors in memory.
+        It does not raise, because a traceback would keep the failed attempt's tensors in memory.
         """
         try:
             with self.precision.autocast():
-                image = image.to(self.device, non_blocking=True)
-                return caption_lists(self.generator, self.captioner, image, self.settings, prompts)
+                images = images.to(self.device, non_blocking=True)
+                return caption_lists(self.generator, self.captioner, images, self.settings, prompts)
         except torch.OutOfMemoryError:
             return None
 
-    def _halve(self, images: int) -> None:
-        """Halve `generated_at_once`. Raises UserError if a single image did not fit.
+    def _lower_generated_at_once(self, count: int) -> None:
+        """Set `generated_at_once` to half of the `count` images that did not fit.
 
-        images: the number of images that did not fit.
+        Raises UserError if a single image did not fit.
         """
-        if images == 1:
+        if count == 1:
             raise UserError(
                 "out of GPU memory with a single image; lower --num_beams or --max_length, or use "
                 "another device"
             )
-        self.generated_at_once = images // 2
+        self.generated_at_once = count // 2
         log_line(
-            f"out of GPU memory with {images} images at once; from now on {self.generated_at_once}"
+            f"out of GPU memory with {count} images at once; from now on {self.generated_at_once}"
         )
         torch.cuda.empty_cache()
 
@@ -238,14 +242,15 @@ def line_of(
 def recorded_settings(settings: DecodingSettings, seed: int) -> Settings:
     """Return {name: value} of the settings that have an effect, to record in output lines.
 
-    The names are those of the arguments of transformers' `generate`.
+    The names are those of transformers' `generate` where it has such an argument.
     """
     values = dataclasses.asdict(settings)
     sample = values.pop("sample")
     values.pop("seeds")
     values["num_return_sequences"] = values.pop("num_return")
-    unused = {name for name in OPTIONAL if values[name] == getattr(DecodingSettings, name)}
-    unused.update(("num_beams",) if sample else SAMPLING)
-    unused.update(() if settings.contrastive_alpha else CONTRASTIVE)
+    unused = {name for name in OFF_BY_DEFAULT if values[name] == getattr(DecodingSettings, name)}
+    unused.update(["num_beams"] if sample else SAMPLING)
+    if not settings.contrastive_alpha:
+        unused.update(CONTRASTIVE)
     used = {name: value for name, value in values.items() if name not in unused}
     return {"do_sample": True, "seed": seed, **used} if sample else used

@@ -73,7 +73,7 @@ def example_lines(comparison: Comparison) -> str:
 
 
 def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
-    """Return up to EXAMPLES ids at equal distances, so that captions do not affect the choice."""
+    """Return up to EXAMPLES ids at equal distances, whatever the captions are."""
     count = min(EXAMPLES, len(ids))
     return [ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)]
 
@@ -95,7 +95,7 @@ def _example_values(comparison: Comparison, image_id: ImageId) -> dict[str, Any]
 
 
 def _with_all_human_captions(comparison: Comparison) -> list[Row]:
-    """Return the rows. The row of humans has all their captions, by number, not one per image."""
+    """Return the rows. The captions of the human row are all references, with numbers as keys."""
     if not comparison.human:
         return comparison.runs
     captions = dict(enumerate(chain(*comparison.references.values())))
@@ -103,7 +103,7 @@ def _with_all_human_captions(comparison: Comparison) -> list[Row]:
 
 
 def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Return {line about metrics that could not be computed: labels of the runs it is about}."""
+    """Return {line about skipped metrics: labels of the runs that skipped them}."""
     found = {}
     for run in runs:
         for line in skipped_lines(run.skipped):

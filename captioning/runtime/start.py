@@ -9,14 +9,15 @@ import sys
 def tune_process() -> None:
     """Configure the garbage collector, the threads and the memory allocator for speed.
 
-    The user's environment variables take precedence. `exit_code` enables the collector again.
+    Environment variables of the user take precedence: OMP_WAIT_POLICY, GOMP_SPINCOUNT, MALLOC_*.
+    `captioning.runtime.program.exit_code` enables the collector again.
     """
-    # Imports create no garbage, but collections would take a fifth of the import time.
+    # Imports create hardly any garbage, but collections would take a fifth of the import time.
     gc.disable()
 
     # libgomp (OpenMP) reads this variable when torch is loaded. It sets how long idle threads spin
-    # before they sleep. By default they spin for milliseconds, so that captioning takes many times
-    # as long while other programs use the CPU. With a tenth of the value here, threads would sleep
+    # before they sleep. By default they spin for milliseconds: if other programs use the CPU too,
+    # captioning then takes many times longer. With a tenth of the value here, threads would sleep
     # within a step, and waking them could take a quarter of the step.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -25,7 +26,7 @@ def tune_process() -> None:
 
 
 def keep_memory() -> None:
-    """Let glibc keep freed memory for reuse, up to the thresholds below.
+    """Let glibc keep freed memory for reuse: blocks of up to 32 MiB, and 1 GiB in all.
 
     Otherwise each step returns the memory pages of its activations to the system, and the next step
     causes page faults to get pages again. This takes a tenth of a training step on a CPU, and a

@@ -6,7 +6,7 @@ import pytest
 import torch
 from PIL import Image
 
-from app.options import OPTIONAL, page_defaults, read_options
+from app.options import OFF_BY_DEFAULT, page_defaults, read_options
 from app.photos import Limits
 from app.service import CaptionService, caption_all
 from captioning.data import evaluation_transform
@@ -56,7 +56,7 @@ def test_a_caption_is_the_captioners_own(service, record_of, given):
     assert record["score"] == pytest.approx(expected.scores.item(), abs=1e-6)
     assert " ".join(entry["word"] for entry in record["words"]) == record["caption"]
     assert {"prompt": "a picture of ", **given}.items() <= record["settings"].items()
-    assert OPTIONAL & record["settings"].keys() == OPTIONAL & given.keys()
+    assert OFF_BY_DEFAULT & record["settings"].keys() == OFF_BY_DEFAULT & given.keys()
     assert ("num_beams" in record["settings"]) != ("seed" in record["settings"])
     assert ("own_score" in record) == ("guidance_scale" in given)
     if "own_score" in record:
