@@ -193,7 +193,7 @@ class Layer(nn.Module):
     ) -> Tensor:
         """Compute the keys and values of caption and image, then call `attend`.
 
-        This is one method, because FSDP gathers the layer's weights only in `forward`.
+        The caller does not compute them: FSDP gathers the layer's weights only in `forward`.
         """
         self_kv = self.attention.keys_values(hidden, unpadding)
         image_kv = None if image_embeds is None else self.crossattention.keys_values(image_embeds)
@@ -278,7 +278,7 @@ class Predictions(nn.Module):
 
 
 class TextDecoder(nn.Module):
-    """The caption decoder. Its forward returns the objective's loss, not logits."""
+    """The caption decoder. Its forward returns the objective's output, not logits."""
 
     def __init__(
         self, config: MedConfig, vocab_size: int, encoder_width: int, objective: Objective

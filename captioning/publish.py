@@ -85,7 +85,7 @@ def _model_problems(folder: Path) -> Iterator[str]:
             yield f"{path}: not a JSON object: {one_line(error)}"
             continue
         if base and "://" not in str(base) and not is_repository(str(base)):
-            yield f"{path}: base_model_name_or_path {base} is a path of this machine: correct it"
+            yield f"{path}: base_model_name_or_path {base} is not OWNER/NAME on the Hub: correct it"
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         yield f"{folder} has no .safetensors: export again"
@@ -123,6 +123,9 @@ def _data_problems(folder: Path) -> Iterator[str]:
     names = [str(row["file_name"]) for row in rows if row and "file_name" in row]
     if len(names) < len(rows):
         yield f"{folder / METADATA[0]}: {len(rows) - len(names)} lines have no file_name"
+    outside = [n for n in names if os.path.isabs(n) or os.path.normpath(n).startswith("..")]
+    if outside:
+        yield f"{folder}: {len(outside)} images are outside, the first is {outside[0]}"
     missing = [name for name in names if not (folder / name).is_file()]
     if missing:
         yield f"{folder}: {len(missing)} images are missing, the first is {missing[0]}"

@@ -43,7 +43,8 @@ class BulkCaptioning:
         self.name = request.location(request.out)
         self.tally = Tally()
         self.captioned = self.failed = self.filtered = 0
-        self.images, self.seconds = 0, 0.0  # images captioned in this call, and the time it took
+        self.processed = 0  # images that this call has captioned, or failed to caption
+        self.seconds = 0.0  # how long that took
 
     def run(self) -> None:
         """Caption all images. Raises UserError, and Stopped after a signal.
@@ -60,9 +61,10 @@ class BulkCaptioning:
             # With --existing overwrite, a second plan for tars would caption them all again.
             if not resumed or request.skips_existing or not request.in_tars:
                 # The next plan counts images of the unfinished plan again, as skipped or failed.
-                before, self.failed = self.captioned + self.filtered, 0
+                counted_before = self.captioned + self.filtered
+                self.failed = 0
                 self._plan(resumed)
-                self.tally.skipped -= before
+                self.tally.skipped -= counted_before
                 self._finish()
             self._end()
 
@@ -129,8 +131,8 @@ class BulkCaptioning:
     def _finish(self) -> None:
         """Caption the unfinished shards of the plan, then merge all shards.
 
-        A shard whose outputs were not written completely, or whose tar is missing, writes them
-        again.
+        The outputs of a captioned shard are written again if they are incomplete, or if its tar is
+        missing.
         """
         request, done, left = self.request, 0, []
         plan, folder = find_plan(request.parts), request.tars()
@@ -150,12 +152,12 @@ class BulkCaptioning:
         self._merge(plan)
 
     def _caption(self, plan: Plan, shards: list[int], done: int) -> None:
-        """Caption shards. done: images that earlier calls have captioned or failed to caption."""
+        """Caption shards. done: images that earlier calls have processed."""
         self.engine.start(self.request, len(shards))
         started = time.monotonic()
         with progress(plan.header["images"], "captions", initial=done) as bar:
             self.engine.caption(self.request, plan, shards, bar.update)
-        self.images += bar.n - done
+        self.processed += bar.n - done
         self.seconds += time.monotonic() - started
 
     def _merge(self, plan: Plan) -> None:
@@ -189,14 +191,14 @@ class BulkCaptioning:
     def _has_to_merge(self, plan: Plan) -> bool:
         """Return whether the output files have to be written.
 
-        They do if the plan has entries, with --verify, and if no earlier call has completed them.
+        True if the plan has entries, with --verify, or if no earlier call has completed them.
         """
         request = self.request
         return bool(plan.header["entries"] or request.verify or not request.marker.exists())
 
     def _end(self) -> None:
         request, tally = self.request, self.tally
-        rate = f" ({self.images / self.seconds:.1f} images per second)" if self.seconds else ""
+        rate = f" ({self.processed / self.seconds:.1f} images per second)" if self.seconds else ""
         failed = self.failed + tally.failed
         why = (
             f" ({request.location(request.failed)} says why; --retry-failed tries them again)"

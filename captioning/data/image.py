@@ -24,15 +24,14 @@ from captioning.runtime.errors import UserError, one_line, value_errors_as_user_
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
-# By default, Pillow refuses larger images. `open_image` checks this limit itself, because other
-# libraries may change the limit in Pillow. Pillow warns of images above half of the limit, which
-# are allowed here, so that the warning is ignored.
+# Pillow's default limit. `open_image` checks it too, because other libraries may change Pillow's.
+# Pillow warns of images above half of the limit. The warning is ignored.
 MAX_PIXELS = 178_956_970
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
-    """Open an image file and read only its header. `decode` reads the rest.
+    """Open an image file and read its header, and a JPEG's markers. `decode` reads the rest.
 
     data: the file's content; `path` is then used only in errors. The format is detected from the
     content, not from the name. Raises UserError, which names the file, for a format that is not in
@@ -164,11 +163,12 @@ class Preprocessing(NamedTuple):
     join: maps a list of outputs of `evaluation` or `training` to a batch. With another function
         than torch.stack, these outputs need not be tensors.
     is_deterministic: whether `training` is deterministic.
-    takes_prompt: whether `evaluation` and `training` take a prompt, or None, after the image.
+    takes_prompt: whether `evaluation` and `training` take a second argument, the image's prompt (a
+        str or None).
     """
 
-    evaluation: Callable[[Image.Image], Any]
-    training: Callable[[Image.Image], Any]
+    evaluation: Callable[..., Any]
+    training: Callable[..., Any]
     normalise: Callable[[Tensor], Tensor]
     join: Callable[[list], Any] = torch.stack
     is_deterministic: bool = False

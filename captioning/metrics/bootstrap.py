@@ -37,8 +37,8 @@ def ratio_estimate(
 ) -> Estimate:
     """Return sum(numerators) / sum(denominators) * scale; both (n,).
 
-    The value is nan if the sum of the denominators is 0. The interval leaves out resamples for
-    which this sum is 0.
+    A numerator has to be 0 where its denominator is 0. The value is nan if the sum of the
+    denominators is 0. The interval leaves out resamples for which this sum is 0.
     """
     columns = np.column_stack([numerators, denominators]).astype(float)  # (n, 2)
 

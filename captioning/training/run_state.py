@@ -56,11 +56,11 @@ class RunState:
 
     The content of a checkpoint has these keys:
 
-    - model: the captioner's state dict
-    - optimizer: the optimiser's state dict
+    - model: the captioner's state dict; {} in a sharded checkpoint, whose other files have it
+    - optimizer: the optimiser's state dict; in a sharded checkpoint only its "param_groups"
     - config: the configuration, as a dict
     - epoch: the epoch, from 0
-    - within: {"steps", "sums"} of `Progress`; missing at the end of an epoch
+    - within: {"steps", "sums"} of `Progress`; only in a checkpoint within an epoch
     - scaler: the state dict of the loss scale
     - batches: see `batch_sizes`
     - objective: the state of the objectives
@@ -100,8 +100,8 @@ class RunState:
     def save_epoch(self, folder: Path, epoch: int) -> None:
         """Write the checkpoint of a complete epoch.
 
-        With `keep_checkpoints: all`, a file with only the weights is written before the checkpoint,
-        so that even after a crash no epoch with a checkpoint lacks the file. All ranks call this.
+        With `keep_checkpoints: all`, a checkpoint without the optimiser is written first, so that
+        after a crash each epoch with a full checkpoint also has the other. All ranks call this.
         Raises UserError on all ranks.
         """
         weights = None

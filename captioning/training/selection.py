@@ -63,22 +63,25 @@ def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
     """Make the selected epoch's weights checkpoint_best.pth, and record the epoch.
 
     Only called on rank 0. select: "last" or metrics. epochs: the number of finished epochs. Selects
-    the epoch with the highest value; the latest of several such epochs, or the last epoch if none
-    has a value. If the weights of the selected epoch have been removed, checkpoint_best.pth does
-    not change. Returns a line for the log, or None if nothing changed. Raises UserError.
+    the epoch with the highest value: the latest of several such epochs, or the last epoch if none
+    has a value. If the weights of this epoch have been removed, the previous choice stays, or the
+    newest epoch is taken. Returns a line for the log if the choice changed or could not be made.
+    Raises UserError.
     """
     validations = read_validations(folder, epochs, None if select == LAST else select)
-    newest_epoch, previous, message = epochs - 1, best_epoch(folder), None
+    newest_epoch = epochs - 1
+    previous = best_epoch(folder)
+    message = None
     candidates = [v for v in validations if v.value is not None]
     best = max(candidates, key=lambda v: (v.value, v.epoch), default=None)
     selected = newest_epoch if best is None else best.epoch
     if selected not in (newest_epoch, previous) and not checkpoints.weights_of(folder, selected):
-        kept = newest_epoch if previous is None else previous
+        fallback = newest_epoch if previous is None else previous
         message = (
             f"epoch {selected + 1} is best by select: {select}, but its weights were not kept "
-            f"(keep_checkpoints); {checkpoints.BEST} has the weights of epoch {kept + 1}"
+            f"(keep_checkpoints); {checkpoints.BEST} has the weights of epoch {fallback + 1}"
         )
-        selected = kept
+        selected = fallback
     elif selected != previous:
         message = (
             f"{checkpoints.BEST} now has the weights of epoch {selected + 1}, by select: {select}"

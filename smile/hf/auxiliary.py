@@ -1,7 +1,7 @@
 """Computes the auxiliary losses that a transformers model adds to the cross-entropy of labels.
 
-Most of them are losses of routers in mixtures of experts. A model that is called without labels
-returns its router losses, but does not multiply them by their weights, which this module does.
+Most of them are losses of routers in mixtures of experts. Most models return their router losses
+when they are called without labels, but do not multiply them by their weights. This module does.
 """
 
 from collections.abc import Mapping
@@ -30,9 +30,9 @@ def auxiliary_losses(
 ) -> tuple[Optional[Tensor], dict[str, Tensor]]:
     """Return the sum of auxiliary losses (None if there are none), and its parts by name.
 
-    output: the output of the model, which was called without labels. Therefore its "loss", if any,
-    is an auxiliary loss. Only a model that `needs_labels_for_mask` was called with labels, and its
-    "loss" is ignored. Parts are detached scalars, not multiplied by their weights. Raises
+    output: the output of the model, which was called without labels, so that its "loss", if any, is
+    an auxiliary loss. A model that `needs_labels_for_mask` was called with labels, and its "loss"
+    is ignored. Parts are detached scalars, not multiplied by their weights. Raises
     ValueError for a model that computes its router losses only with labels.
     """
     parts = {}

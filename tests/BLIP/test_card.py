@@ -61,7 +61,7 @@ def test_each_problem_is_a_line(checkpoint, tmp_path, capsys):
     assert publish.main([str(folder)]) == 2
     out, error = capsys.readouterr()
     found = out.splitlines()
-    wanted = ("no licence", "path of this machine", "cannot be read", "extra.bin is pickled")
+    wanted = ("no licence", "not OWNER/NAME", "cannot be read", "extra.bin is pickled")
     assert len(found) == 4 and all(text in line for text, line in zip(wanted, found))
     assert error.count("\n") == 1 and "is not ready: the 4 lines above say why" in error
     (folder / "README.md").write_text("---\nlicense: [\n---\n")

@@ -55,7 +55,9 @@ def test_signs_of_xml_and_control_characters(tmp_path):
         with_description("a", "en", b"<x", "a.xmp")
 
 
-def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(run, call, photos, tmp_path):
+def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(
+    run, call, photos, tmp_path, capsys
+):
     table, metadata, kohya = (
         tmp_path / "data" / "train.parquet",
         photos / "metadata.jsonl",
@@ -88,8 +90,14 @@ def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(run, call
         loaded = loaded.cast_column("image", datasets.Image(decode=False))
         found = {row["image"]["path"]: row["text"] for row in loaded}
         assert found == {line["image"]: line["caption"] for line in lines}
-    next((photos / "within").glob("*.png")).unlink()
+    moved = next((photos / "within").glob("*.png")).rename(tmp_path / "moved.png")
+    with open(photos / "metadata.jsonl", "a") as file:
+        file.write(json.dumps({"file_name": str(moved), "text": "a photo"}) + "\n")
+    capsys.readouterr()
     assert publish.main([str(photos)]) == 2
+    outside, missing = capsys.readouterr().out.splitlines()
+    assert outside.endswith(f"1 images are outside, the first is {moved}")
+    assert "1 images are missing, the first is within" in missing
 
 
 def test_a_table_for_others_has_no_path_of_this_machine(run, photos, tmp_path, capsys, monkeypatch):
