@@ -94,7 +94,7 @@ def test_captions_and_probabilities_are_those_of_torch(page, photos, expected, c
             parts = [[names([i]), p] for i, p in zip(ids[-len(each) :], each)]
             assert shown == merged([part for part in parts if part[0]])
     assert len(seen) > 1
-    assert page.ask("document.querySelector('#photo').naturalWidth") == 70
+    page.wait("document.querySelector('#photo').naturalWidth == 70")
 
 
 def merged(parts):
