@@ -171,7 +171,7 @@ def test_camera(page, built):
     assert inner(page, "#take") == "Take a photo"
     start = json.loads((built / "models/one/generation_config.json").read_text())
     assert tokens(page)[:4] == start["decoder_start_token_id"][0]
-    assert page.ask("document.querySelector('#photo').naturalWidth > 100")
+    page.wait("document.querySelector('#photo').naturalWidth > 100")
 
 
 def test_a_second_visit_needs_no_host(opened, browser, built, photos, expected):
