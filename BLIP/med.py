@@ -54,10 +54,15 @@ class MedConfig(Sizes):
 
 # Keys of BERT's configuration that are ignored. The tokenizer determines vocab_size, the image
 # encoder determines encoder_width, and the other keys do not vary between captioning decoders.
-IGNORED_KEYS = """
-    architectures model_type type_vocab_size pad_token_id vocab_size encoder_width
-    add_cross_attention
-"""
+IGNORED_KEYS = {
+    "architectures",
+    "model_type",
+    "type_vocab_size",
+    "pad_token_id",
+    "vocab_size",
+    "encoder_width",
+    "add_cross_attention",
+}
 
 
 def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
@@ -75,8 +80,7 @@ def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
             raise ValueError(f"med_config: cannot read {source}: {error}") from error
     if not isinstance(values, Mapping):
         raise ValueError(f"med_config: {source} is not a JSON object")
-    ignored = IGNORED_KEYS.split()
-    sizes = {key: value for key, value in values.items() if key not in ignored}
+    sizes = {key: value for key, value in values.items() if key not in IGNORED_KEYS}
     return MedConfig.read("med_config", sizes)
 
 

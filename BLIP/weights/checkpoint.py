@@ -28,10 +28,24 @@ PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
 NULL_IMAGE = "null_image"
 # The first parts of keys that are ignored if the model lacks them. The files that BLIP released
 # also have text encoders, heads, momentum copies and queues.
-FURTHER_TOWERS = """
-    text_encoder text_decoder vision_proj text_proj itm_head temp visual_encoder_m text_encoder_m
-    text_decoder_m vision_proj_m text_proj_m image_queue text_queue queue_ptr ptr_queue idx_queue
-"""
+FURTHER_TOWERS = {
+    "text_encoder",
+    "text_decoder",
+    "vision_proj",
+    "text_proj",
+    "itm_head",
+    "temp",
+    "visual_encoder_m",
+    "text_encoder_m",
+    "text_decoder_m",
+    "vision_proj_m",
+    "text_proj_m",
+    "image_queue",
+    "text_queue",
+    "queue_ptr",
+    "ptr_queue",
+    "idx_queue",
+}
 
 # Keys that a file may lack. Each maps to the key whose value is used instead; None keeps the
 # model's value, which is a constant.
@@ -202,7 +216,7 @@ def load_weights(
     model_state = model.state_dict()
     state = dict(state)
     missing = _add_missing(state, model_state, name, new_null)
-    ignored = {*FURTHER_TOWERS.split()} - {_tower(key) for key in model_state} | {NULL_IMAGE}
+    ignored = FURTHER_TOWERS - {_tower(key) for key in model_state} | {NULL_IMAGE}
     unexpected = [key for key in state if key not in model_state and _tower(key) in ignored]
     for key in unexpected:
         del state[key]

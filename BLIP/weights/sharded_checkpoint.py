@@ -26,15 +26,20 @@ OPTIMIZER = "optimizer."
 # The classes and functions that torch's index refers to, by module. They run no code of the file.
 # Dtypes are allowed, too.
 ALLOWED_CLASSES = {
-    "torch": "Size",
-    "torch.serialization": "_get_layout",
-    "torch.distributed.checkpoint.filesystem": "_StorageInfo",
-    "torch.distributed.checkpoint.metadata": """
-        Metadata MetadataIndex StorageMeta TensorProperties _MEM_FORMAT_ENCODING
-        TensorStorageMetadata ChunkStorageMetadata
-    """,
-    "pathlib": "PosixPath",
-    "pathlib._local": "PosixPath",
+    "torch": {"Size"},
+    "torch.serialization": {"_get_layout"},
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata",
+        "MetadataIndex",
+        "StorageMeta",
+        "TensorProperties",
+        "_MEM_FORMAT_ENCODING",
+        "TensorStorageMetadata",
+        "ChunkStorageMetadata",
+    },
+    "pathlib": {"PosixPath"},
+    "pathlib._local": {"PosixPath"},
 }
 
 
@@ -131,6 +136,6 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        if is_dtype or name in ALLOWED_CLASSES.get(module, "").split():
+        if is_dtype or name in ALLOWED_CLASSES.get(module, ()):
             return super().find_class(module, name)
         raise PickledError(f"has objects that could run code ({module}.{name})")
