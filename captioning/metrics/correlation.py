@@ -104,6 +104,7 @@ def score_rated(
     captions = defaultdict(lambda: np.full(len(rated), np.nan))
     sets = defaultdict(lambda: np.full(len(systems), np.nan))
     for number, system in enumerate(systems):
+        is_own = np.array([row.system == system for row in rated])
         own = {key: row for key, row in rows.items() if row.system == system}
         texts = {key: row.caption for key, row in own.items()}
         found = score(texts, {key: row.references for key, row in own.items()}, evaluators)
@@ -114,7 +115,7 @@ def score_rated(
             columns[name] = [row.metrics[name] for row in own.values()]
         for name, column in columns.items():
             column = np.array(column, dtype=float)
-            captions[name][[row.system == system for row in rated]] = column
+            captions[name][is_own] = column
             sets[name][number] = np.nanmean(column)
         for name, estimate in found.metrics.items():
             sets[name][number] = estimate.value
