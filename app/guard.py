@@ -132,14 +132,15 @@ class Guard:
         from starlette.responses import JSONResponse
 
         app = self.app
-        status, error_line = self._refusal(scope, Headers(scope=scope))
-        if status:
+        refusal = self._refusal(scope, Headers(scope=scope))
+        if refusal:
+            status, error_line = refusal
             answer_headers = {"www-authenticate": CHALLENGE} if status == 401 else None
             app = JSONResponse({"error": error_line}, status, answer_headers)
         await app(scope, receive, send)
 
-    def _refusal(self, scope, headers) -> tuple[int, str]:
-        """Return the status and the error line for a refused request; (0, "") for others."""
+    def _refusal(self, scope, headers) -> Optional[tuple[int, str]]:
+        """Return the status and the error line for a request to refuse; None for others."""
         if not self.is_own_host(headers.get("host", "")):
             return 400, "the request's Host is not a name of this page; --host-name adds a name"
         if not is_from_this_page(scope, headers):
@@ -148,7 +149,7 @@ class Guard:
             return 401, "a token is required: send the header Authorization: Bearer TOKEN"
         if not is_allowed(scope["path"]):
             return 404, "there is no such path; the API for programs is /api/caption"
-        return 0, ""
+        return None
 
     def is_own_host(self, host: str) -> bool:
         """Whether a Host header has a name or IP address of this page. The port is ignored."""
