@@ -22,7 +22,7 @@ import os
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -31,7 +31,7 @@ from captioning.bulk import filtering, served, stored_output
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.filtering import FilteredModel
 from captioning.bulk.local_engine import LocalEngine
-from captioning.bulk.model import CheckpointModel
+from captioning.bulk.model import CaptionerLoader, CheckpointModel
 from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning
@@ -260,13 +260,6 @@ def choose_cluster(arguments: argparse.Namespace) -> Optional[Cluster]:
     return Cluster(arguments.ray_address or os.environ.get("RAY_ADDRESS"), arguments.device)
 
 
-class CaptionerLoader(NamedTuple):
-    """identity: the settings that identify a run. load: loads the run's captioner."""
-
-    identity: dict[str, Any]
-    load: Callable[[], Any]
-
-
 def checkpoint_loader(arguments: argparse.Namespace, device: torch.device) -> CaptionerLoader:
     """Return the loader of a checkpoint. Raises UserError."""
     checkpoint = checkpoints.resolve(arguments.checkpoint)
@@ -326,7 +319,7 @@ def caption(arguments: argparse.Namespace) -> None:
         else:
             device = distributed.start(arguments.device)
         if is_served:
-            loader = CaptionerLoader(*served.model_loader(arguments))
+            loader = served.model_loader(arguments)
         else:
             loader = checkpoint_loader(arguments, device)
         if arguments.filter:

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable
 from functools import partial
-from typing import Any, BinaryIO, Callable, Optional
+from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
 import torch
 
@@ -40,6 +40,13 @@ RERANKING = ("num_candidates", "candidates", "rerank_weight", "rerank_judge")
 
 # The captions of one image, the best first. Each is {"caption": text, name of a score: value}.
 Captions = list[dict[str, Any]]
+
+
+class CaptionerLoader(NamedTuple):
+    """identity: the settings that identify a run. load: loads the run's captioner."""
+
+    identity: Settings
+    load: Callable[[], Any]
 
 
 class CheckpointModel:

@@ -12,14 +12,14 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from threading import Event
-from typing import Any, BinaryIO, Callable, Optional
+from typing import Any, BinaryIO, Optional
 
 from PIL import Image, ImageOps
 
-from captioning.bulk.model import Captions, line_of
+from captioning.bulk.model import CaptionerLoader, Captions, line_of
 from captioning.bulk.reading import Batch
 from captioning.bulk.request import Request
-from captioning.bulk.shards import OutputLine, Settings
+from captioning.bulk.shards import OutputLine
 from captioning.config import Config
 from captioning.data.image import decode, open_image
 from captioning.data.randomness import derived_seed
@@ -303,10 +303,10 @@ def check_flags(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
     server_at(arguments.url)
 
 
-def model_loader(arguments: argparse.Namespace) -> tuple[Settings, Callable[[], ServedModel]]:
-    """Return the settings that identify the run, and a function that builds the `ServedModel`.
+def model_loader(arguments: argparse.Namespace) -> CaptionerLoader:
+    """Return the loader of a `ServedModel`.
 
-    The settings leave out the server's address and key, since neither changes a caption, so that
+    The identity leaves out the server's address and key, since neither changes a caption, so that
     a run can continue on another server. Raises UserError.
     """
     values = {name: getattr(arguments, name) for name in FIELDS}
@@ -330,4 +330,4 @@ def model_loader(arguments: argparse.Namespace) -> tuple[Settings, Callable[[], 
     prompt = ChatPrompt(name, text, fields, arguments.num_return, seed)
     batch_size = arguments.batch_size or concurrency
     load = partial(ServedModel, prompt, arguments.url, concurrency, batch_size, readers)
-    return {**settings, **fields}, load
+    return CaptionerLoader({**settings, **fields}, load)
