@@ -13,16 +13,25 @@ from smile.hf.head_table import needs_labels_for_mask, value_of
 
 IGNORED = -100
 # Configuration keys of the tokens that stand for images, videos or sounds.
-MEDIA_TOKENS = """
-    image_token_id image_token_index video_token_id video_token_index audio_token_id
-    audio_token_index
-"""
+MEDIA_TOKENS = (
+    "image_token_id",
+    "image_token_index",
+    "video_token_id",
+    "video_token_index",
+    "audio_token_id",
+    "audio_token_index",
+)
 # Configuration keys of the special tokens, besides bos_token_id, with which the labels of an
 # encoder-decoder model can begin.
-OPENING_TOKENS = """
-    decoder_start_token_id forced_bos_token_id forced_decoder_ids lang_to_id task_to_id
-    no_timestamps_token_id text_decoder_lang_to_code_id
-"""
+OPENING_TOKENS = (
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_decoder_ids",
+    "lang_to_id",
+    "task_to_id",
+    "no_timestamps_token_id",
+    "text_decoder_lang_to_code_id",
+)
 # The model types whose labels begin with a language's token.
 MULTILINGUAL = ("mbart", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2")
 
@@ -79,7 +88,7 @@ def is_encoder_decoder(model: nn.Module) -> bool:
 
 def is_media(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return bool (B, N): tokens that stand for an image, a video or a sound."""
-    return is_one_of(tokens, configured_ids(model, MEDIA_TOKENS))
+    return is_one_of(tokens, configured_ids(model, *MEDIA_TOKENS))
 
 
 def opening_tokens(model: nn.Module) -> set[int]:
@@ -87,7 +96,7 @@ def opening_tokens(model: nn.Module) -> set[int]:
 
     Raises ValueError if one of them is a language's token that only the tokenizer knows.
     """
-    opening = configured_ids(model, OPENING_TOKENS)
+    opening = configured_ids(model, *OPENING_TOKENS)
     is_multilingual = model.config.model_type in MULTILINGUAL
     if is_multilingual and opening <= configured_ids(model, "eos_token_id"):
         raise ValueError(
@@ -98,19 +107,16 @@ def opening_tokens(model: nn.Module) -> set[int]:
     return opening | configured_ids(model, "bos_token_id")
 
 
-def configured_ids(model: nn.Module, names: str) -> set[int]:
-    """Return the token ids in the model's, text and generation configurations.
-
-    names: the keys of the ids, separated by spaces.
-    """
+def configured_ids(model: nn.Module, *keys: str) -> set[int]:
+    """Return the token ids with these keys in the model's, text and generation configurations."""
     sources = (
         model.config,
         getattr(model.config, "text_config", None),
         getattr(model, "generation_config", None),
     )
     ids = set()
-    for source, name in itertools.product(sources, names.split()):
-        values = getattr(source, name, None)
+    for source, key in itertools.product(sources, keys):
+        values = getattr(source, key, None)
         if isinstance(values, dict):
             values = values.values()
         elif not isinstance(values, (list, tuple)):
