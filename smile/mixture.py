@@ -41,11 +41,12 @@ class Settings(NamedTuple):
     def text(self) -> str:
         """Return the settings as the text of a Python tuple, for the custom operator.
 
-        The method uses only what Dynamo can trace.
+        The method uses only what Dynamo can trace. On Python 3.13 that excludes the repr of a number.
         """
         weights, *values = self
-        weights = ", ".join([f"{name!r}: {weight!r}" for name, weight in weights.items()])
-        return f"{{{weights}}}, " + ", ".join([f"{value!r}" for value in values])
+        weights = ", ".join([f"{name!r}: {weight}" for name, weight in weights.items()])
+        values = [f"{value!r}" if isinstance(value, str) else f"{value}" for value in values]
+        return f"{{{weights}}}, " + ", ".join(values)
 
 
 class LossInputs(NamedTuple):
