@@ -184,7 +184,7 @@ def test_each_failure_is_one_line(server, hub_folder):
         f"{server.url}/absent.pth": "404|Not Found",
         "https://127.0.0.1:9/file.pth": "refused",
         f"{server.url}/": "does not name a file",
-        f"{server.url}/a%00b.pth": "embedded null byte",
+        f"{server.url}/a%00b.pth": "embedded null",
         "http://127.0.0.1:9/file.pth": "only https:// protects",
         "ftp://127.0.0.1/file.pth": "only https:// protects",
         "file:///etc/passwd": "only https:// protects",
