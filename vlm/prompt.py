@@ -23,8 +23,8 @@ PROMPT_FORMATS = {
 }
 NO_TEXT_FAMILY = "vision-encoder-decoder"  # has no text input
 # Families for which the classifier-free guidance of transformers is exact. `generate` reads the
-# prompt without the image in a second stream, with causal attention (also in PaliGemma). The Qwen
-# families are left out, because they keep the position offset of only one stream.
+# prompt without the image in a second stream, with causal attention (in PaliGemma from transformers
+# 5.23). The Qwen families are left out, because they keep the position offset of only one stream.
 GUIDED_FAMILIES = (
     "gemma3",
     "git",
