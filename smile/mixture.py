@@ -41,7 +41,7 @@ class Settings(NamedTuple):
     def text(self) -> str:
         """Return the settings as the text of a Python tuple, for the custom operator.
 
-        The method uses only what Dynamo can trace. On Python 3.13 that excludes the repr of a number.
+        The method uses only what Dynamo can trace: on Python 3.13, no repr of a number.
         """
         weights, *values = self
         weights = ", ".join([f"{name!r}: {weight}" for name, weight in weights.items()])
