@@ -186,6 +186,17 @@ def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
     assert auxiliary_losses(family.model, output) == (None, {})
 
 
+def test_auxiliary_losses_are_numbers_on_the_device_of_the_logits():
+    model = types.SimpleNamespace(config=types.SimpleNamespace(router_aux_loss_coef=0.5))
+    output = {"logits": torch.zeros(1, 1, 9, device="meta"), "encoder_aux_loss": 0}
+    output["decoder_aux_loss"] = torch.ones(1, device="meta")
+    added, parts = auxiliary_losses(model, output)
+    assert added.device.type == "meta" and added.shape == () and len(parts) == 2
+    output["decoder_aux_loss"] = torch.ones(2)
+    with one_line(r"decoder_aux_loss is \(2,\); it must be one number"):
+        auxiliary_losses(model, output)
+
+
 class Regularised(transformers.GPT2LMHeadModel):
     """A user's model, whose loss has a term without labels."""
 
