@@ -53,6 +53,20 @@ class LikelihoodGRPOTrainer(GRPOTrainer):
         return loss + self.weight * likelihood.loss / self.current_gradient_accumulation_steps
 
 
+def data_sets(images: TrainingImages, prompt: str) -> tuple[Dataset, Dataset]:
+    """Return a row for each image, for GRPO; and a row for each human caption, its completion."""
+    messages = [{"role": "user", "content": prompt}]
+    prompts = []
+    human = []
+    for image_id, file in images.files.items():
+        row = {"prompt": messages, "image": str(file), "image_id": image_id}
+        prompts.append(row)
+        for text in images.captions[image_id]:
+            human.append({**row, "completion": [{"role": "assistant", "content": text}]})
+    prompts, human = map(Dataset.from_list, (prompts, human))
+    return prompts.cast_column("image", Image()), human.cast_column("image", Image())
+
+
 def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     """Train and save the model; return the trainer.
 
@@ -77,15 +91,7 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     options = {name: load(REWARDS[name]).Options.from_config(config) for name in weights}
     rewards = [reward_function(name, images, ends, **options[name]) for name in weights]
     model = AutoModelForImageTextToText.from_pretrained(config.vlm, dtype=torch.float32)
-    prompt = [{"role": "user", "content": config.prompt}]
-    prompts, human = [], []
-    for image_id, file in images.files.items():
-        row = {"prompt": prompt, "image": str(file), "image_id": image_id}
-        prompts.append(row)
-        for text in images.captions[image_id]:
-            human.append({**row, "completion": [{"role": "assistant", "content": text}]})
-    prompts = Dataset.from_list(prompts).cast_column("image", Image())
-    human = Dataset.from_list(human).cast_column("image", Image())
+    prompts, human = data_sets(images, config.prompt)
     batch = config.batch_size * config.reward_samples
     arguments = GRPOConfig(
         config.output_dir,
