@@ -9,7 +9,7 @@ import transformers
 from smile import Objective
 from smile.hf import last_parts, use_smile
 from tests.smile import hf_models
-from tests.smile.hf_steps import GPT2, LLAMA, T5, from_logits_and_hidden, gradients, made, one_line
+from tests.smile.hf_steps import GPT2, LLAMA, T5, gradients, made, one_line
 
 CAUSAL = LLAMA if LLAMA in hf_models.HERE else GPT2
 SMILE, MLE = Objective(), Objective("mle")
@@ -62,8 +62,9 @@ def test_a_whole_graph_with_the_objective_in_it(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [after, its_forward_before])
-@from_logits_and_hidden
+@pytest.mark.parametrize(
+    ("way", "from_hidden"), [(after, True), (its_forward_before, False)], ids=["hidden", "logits"]
+)
 def test_smile_of_a_compiled_model(way, from_hidden):
     # From hidden states the objective is one operator; from logits the captions' sizes are read.
     model = way(made(CAUSAL).model, SMILE, backend="aot_eager", fullgraph=from_hidden)
