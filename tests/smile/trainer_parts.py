@@ -6,7 +6,7 @@ import transformers
 
 from smile import Objective
 from smile.hf import SmileLossMixin
-from tests.smile.hf_steps import each_alone, gradients, one_line
+from tests.smile.hf_steps import T5, each_alone, gradients, made, one_line
 
 pytest.importorskip("accelerate", reason="Trainer needs accelerate, in the tests from Python 3.10")
 trl = pytest.importorskip("trl", reason="TRL is in the tests from Python 3.11")
@@ -58,12 +58,7 @@ def llama(**config):
 
 
 def t5():
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        **{"vocab_size": 24, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2},
-        **{"num_heads": 2, "dropout_rate": 0.0, "decoder_start_token_id": 1},
-    )
-    return transformers.T5ForConditionalGeneration(config).double()
+    return made(T5).model
 
 
 def rows(prompt="user : a cat"):
@@ -88,12 +83,7 @@ def expected(data=None, model=None, objective=MIXTURE):
 
 
 def mixtral():
-    torch.manual_seed(0)
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
-    config = transformers.MixtralConfig(**LLAMA, **experts, router_aux_loss_coef=0.25)
-    model = transformers.MixtralForCausalLM(config)
-    model.set_experts_implementation("eager")  # there is no grouped product in float64
-    return model.double()
+    return made("MixtralForCausalLM").model
 
 
 class SmileTrainer(SmileLossMixin, transformers.Trainer):
