@@ -29,9 +29,10 @@ def compare(cls, folder, **options):
             assert entry["num_tokens"] == sum(len(row["input_ids"]) for row in ROWS)
 
 
-def compare_routers(cls, folder, coefficient, **options):
-    trainer = parts.make(cls, folder, ROWS, parts.mixtral(), **ACCUMULATED, **options)
-    parts.check_routers(trainer, ROWS, coefficient)
+def compare_routers(folder):
+    options = {**ACCUMULATED, "router_aux_loss_coef": 0.5}
+    trainer = parts.make(parts.SmileSFTTrainer, folder, ROWS, parts.mixtral(), **options)
+    parts.check_routers(trainer, ROWS, 0.5)
 
 
 def evaluate(cls, folder):
@@ -54,10 +55,9 @@ def main(folder):
     AcceleratorState._reset_state(reset_partial_state=True)  # that of the process that forked
     for cls in (parts.SmileTrainer, parts.SmileSFTTrainer):
         compare(cls, folder, **ACCUMULATED)
-        evaluate(cls, folder)
     compare(parts.SmileSFTTrainer, folder, **PACKED, **ACCUMULATED)
-    compare_routers(parts.SmileTrainer, folder, 0.3)
-    compare_routers(parts.SmileSFTTrainer, folder, 0.5, router_aux_loss_coef=0.5)
+    evaluate(parts.SmileTrainer, folder)
+    compare_routers(folder)
     refused(folder)
     gc.collect()  # a wrapped model that outlives the group can abort the process at its end
     dist.destroy_process_group()

@@ -29,9 +29,11 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("from_hidden", [True, False])
-@pytest.mark.parametrize("step", STEPS)
-def test_a_step_of_sft(from_hidden, step, tmp_path):
+@pytest.mark.parametrize(
+    ("step", "from_hidden"),
+    [*((step, True) for step in STEPS), ("packed", False), ("accumulated in uneven parts", False)],
+)
+def test_a_step_of_sft(step, from_hidden, tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, from_hidden=from_hidden, **STEPS[step])
     check(trainer)
     (entry,) = parts.logs(trainer)
@@ -84,9 +86,8 @@ def test_adapters_and_packed_rows(tmp_path):
 
 @pytest.mark.parametrize("cls", [SmileTrainer, parts.SmileSeq2SeqTrainer])
 @pytest.mark.parametrize("model", [parts.llama, parts.t5])
-@pytest.mark.parametrize("step", ["padded", "accumulated in uneven parts"])
-def test_a_step_of_transformers_trainers(cls, model, step, tmp_path):
-    check(make(cls, tmp_path, model=model(), **STEPS[step]), model=model())
+def test_a_step_of_transformers_trainers(cls, model, tmp_path):
+    check(make(cls, tmp_path, model=model(), **UNEVEN), model=model())
 
 
 @pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
