@@ -67,6 +67,34 @@ def data_sets(images: TrainingImages, prompt: str) -> tuple[Dataset, Dataset]:
     return prompts.cast_column("image", Image()), human.cast_column("image", Image())
 
 
+def reward_weights(text: str) -> dict[str, float]:
+    """Return the weights of rewards by name. text: the value of --reward."""
+    weights = parse_yaml(text, "--reward")
+    if not isinstance(weights, dict):
+        raise UserError(f"--reward is {weights!r}: give weights by name, such as {{cider: 1}}")
+    check_rewards(weights)
+    return weights
+
+
+def grpo_config(config, weights: dict[str, float], steps: int) -> GRPOConfig:
+    """Return TRL's settings for a run of `captioning.train`'s configuration."""
+    return GRPOConfig(
+        config.output_dir,
+        per_device_train_batch_size=config.batch_size * config.reward_samples,
+        num_generations=config.reward_samples,
+        max_completion_length=config.max_tokens,
+        temperature=config.reward_temperature,
+        reward_weights=list(weights.values()),
+        beta=config.reward_kl,
+        learning_rate=config.init_lr,
+        max_steps=steps,
+        seed=config.seed,
+        bf16=torch.cuda.is_available(),
+        save_strategy="no",
+        report_to="none",
+    )
+
+
 def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     """Train and save the model; return the trainer.
 
@@ -74,16 +102,13 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     photos cannot be read.
     """
     config = load_config(flags.config, ["model=vlm", *flags.overrides])
-    weights = parse_yaml(flags.reward, "--reward")
-    if not isinstance(weights, dict):
-        raise UserError(f"--reward is {weights!r}: give weights by name, such as {{cider: 1}}")
-    check_rewards(weights)
-    gpu = torch.cuda.is_available()
+    weights = reward_weights(flags.reward)
     lora = config.lora or Lora()
     samples = read_split(config, "train")
     if any(sample.prompt or is_row(sample.image) for sample in samples):
         raise UserError("a column prompt and images in Parquet are not supported here: give files")
-    images = TrainingImages.of(samples, config.image_root, "cuda" if gpu else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = TrainingImages.of(samples, config.image_root, device)
     # The result is not used: the call raises a one-line ValueError if the model cannot be loaded.
     load_parts(config.vlm)
     processor = AutoProcessor.from_pretrained(config.vlm, padding_side="left")
@@ -92,38 +117,23 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     rewards = [reward_function(name, images, ends, **options[name]) for name in weights]
     model = AutoModelForImageTextToText.from_pretrained(config.vlm, dtype=torch.float32)
     prompts, human = data_sets(images, config.prompt)
-    batch = config.batch_size * config.reward_samples
-    arguments = GRPOConfig(
-        config.output_dir,
-        per_device_train_batch_size=batch,
-        num_generations=config.reward_samples,
-        max_completion_length=config.max_tokens,
-        temperature=config.reward_temperature,
-        reward_weights=list(weights.values()),
-        beta=config.reward_kl,
-        learning_rate=config.init_lr,
-        max_steps=flags.steps,
-        seed=config.seed,
-        bf16=gpu,
-        save_strategy="no",
-        report_to="none",
-    )
     trainer = LikelihoodGRPOTrainer(
         model,
         rewards,
-        arguments,
+        grpo_config(config, weights, flags.steps),
         prompts,
         processing_class=processor,
         peft_config=LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules),
     )
     collate = DataCollatorForVisionLanguageModeling(processor, completion_only_loss=True)
-    batches = repeat(DataLoader(human, batch, shuffle=True, collate_fn=collate))
-    trainer.human_batches = chain.from_iterable(batches)
+    batch_size = trainer.args.per_device_train_batch_size
+    loader = DataLoader(human, batch_size, shuffle=True, collate_fn=collate)
+    trainer.human_batches = chain.from_iterable(repeat(loader))
     trainer.objective = config.build_objective()
     trainer.weight = flags.likelihood
     trainer.train()
-    for part in (trainer.model.merge_and_unload(), processor):
-        part.save_pretrained(config.output_dir)
+    trainer.model.merge_and_unload().save_pretrained(config.output_dir)
+    processor.save_pretrained(config.output_dir)
     return trainer
 
 
