@@ -18,13 +18,16 @@ NOT_STARTED = -1e9
 
 
 class Hypotheses:
-    """The best captions of each prompt that have ended, at most `beams`, the best first."""
+    """The best captions of each prompt that have ended, at most k, the best first.
 
-    def __init__(self, prompts: int, beams: int, max_length: int, pad: int, device: torch.device):
-        shape = (prompts, beams)
-        self.scores = torch.full(shape, float("-inf"), dtype=torch.float64, device=device)
-        self.tokens = torch.full((*shape, max_length), pad, device=device)
-        self.lengths = torch.zeros(shape, dtype=torch.int64, device=device)
+    tokens: (B, k, max_length), the beams before the first step. They have the score -inf, so that
+    captions replace them.
+    """
+
+    def __init__(self, tokens: Tensor):
+        self.tokens = tokens.clone()
+        self.lengths = torch.zeros_like(tokens[..., 0])
+        self.scores = torch.full_like(self.lengths, -torch.inf, dtype=torch.float64)
 
     def add(self, prompts: Tensor, tokens: Tensor, scores: Tensor, length: int) -> None:
         """Keep, for each of the b `prompts`, the best of the stored captions and m candidates.
@@ -85,9 +88,9 @@ def beam_search(
     """
     num_beams, max_length = settings.num_beams, settings.max_length
     num_prompts, start = prompt.shape
-    hypotheses = Hypotheses(num_prompts, num_beams, max_length, pad, prompt.device)
     tokens = prompt.new_full((num_prompts, num_beams, max_length), pad)
     tokens[..., :start] = prompt.unsqueeze(1)
+    hypotheses = Hypotheses(tokens)
     scores = torch.full((num_prompts, num_beams), NOT_STARTED, device=prompt.device)
     scores[:, :: num_beams // settings.num_beam_groups] = 0
     beams = Beams(torch.arange(num_prompts, device=prompt.device), tokens, scores)

@@ -56,13 +56,15 @@ class LikelihoodGRPOTrainer(GRPOTrainer):
 def data_sets(images: TrainingImages, prompt: str) -> tuple[Dataset, Dataset]:
     """Return a row for each image, for GRPO; and a row for each human caption, its completion."""
     messages = [{"role": "user", "content": prompt}]
-    prompts = []
-    human = []
-    for image_id, file in images.files.items():
-        row = {"prompt": messages, "image": str(file), "image_id": image_id}
-        prompts.append(row)
-        for text in images.captions[image_id]:
-            human.append({**row, "completion": [{"role": "assistant", "content": text}]})
+    prompts = [
+        {"prompt": messages, "image": str(file), "image_id": image_id}
+        for image_id, file in images.files.items()
+    ]
+    human = [
+        {**row, "completion": [{"role": "assistant", "content": text}]}
+        for row in prompts
+        for text in images.captions[row["image_id"]]
+    ]
     prompts, human = map(Dataset.from_list, (prompts, human))
     return prompts.cast_column("image", Image()), human.cast_column("image", Image())
 
