@@ -83,7 +83,7 @@ def test_adapters_and_packed_rows(tmp_path):
     model = parts.llama()
     torch.manual_seed(42)  # SFTTrainer's, as it makes adapters
     check(trainer, model=peft.get_peft_model(model, config))
-    found = parts.found(trainer)
+    found = parts.step_gradients(trainer)
     assert found and all("lora_" in name for name in found)
 
 
@@ -153,7 +153,7 @@ def evaluate(folder):
 def refused(folder):
     """Both processes raise in DPOTrainer's first step, before they synchronise."""
     model = transformers.LlamaForCausalLM.from_pretrained(f"{folder}/model")
-    trainer = parts.of_trl("DPO", folder, use_smile(model))
+    trainer = parts.make_trl_trainer("DPO", folder, use_smile(model))
     parts.refused_in_training(trainer, "LlamaModel was run outside")
     assert isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel)
 

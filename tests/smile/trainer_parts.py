@@ -38,11 +38,11 @@ def tokenizer():
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {word: number for number, word in enumerate(WORDS.split())}
-    whole = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    whole.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    word_level = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    word_level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=whole, chat_template=TEMPLATE, **special
+        tokenizer_object=word_level, chat_template=TEMPLATE, **special
     )
 
 
@@ -113,30 +113,32 @@ RECOMPUTES = next(
     for name in ("activation_checkpointing", "gradient_checkpointing")
     if name in transformers.TrainingArguments.__dataclass_fields__
 )
-OF_TRAINERS = {
+TRAINER_KEYWORDS = {
     *("data_collator", "eval_dataset", "compute_metrics", "compute_loss_func", "model_init"),
     *("from_hidden", "peft_config", "processing_class"),
 }
 
 
 def make(cls, folder, data=None, model=None, objective=MIXTURE, **options):
-    """Return a trainer of one step on all rows. options: arguments of it or of its config."""
-    given = {key: options.pop(key) for key in OF_TRAINERS & options.keys()}
-    model = llama() if model is None and "model_init" not in given else model
+    """Return a trainer of one step on all rows. options: for the trainer or its configuration."""
+    keywords = {key: options.pop(key) for key in TRAINER_KEYWORDS & options.keys()}
+    model = llama() if model is None and "model_init" not in keywords else model
     if issubclass(cls, trl.SFTTrainer):
-        given.setdefault("processing_class", tokenizer())
+        keywords.setdefault("processing_class", tokenizer())
         arguments = trl.SFTConfig
         options.setdefault(RECOMPUTES, False)
     else:
         arguments = transformers.Seq2SeqTrainingArguments
-        given.setdefault("data_collator", transformers.DataCollatorForSeq2Seq(tokenizer(), model))
+        keywords.setdefault(
+            "data_collator", transformers.DataCollatorForSeq2Seq(tokenizer(), model)
+        )
     data = data_set(data)
-    few = {f"per_device_{part}_batch_size": len(data) for part in ("train", "eval")}
-    options = {**few, **QUIET, **options}
+    sizes = {f"per_device_{part}_batch_size": len(data) for part in ("train", "eval")}
+    options = {**sizes, **QUIET, **options}
     if issubclass(cls, SmileLossMixin):
-        given["objective"] = objective
-    given.update(train_dataset=data, callbacks=[Gradients()])
-    return cls(model, arguments(str(folder), **options), **given)
+        keywords["objective"] = objective
+    keywords.update(train_dataset=data, callbacks=[Gradients()])
+    return cls(model, arguments(str(folder), **options), **keywords)
 
 
 PROMPT, TEXT = {"prompt": "user : a cat"}, " the cat sits"
@@ -149,23 +151,23 @@ EXAMPLES = {
 }
 
 
-def of_trl(kind, folder, model, **options):
-    given = {}
+def make_trl_trainer(kind, folder, model, **options):
+    keywords = {}
     if kind in ("GRPO", "RLOO"):
-        given["reward_funcs"] = lambda completions, **_: [float(len(x)) for x in completions]
+        keywords["reward_funcs"] = lambda completions, **_: [float(len(x)) for x in completions]
         options.update(num_generations=2, max_completion_length=4)
     arguments = getattr(trl, f"{kind}Config")(
         str(folder), per_device_train_batch_size=2, gradient_checkpointing=False, **QUIET, **options
     )
-    given.update(train_dataset=data_set(EXAMPLES[kind]), processing_class=tokenizer())
-    return getattr(trl, f"{kind}Trainer")(model, args=arguments, **given)
+    keywords.update(train_dataset=data_set(EXAMPLES[kind]), processing_class=tokenizer())
+    return getattr(trl, f"{kind}Trainer")(model, args=arguments, **keywords)
 
 
 def logs(trainer, name="loss"):
     return [entry for entry in trainer.state.log_history if name in entry]
 
 
-def found(trainer):
+def step_gradients(trainer):
     return next(c.found for c in trainer.callback_handler.callbacks if isinstance(c, Gradients))
 
 
@@ -190,7 +192,7 @@ def check_routers(trainer, data, coefficient):
 
 def check_step(trainer, gradients, **logged):
     trainer.train()
-    torch.testing.assert_close(found(trainer), gradients)
+    torch.testing.assert_close(step_gradients(trainer), gradients)
     if trainer.is_world_process_zero():
         (entry,) = logs(trainer)
         for name, value in logged.items():
