@@ -53,8 +53,8 @@ def auxiliary_losses(
             # The value is the int 0 if the model has no routers.
             add(name, weight, torch.as_tensor(output[name]))
     has_router = any(output.get(name) is not None for name in ROUTER_LOGITS)
-    has_loss = class_of(model).__name__ not in NO_ROUTER_LOSS
-    if has_router and not parts and has_loss and value_of(model, "router_aux_loss_coef"):
+    has_router_loss = class_of(model).__name__ not in NO_ROUTER_LOSS
+    if has_router and not parts and has_router_loss and value_of(model, "router_aux_loss_coef"):
         raise ValueError(
             f"{type(model).__name__} computes its router losses only with labels; use_smile needs "
             "output_router_logits=False for it"

@@ -31,9 +31,11 @@ def test_a_large_vocabulary_costs_its_weights_and_no_logits():
     assert largest.elements <= model.transformer.wte.weight.numel()
 
 
-def step(model, batch, items):
+def step(model, batch, items, from_hidden=False):
     model.zero_grad()
-    model(**batch, num_items_in_batch=items).loss.backward()
+    output = model(**batch, num_items_in_batch=items)
+    assert (output.logits is None) == from_hidden
+    output.loss.backward()
     return gradients(model)
 
 
@@ -70,7 +72,7 @@ def compare(name, rank):
     for wrap in (DistributedDataParallel, sharded):
         for from_hidden in (False, True):
             # Either takes the mean over processes, of what each has of the sum.
-            found = step(wrap(model(from_hidden)), half, items / 2)
+            found = step(wrap(model(from_hidden)), half, items / 2, from_hidden)
             torch.testing.assert_close(found, expected)
             with one_line("trained without labels"):  # by a trainer that keeps labels for itself
                 wrap(model(from_hidden))(**{k: v for k, v in half.items() if k != "labels"})
@@ -91,32 +93,21 @@ def test_ddp_and_fsdp_in_two_processes(tmp_path):
     assert run.wait(200) == [0, 0], run.said()
 
 
-@pytest.fixture
-def one_process():
-    """A process group of one, which FSDP2 needs."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    gc.collect()  # a sharded model that outlives the group can abort the process at its end
-    dist.destroy_process_group()
-
-
 TEXTS = torch.tensor([[3, 4, 5, 6, 7, 8, 4, 5]])
 POSITIONS = torch.tensor([[0, 1, 2, 0, 1, 2, 3, 4]])
 ROWS = {LLAMA: {"input_ids": TEXTS, "labels": TEXTS, "position_ids": POSITIONS}}
 
 
 @pytest.mark.parametrize("name", [name for name in (GPT2, LLAMA, BAMBA) if name in hf_models.HERE])
-def test_a_sharded_model(name, one_process):
-    """FSDP2 makes the class a subclass with another name. The tables of heads, packing and z-losses
-    still apply."""
-    found = []
-    for wrap in (lambda model: model, fully_shard):
-        family = made(name)
-        model = wrap(use_smile(family.model, from_hidden=family.from_hidden))
-        found.append(model(**ROWS.get(name, family.batch)))
-    assert type(model).__name__ == f"FSDP{name}"
-    torch.testing.assert_close(found[1].loss.detach(), found[0].loss.detach())
-    assert (found[1].logits is None) == family.from_hidden
+def test_a_class_that_fsdp_has_made(name):
+    """The tables of heads, packing and z-losses apply to FSDP2's subclass with another name."""
+    family = made(name)
+    batch, model = ROWS.get(name, family.batch), use_smile(family.model, None, family.from_hidden)
+    expected = model(**batch)
+    model.__class__ = type(f"FSDP{name}", (type(model),), {"__module__": "torch.distributed.fsdp"})
+    found = model(**batch)
+    torch.testing.assert_close(found.loss, expected.loss)
+    assert (found.logits is None) == family.from_hidden
 
 
 PYTHON = r"```python\n(.*?)```"
