@@ -69,15 +69,6 @@ def data_sets(images: TrainingImages, prompt: str) -> tuple[Dataset, Dataset]:
     return prompts.cast_column("image", Image()), human.cast_column("image", Image())
 
 
-def reward_weights(text: str) -> dict[str, float]:
-    """Return the weights of rewards by name. text: the value of --reward."""
-    weights = parse_yaml(text, "--reward")
-    if not isinstance(weights, dict):
-        raise UserError(f"--reward is {weights!r}: give weights by name, such as {{cider: 1}}")
-    check_rewards(weights)
-    return weights
-
-
 def grpo_config(config, weights: dict[str, float], steps: int) -> GRPOConfig:
     """Return TRL's settings for a run of `captioning.train`'s configuration."""
     return GRPOConfig(
@@ -104,7 +95,10 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     photos cannot be read.
     """
     config = load_config(flags.config, ["model=vlm", *flags.overrides])
-    weights = reward_weights(flags.reward)
+    weights = parse_yaml(flags.reward, "--reward")
+    if not isinstance(weights, dict):
+        raise UserError(f"--reward is {weights!r}: give weights by name, such as {{cider: 1}}")
+    check_rewards(weights)
     lora = config.lora or Lora()
     samples = read_split(config, "train")
     if any(sample.prompt or is_row(sample.image) for sample in samples):
