@@ -14,6 +14,7 @@ from smile.hf.families import align_labels
 from smile.hf.head import linear_head
 from smile.hf.head_table import needs_labels_for_mask
 from tests.smile import hf_models
+from tests.smile.families.batches import VOCABULARY
 from tests.smile.hf_steps import GPT2, made, needs, one_line
 
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7})
@@ -59,7 +60,7 @@ def louder(model):
     return model
 
 
-HEAD_SIZES = (16, hf_models.VOCABULARY)
+HEAD_SIZES = (16, VOCABULARY)
 UNREADABLE = {
     "another forward": lambda model: replaced(model, Cosine(*HEAD_SIZES)),
     "several layers": lambda model: replaced(

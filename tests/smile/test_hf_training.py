@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from smile.hf import SmileLossMixin, compute_loss_func, use_smile
 from tests.smile import hf_models
+from tests.smile.families.batches import SIZES
 from tests.smile.hf_steps import BOTH_KINDS, GPT2, LLAMA, gradients, made, one_line
 from tests.smile.largest_made import LargestMade
 from tests.soak.processes import Processes
@@ -23,7 +24,7 @@ BAMBA = "BambaForCausalLM"
 
 
 def test_a_large_vocabulary_costs_its_weights_and_no_logits():
-    config = transformers.GPT2Config(vocab_size=50_000, **hf_models.SIZES["gpt2"])
+    config = transformers.GPT2Config(vocab_size=50_000, **SIZES["gpt2"])
     model = use_smile(transformers.GPT2LMHeadModel(config).train(), from_hidden=True)
     tokens = torch.randint(50_000, (4, 30))
     with LargestMade() as largest:
