@@ -18,13 +18,16 @@ NOT_STARTED = -1e9
 
 
 class Hypotheses:
-    """The best captions of each prompt that have ended, at most `beams`, the best first."""
+    """The best captions of each prompt that have ended, at most k, the best first.
 
-    def __init__(self, prompts: int, beams: int, max_length: int, pad: int, device: torch.device):
-        shape = (prompts, beams)
-        self.scores = torch.full(shape, float("-inf"), dtype=torch.float64, device=device)
-        self.tokens = torch.full((*shape, max_length), pad, device=device)
-        self.lengths = torch.zeros(shape, dtype=torch.int64, device=device)
+    tokens: (B, k, max_length), the beams before the first step. They have the score -inf, so that
+    captions replace them.
+    """
+
+    def __init__(self, tokens: Tensor):
+        self.tokens = tokens.clone()
+        self.lengths = torch.zeros_like(tokens[..., 0])
+        self.scores = torch.full_like(self.lengths, -torch.inf, dtype=torch.float64)
 
     def add(self, prompts: Tensor, tokens: Tensor, scores: Tensor, length: int) -> None:
         """Keep, for each of the b `prompts`, the best of the stored captions and m candidates.
@@ -50,6 +53,18 @@ class Hypotheses:
         return Decoded(self.tokens[:, :count, :width], self.scores[:, :count])
 
 
+class Beams(NamedTuple):
+    """The unfinished captions of b prompts, k of each.
+
+    prompts: (b,), indices. tokens: (b, k, max_length). scores: (b, k), the sum of
+    log-probabilities.
+    """
+
+    prompts: Tensor
+    tokens: Tensor
+    scores: Tensor
+
+
 class Continuations(NamedTuple):
     """Continuations of b prompts' beams by one token, the best first; (b, m) each.
 
@@ -69,64 +84,79 @@ def beam_search(
 
     A prompt is done when `num_beams` of its captions have ended, and the worst of these captions
     scores at least as high as the best continuation of a group. `step` is then called without this
-    prompt. `Decoded` defines scores. In each step, the `num_beam_groups` groups of beams choose
-    their next tokens one after the other.
+    prompt. `Decoded` defines scores.
     """
     num_beams, max_length = settings.num_beams, settings.max_length
-    group_size = num_beams // settings.num_beam_groups
     num_prompts, start = prompt.shape
-    hypotheses = Hypotheses(num_prompts, num_beams, max_length, pad, prompt.device)
-    active = torch.arange(num_prompts, device=prompt.device)  # (b,), prompts not done
     tokens = prompt.new_full((num_prompts, num_beams, max_length), pad)
     tokens[..., :start] = prompt.unsqueeze(1)
+    hypotheses = Hypotheses(tokens)
     scores = torch.full((num_prompts, num_beams), NOT_STARTED, device=prompt.device)
-    scores[:, ::group_size] = 0
+    scores[:, :: num_beams // settings.num_beam_groups] = 0
+    beams = Beams(torch.arange(num_prompts, device=prompt.device), tokens, scores)
 
     logits = step(prompt.unsqueeze(1), None).expand(-1, num_beams, -1)  # (b, k, V)
-    rows = active.unsqueeze(1).expand(-1, num_beams)  # the first step had one row per prompt
+    rows = beams.prompts.unsqueeze(1).expand(-1, num_beams)  # the first step had a row per prompt
     for length in range(start, max_length):
-        done = torch.zeros_like(active, dtype=torch.bool)
-        chosen: list[Continuations] = []  # k' continuations of each group
-        for offset in range(0, num_beams, group_size):
-            group = slice(offset, offset + group_size)
-            logprobs = logits[:, group].float().log_softmax(-1)
-            if chosen and settings.diversity_penalty:
-                logprobs = _diversify(logprobs, chosen, settings.diversity_penalty)
-            logprobs = adjust_scores(logprobs, tokens[:, group, :length], end, settings)
-            best = _best_continuations(logprobs + scores[:, group].unsqueeze(2), offset)
-            normalised = best.scores.double() / length**settings.length_penalty
-
-            is_end = best.token == end
-            candidates = take_rows(tokens, best.beam[:, :group_size])
-            candidates[..., length] = end
-            is_candidate = is_end[:, :group_size] & ~done.unsqueeze(1)
-            candidate_scores = normalised[:, :group_size].where(is_candidate, float("-inf"))
-            hypotheses.add(active, candidates, candidate_scores, length)
-
-            continuing = is_end.int().sort(dim=1, stable=True).indices[:, :group_size]
-            chosen.append(Continuations(*(field.gather(1, continuing) for field in best)))
-            # The score is -inf as long as a prompt has fewer than `num_beams` captions.
-            worst = hypotheses.scores[active, -1]
-            done = done | ((worst >= normalised[:, 0]) & worst.isfinite())
-
-        scores, beam, token = (torch.cat(fields, dim=1) for fields in zip(*chosen))
-        tokens = take_rows(tokens, beam)
-        tokens[..., length] = token
+        chosen, done = _continue_groups(logits, beams, length, end, hypotheses, settings)
+        tokens = take_rows(beams.tokens, chosen.beam)
+        tokens[..., length] = chosen.token
         # Each indexing with a mask would synchronise with a GPU. `nonzero` synchronises once.
         kept = (~done).nonzero().squeeze(1)
-        rows = rows.gather(1, beam)[kept]
-        active, tokens, scores, token = active[kept], tokens[kept], scores[kept], token[kept]
-        if len(active) == 0:
+        beams = Beams(beams.prompts[kept], tokens[kept], chosen.scores[kept])
+        if len(kept) == 0:
             break
         if length + 1 < max_length:
-            logits = step(token.unsqueeze(2), rows)
+            rows = rows.gather(1, chosen.beam)[kept]
+            logits = step(chosen.token[kept].unsqueeze(2), rows)
             rows = torch.arange(rows.numel(), device=rows.device).view_as(rows)
 
     # A beam's score is -inf if every next token was banned. The clamp makes the score finite, so
     # that the beam is kept and every prompt has a caption.
-    scores = scores.double().clamp(min=torch.finfo(scores.dtype).min)
-    hypotheses.add(active, tokens, scores / max_length**settings.length_penalty, max_length)
+    scores = beams.scores.double().clamp(min=torch.finfo(beams.scores.dtype).min)
+    scores = scores / max_length**settings.length_penalty
+    hypotheses.add(beams.prompts, beams.tokens, scores, max_length)
     return hypotheses.best(settings.num_return)
+
+
+def _continue_groups(
+    logits: Tensor,
+    beams: Beams,
+    length: int,
+    end: int,
+    hypotheses: Hypotheses,
+    settings: DecodingSettings,
+) -> tuple[Continuations, Tensor]:
+    """Let each group of beams choose its next tokens, one group after the other.
+
+    logits: (b, k, V). length: the number of tokens of each beam. Adds the captions that end to
+    `hypotheses`. Returns the continuations of all k beams, and which prompts are done, bool (b,).
+    """
+    group_size = settings.num_beams // settings.num_beam_groups
+    done = torch.zeros_like(beams.prompts, dtype=torch.bool)
+    chosen: list[Continuations] = []  # k' continuations of each group
+    for offset in range(0, settings.num_beams, group_size):
+        group = slice(offset, offset + group_size)
+        logprobs = logits[:, group].float().log_softmax(-1)
+        if chosen and settings.diversity_penalty:
+            logprobs = _diversify(logprobs, chosen, settings.diversity_penalty)
+        logprobs = adjust_scores(logprobs, beams.tokens[:, group, :length], end, settings)
+        best = _best_continuations(logprobs + beams.scores[:, group].unsqueeze(2), offset)
+        normalised = best.scores.double() / length**settings.length_penalty
+
+        is_end = best.token == end
+        candidates = take_rows(beams.tokens, best.beam[:, :group_size])
+        candidates[..., length] = end
+        is_candidate = is_end[:, :group_size] & ~done.unsqueeze(1)
+        candidate_scores = normalised[:, :group_size].where(is_candidate, float("-inf"))
+        hypotheses.add(beams.prompts, candidates, candidate_scores, length)
+
+        continuing = is_end.int().sort(dim=1, stable=True).indices[:, :group_size]
+        chosen.append(Continuations(*(field.gather(1, continuing) for field in best)))
+        # The score is -inf as long as a prompt has fewer than `num_beams` captions.
+        worst = hypotheses.scores[beams.prompts, -1]
+        done = done | ((worst >= normalised[:, 0]) & worst.isfinite())
+    return Continuations(*(torch.cat(fields, dim=1) for fields in zip(*chosen))), done
 
 
 def _diversify(logprobs: Tensor, chosen: list[Continuations], penalty: float) -> Tensor:

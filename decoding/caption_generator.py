@@ -39,23 +39,23 @@ def training_tokens(
     `max_tokens`.
     """
     texts = []
-    lengths = []
+    prompt_lengths = []
     for group, prompt in zip(captions, prompts or [None] * len(captions)):
         if prompt is None:
-            start = captioner.prompt
+            prefix = captioner.prompt
             length = captioner.prompt_ids.size(-1)
         else:
-            start = f"{prompt.strip()} "
+            prefix = f"{prompt.strip()} "
             length = len(captioner.tokenizer.encode_prompt(prompt))
-        texts += [start + caption for caption in group]
-        lengths += [length] * len(group)
+        texts += [prefix + caption for caption in group]
+        prompt_lengths += [length] * len(group)
     tokens, mask = captioner.tokenizer.encode(texts, captioner.max_tokens)
-    starts = torch.tensor(lengths)
+    caption_starts = torch.tensor(prompt_lengths)
     if captioner.shift:
-        tokens = captioner.shift.apply(tokens, starts)
-    unlabelled = (mask == 0) | (torch.arange(tokens.size(1)) < starts.unsqueeze(1))
-    labels = tokens.masked_fill(unlabelled, ignore_index)
-    return TrainingTokens(tokens, mask, labels, min(lengths))
+        tokens = captioner.shift.apply(tokens, caption_starts)
+    is_prompt = torch.arange(tokens.size(1)) < caption_starts.unsqueeze(1)
+    labels = tokens.masked_fill((mask == 0) | is_prompt, ignore_index)
+    return TrainingTokens(tokens, mask, labels, min(prompt_lengths))
 
 
 class CaptionGenerator(nn.Module):

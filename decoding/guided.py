@@ -50,18 +50,18 @@ def combine_streams(
     p_image < beta * max p_image are banned. alpha, beta: `contrastive_alpha`, `contrastive_beta`.
     If a token's image logit is -inf, the result is -inf, too.
     """
-    image_logits = image_logits.float().log_softmax(-1)
-    other_logits = other_logits.float().log_softmax(-1)
+    image_logp = image_logits.float().log_softmax(-1)
+    other_logp = other_logits.float().log_softmax(-1)
     if settings.contrastive_alpha:
         alpha = settings.contrastive_alpha
         beta = settings.contrastive_beta
         log_beta = math.log(beta) if beta > 0 else -math.inf
-        threshold = image_logits.amax(-1, keepdim=True) + log_beta
-        logits = (1 + alpha) * image_logits - alpha * other_logits
-        logits = logits.where(image_logits >= threshold, image_logits + IMPLAUSIBLE)
+        threshold = image_logp.amax(-1, keepdim=True) + log_beta
+        logits = (1 + alpha) * image_logp - alpha * other_logp
+        logits = logits.where(image_logp >= threshold, image_logp + IMPLAUSIBLE)
     else:
-        logits = other_logits + settings.guidance_scale * (image_logits - other_logits)
-    return logits.masked_fill(image_logits == -math.inf, -math.inf)
+        logits = other_logp + settings.guidance_scale * (image_logp - other_logp)
+    return logits.masked_fill(image_logp == -math.inf, -math.inf)
 
 
 def second_stream(
@@ -101,9 +101,9 @@ def add_noise(image: Tensor, settings: DecodingSettings) -> Tensor:
     return math.sqrt(signal_share) * image + math.sqrt(1 - signal_share) * noise
 
 
-def caption_lengths(ids: Tensor, prompt: int, end: int) -> Tensor:
+def caption_lengths(ids: Tensor, prompt_length: int, end: int) -> Tensor:
     """Return the number of tokens of each caption (B, k, n), with the prompt and without `end`.
 
-    The result is int64 (B, k). prompt: the number of the prompt's tokens.
+    The result is int64 (B, k). prompt_length: the number of the prompt's tokens.
     """
-    return prompt + ((ids[..., prompt:] == end).cumsum(-1) == 0).sum(-1)
+    return prompt_length + ((ids[..., prompt_length:] == end).cumsum(-1) == 0).sum(-1)

@@ -43,7 +43,7 @@ class Reranking:
                 "num_candidates"
             )
 
-    def settings(
+    def candidate_settings(
         self, settings: DecodingSettings, seeds: Optional[tuple[int, ...]] = None
     ) -> DecodingSettings:
         """Return the decoding settings with which candidates are generated.
@@ -64,7 +64,7 @@ class Reranking:
             seeds=seeds,
         )
 
-    def record(self) -> dict[str, Any]:
+    def recorded_settings(self) -> dict[str, Any]:
         """Return the settings that are recorded with each caption, as {name: value}."""
         names = ("rerank", "candidates", "rerank_weight")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}

@@ -96,8 +96,8 @@ def _ban_repeated_ngrams(scores: Tensor, tokens: Tensor, size: int) -> Tensor:
     next_prefix = tokens[..., tokens.size(-1) - size + 1 :].unsqueeze(-2)  # (..., 1, size - 1)
     is_repeat = (ngrams[..., :-1] == next_prefix).all(-1)
     # A token may end several n-grams, so that flags are summed. One repetition bans the token.
-    penalty = torch.zeros_like(scores).scatter_add(-1, ngrams[..., -1], is_repeat.to(scores.dtype))
-    return scores.masked_fill(penalty > 0, float("-inf"))
+    repeats = torch.zeros_like(scores).scatter_add(-1, ngrams[..., -1], is_repeat.to(scores.dtype))
+    return scores.masked_fill(repeats > 0, float("-inf"))
 
 
 def draw_tokens(probabilities: Tensor) -> Tensor:

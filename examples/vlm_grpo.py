@@ -53,6 +53,41 @@ class LikelihoodGRPOTrainer(GRPOTrainer):
         return loss + self.weight * likelihood.loss / self.current_gradient_accumulation_steps
 
 
+def data_sets(images: TrainingImages, prompt: str) -> tuple[Dataset, Dataset]:
+    """Return a row for each image, for GRPO; and a row for each human caption, its completion."""
+    messages = [{"role": "user", "content": prompt}]
+    prompts = [
+        {"prompt": messages, "image": str(file), "image_id": image_id}
+        for image_id, file in images.files.items()
+    ]
+    human = [
+        {**row, "completion": [{"role": "assistant", "content": text}]}
+        for row in prompts
+        for text in images.captions[row["image_id"]]
+    ]
+    prompts, human = map(Dataset.from_list, (prompts, human))
+    return prompts.cast_column("image", Image()), human.cast_column("image", Image())
+
+
+def grpo_config(config, weights: dict[str, float], steps: int) -> GRPOConfig:
+    """Return TRL's settings for a run of `captioning.train`'s configuration."""
+    return GRPOConfig(
+        config.output_dir,
+        per_device_train_batch_size=config.batch_size * config.reward_samples,
+        num_generations=config.reward_samples,
+        max_completion_length=config.max_tokens,
+        temperature=config.reward_temperature,
+        reward_weights=list(weights.values()),
+        beta=config.reward_kl,
+        learning_rate=config.init_lr,
+        max_steps=steps,
+        seed=config.seed,
+        bf16=torch.cuda.is_available(),
+        save_strategy="no",
+        report_to="none",
+    )
+
+
 def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     """Train and save the model; return the trainer.
 
@@ -64,12 +99,12 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     if not isinstance(weights, dict):
         raise UserError(f"--reward is {weights!r}: give weights by name, such as {{cider: 1}}")
     check_rewards(weights)
-    gpu = torch.cuda.is_available()
     lora = config.lora or Lora()
     samples = read_split(config, "train")
     if any(sample.prompt or is_row(sample.image) for sample in samples):
         raise UserError("a column prompt and images in Parquet are not supported here: give files")
-    images = TrainingImages.of(samples, config.image_root, "cuda" if gpu else "cpu")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = TrainingImages.of(samples, config.image_root, device)
     # The result is not used: the call raises a one-line ValueError if the model cannot be loaded.
     load_parts(config.vlm)
     processor = AutoProcessor.from_pretrained(config.vlm, padding_side="left")
@@ -77,47 +112,24 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     options = {name: load(REWARDS[name]).Options.from_config(config) for name in weights}
     rewards = [reward_function(name, images, ends, **options[name]) for name in weights]
     model = AutoModelForImageTextToText.from_pretrained(config.vlm, dtype=torch.float32)
-    prompt = [{"role": "user", "content": config.prompt}]
-    prompts, human = [], []
-    for image_id, file in images.files.items():
-        row = {"prompt": prompt, "image": str(file), "image_id": image_id}
-        prompts.append(row)
-        for text in images.captions[image_id]:
-            human.append({**row, "completion": [{"role": "assistant", "content": text}]})
-    prompts = Dataset.from_list(prompts).cast_column("image", Image())
-    human = Dataset.from_list(human).cast_column("image", Image())
-    batch = config.batch_size * config.reward_samples
-    arguments = GRPOConfig(
-        config.output_dir,
-        per_device_train_batch_size=batch,
-        num_generations=config.reward_samples,
-        max_completion_length=config.max_tokens,
-        temperature=config.reward_temperature,
-        reward_weights=list(weights.values()),
-        beta=config.reward_kl,
-        learning_rate=config.init_lr,
-        max_steps=flags.steps,
-        seed=config.seed,
-        bf16=gpu,
-        save_strategy="no",
-        report_to="none",
-    )
+    prompts, human = data_sets(images, config.prompt)
     trainer = LikelihoodGRPOTrainer(
         model,
         rewards,
-        arguments,
+        grpo_config(config, weights, flags.steps),
         prompts,
         processing_class=processor,
         peft_config=LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules),
     )
     collate = DataCollatorForVisionLanguageModeling(processor, completion_only_loss=True)
-    batches = repeat(DataLoader(human, batch, shuffle=True, collate_fn=collate))
-    trainer.human_batches = chain.from_iterable(batches)
+    batch_size = trainer.args.per_device_train_batch_size
+    loader = DataLoader(human, batch_size, shuffle=True, collate_fn=collate)
+    trainer.human_batches = chain.from_iterable(repeat(loader))
     trainer.objective = config.build_objective()
     trainer.weight = flags.likelihood
     trainer.train()
-    for part in (trainer.model.merge_and_unload(), processor):
-        part.save_pretrained(config.output_dir)
+    trainer.model.merge_and_unload().save_pretrained(config.output_dir)
+    processor.save_pretrained(config.output_dir)
     return trainer
 
 

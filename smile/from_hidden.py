@@ -124,6 +124,21 @@ class _Chunk(NamedTuple):
     earlier: Optional[EarlierTokens]
 
 
+class _Leaves(NamedTuple):
+    """The values of R positions from which losses are computed; None if no objective needs them.
+
+    label: (R, 1), the label's logit. total: (R, 1), the logsumexp of all logits. caption_logits:
+    (R, L), the logits of the caption's tokens. logits: (R, V), all logits. subset: (R, 1), the
+    logsumexp of the tokens that reverse subsetting keeps.
+    """
+
+    label: Tensor
+    total: Tensor
+    caption_logits: Optional[Tensor]
+    logits: Optional[Tensor]
+    subset: Optional[Tensor]
+
+
 class _LossAccumulator:
     """Computes the objectives block by block. The head accumulates the gradients.
 
@@ -190,73 +205,72 @@ class _LossAccumulator:
     def _add_chunk(self, chunk: _Chunk) -> None:
         """Add the losses of a chunk.
 
-        Each loss is a function of a few values per position, the `leaves`, such as the logsumexp of
-        all logits. Autograd computes the gradients of the leaves. `_backward` then computes the
-        gradient of the logits itself.
+        Each loss is a function of the `_Leaves`. Autograd computes the gradients of the leaves.
+        `_logit_gradients` then computes the gradient of the logits itself.
         """
         head = self.head
         label_column = chunk.label.unsqueeze(1)
         logits, slope = head.logits(chunk.positions)  # (R, V)
-        leaves = {"label": head.gather_logits(logits, label_column)}
+        label_logit = head.gather_logits(logits, label_column)
+        caption_logits = logits_copy = subset = subset_total = None
         if chunk.earlier is not None:
-            leaves["caption_logits"] = head.gather_logits(logits, chunk.earlier.types)
+            caption_logits = head.gather_logits(logits, chunk.earlier.types)
         mean = head.mean(logits).squeeze(1) if self.label_smoothing else None
         if any(loss.reads_logits for loss in self.alternatives.values()):
-            leaves["logits"] = logits.clone()
-        subset = None
+            logits_copy = logits.clone()
         if "reverse" in self.token_losses:
             subset = head.exclude(logits, chunk.excluded, label_column)
-            leaves["subset"] = head.softmax_(subset)
-        leaves["total"] = head.softmax_(logits)
-        for value in leaves.values():
-            value.requires_grad_(head.has_grads)
+            subset_total = head.softmax_(subset)
+        total = head.softmax_(logits)
+        leaves = _Leaves(label_logit, total, caption_logits, logits_copy, subset_total)
+        inputs = [value.requires_grad_(head.has_grads) for value in leaves if value is not None]
         with enable_autograd():
             losses = self._compute_losses(leaves, mean, chunk)
-            total = sum(
+            loss_sum = sum(
                 (self.d_losses[name][chunk.positions] * loss).sum() for name, loss in losses.items()
             )
         for name, loss in losses.items():
             self.token_losses[name][chunk.positions] = loss.detach()
         if head.has_grads:
-            gradients = torch.autograd.grad(total, [*leaves.values()], materialize_grads=True)
-            d_logits = self._logit_gradients(chunk, dict(zip(leaves, gradients)), logits, subset)
+            gradients = iter(torch.autograd.grad(loss_sum, inputs, materialize_grads=True))
+            d_leaves = _Leaves(*(None if value is None else next(gradients) for value in leaves))
+            d_logits = self._logit_gradients(chunk, d_leaves, logits, subset)
             head.backward(chunk.positions, d_logits, slope)
 
-    def _logit_gradients(self, chunk: _Chunk, d_leaves, probabilities, subset_probabilities):
+    def _logit_gradients(
+        self, chunk: _Chunk, d_leaves: _Leaves, probabilities, subset_probabilities
+    ) -> Tensor:
         """Return the gradient of the logits (R, V). Overwrites the probabilities (R, V).
 
-        d_leaves: the gradients of the leaves by name. probabilities, subset_probabilities: the
-        softmax of all logits, and that of reverse subsetting or None.
+        d_leaves: the gradients of the leaves. probabilities, subset_probabilities: the softmax of
+        all logits, and that of reverse subsetting or None.
 
         A logsumexp contributes its softmax times the gradient of the logsumexp. A leaf that holds
         logits contributes its gradient at these logits.
         """
         head = self.head
-        d_logits = probabilities.mul_(d_leaves["total"])
+        d_logits = probabilities.mul_(d_leaves.total)
         if subset_probabilities is not None:
-            d_logits += subset_probabilities.mul_(d_leaves["subset"])
+            d_logits += subset_probabilities.mul_(d_leaves.subset)
         if self.label_smoothing:
             d_mle = self.d_losses["mle"][chunk.positions].unsqueeze(1)
             d_mean = self.label_smoothing / head.unmasked_count * d_mle
             head.subtract_unmasked_(d_logits, d_mean)
-        head.scatter_add_(d_logits, chunk.label.unsqueeze(1), d_leaves["label"])
+        head.scatter_add_(d_logits, chunk.label.unsqueeze(1), d_leaves.label)
         if chunk.earlier is not None:
-            head.scatter_add_(d_logits, chunk.earlier.types, d_leaves["caption_logits"])
-        if "logits" in d_leaves:
-            d_logits += d_leaves["logits"]
+            head.scatter_add_(d_logits, chunk.earlier.types, d_leaves.caption_logits)
+        if d_leaves.logits is not None:
+            d_logits += d_leaves.logits
         return d_logits
 
-    def _compute_losses(self, leaves, mean, chunk: _Chunk) -> dict[str, Tensor]:
+    def _compute_losses(self, leaves: _Leaves, mean, chunk: _Chunk) -> dict[str, Tensor]:
         """Return the losses (R,) of each objective that needs all logits.
 
-        leaves: "label" (R, 1), the label's logit; "caption_logits" (R, L), the logits of the
-        caption's tokens; "logits" (R, V), all logits; "total" (R, 1), the logsumexp of all logits;
-        "subset" (R, 1), the logsumexp of the tokens that reverse subsetting keeps. A leaf that no
-        objective needs is missing. mean: (R,), the mean logit for label smoothing, or None;
-        `_logit_gradients` adds the gradient of the mean.
+        mean: (R,), the mean logit for label smoothing, or None; `_logit_gradients` adds the
+        gradient of the mean.
         """
-        target = leaves["label"].squeeze(1)
-        total = leaves["total"].squeeze(1)
+        target = leaves.label.squeeze(1)
+        total = leaves.total.squeeze(1)
         mle = total - target
         losses = {}
         for name in self.token_losses:
@@ -267,13 +281,12 @@ class _LossAccumulator:
             elif name in ("mle", "truncation"):
                 losses[name] = mle
             elif name == "reverse":
-                losses[name] = leaves["subset"].squeeze(1) - target
+                losses[name] = leaves.subset.squeeze(1) - target
             elif loss is not None and loss.reads_logits:
-                losses[name] = loss.losses(leaves["logits"], chunk.label)
+                losses[name] = loss.losses(leaves.logits, chunk.label)
             elif loss is not None:
-                caption_logits = leaves.get("caption_logits")
                 losses[name] = loss.losses(
-                    PositionLogits(total, target, caption_logits, chunk.earlier)
+                    PositionLogits(total, target, leaves.caption_logits, chunk.earlier)
                 )
             if name in self.first_token_mle_names:
                 losses[name] = mle.where(chunk.is_first, losses.get(name, 0))

@@ -89,7 +89,7 @@ class CheckpointModel:
                 used = settings
             else:
                 reranking = dataclasses.replace(reranking, num_return=num_return)
-                used = reranking.settings(settings)
+                used = reranking.candidate_settings(settings)
         check_reranking(run)
         captioner, self.report = captioner_from(run, checkpoint)
         self.precision = Precision(run.precision, device)
@@ -106,7 +106,7 @@ class CheckpointModel:
         self.read = partial(_read, self.preprocessing.evaluation, self.takes_prompt)
         recorded = recorded_settings(used, run.seed)
         if reranking is not None:
-            recorded.update(reranking.record())
+            recorded.update(reranking.recorded_settings())
             if reranking.model:
                 recorded["rerank_model"] = without_secrets(reranking.model)
         recorded["precision"] = run.precision

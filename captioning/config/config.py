@@ -122,7 +122,7 @@ class Config(Keys):
     def _check_combinations(self):
         settings, reranking = self.decoding_settings(), self.reranking()
         if reranking:
-            reranking.settings(settings)
+            reranking.candidate_settings(settings)
         if self.reward:
             check_options(self.reward, self)
         try:

@@ -77,7 +77,7 @@ class Reranker:
             seeds = image_seeds(image, self.reranking.seed)
         candidates = self.captioner.generate_from(
             encoded,
-            self.reranking.settings(settings, seeds),
+            self.reranking.candidate_settings(settings, seeds),
             encode_noisy(self.captioner, image, settings),
         )
         scores = self.scorer(image, encoded, candidates)

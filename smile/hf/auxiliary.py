@@ -32,13 +32,18 @@ def auxiliary_losses(
 
     output: the output of the model, which was called without labels, so that its "loss", if any, is
     an auxiliary loss. A model that `needs_labels_for_mask` was called with labels, and its "loss"
-    is ignored. Parts are detached scalars, not multiplied by their weights. Raises
-    ValueError for a model that computes its router losses only with labels.
+    is ignored. The sum is on the device of the logits. Parts are detached, and not multiplied by
+    their weights. Raises ValueError for a model that computes its router losses only with labels,
+    and for an auxiliary loss that is not a single number.
     """
     parts = {}
     weighted = []
 
     def add(name, weight, value):
+        if value.numel() != 1:
+            raise ValueError(
+                f"{type(model).__name__}: {name} is {tuple(value.shape)}; it must be one number"
+            )
         parts[name] = value.detach()
         weighted.append(weight * value)
 
@@ -48,8 +53,8 @@ def auxiliary_losses(
             # The value is the int 0 if the model has no routers.
             add(name, weight, torch.as_tensor(output[name]))
     has_router = any(output.get(name) is not None for name in ROUTER_LOGITS)
-    has_loss = class_of(model).__name__ not in NO_ROUTER_LOSS
-    if has_router and not parts and has_loss and value_of(model, "router_aux_loss_coef"):
+    has_router_loss = class_of(model).__name__ not in NO_ROUTER_LOSS
+    if has_router and not parts and has_router_loss and value_of(model, "router_aux_loss_coef"):
         raise ValueError(
             f"{type(model).__name__} computes its router losses only with labels; use_smile needs "
             "output_router_logits=False for it"
@@ -60,5 +65,5 @@ def auxiliary_losses(
         add("own_loss", 1.0, output["loss"])
     if not parts:
         return None, {}
-    device = weighted[0].device
-    return torch.stack([loss.to(device).flatten()[0] for loss in weighted]).sum(), parts
+    device = output["logits"].device
+    return torch.stack([loss.to(device).reshape(()) for loss in weighted]).sum(), parts

@@ -35,9 +35,8 @@ def find_conflicts(trainer: Any) -> Iterator[str]:
         yield f"nn.DataParallel would split a batch over {args.n_gpu} GPUs; start with torchrun"
     is_packed = getattr(args, "packing", False) or getattr(args, "eval_packing", False)
     peft = getattr(trainer.model, "active_peft_config", None)
-    if (is_packed or getattr(args, "padding_free", False)) and getattr(
-        peft, "is_prompt_learning", 0
-    ):
+    has_several_texts = is_packed or getattr(args, "padding_free", False)  # in a row
+    if has_several_texts and getattr(peft, "is_prompt_learning", False):
         yield (
             f"{type(peft).__name__} does not accept position_ids, so packed captions would see "
             "each other; leave packing and padding_free out"

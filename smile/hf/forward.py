@@ -19,9 +19,9 @@ from smile.hf.misuse_checks import (
     is_running,
     output_logits,
     refuse_other_losses,
-    unwatch,
-    watch,
-    watch_parts,
+    unwatch_model,
+    watch_decoder_and_head,
+    watch_module,
 )
 from smile.hf.packed import BATCH_KEYS, Targets
 from smile.hf.refusal import refuse
@@ -36,7 +36,7 @@ class _Settings:
 
     objective: Objective
     from_hidden: bool
-    arguments: list[str]  # names of the arguments of the class's forward, in order
+    argument_names: list[str]  # of the class's forward, in order
     parts: dict[str, Tensor] = field(default_factory=dict)  # see `last_parts`
     head_is_checked: bool = False  # whether `LinearHead.changed_rows` has checked the head
     is_warned: bool = False  # whether `_warn_of_logits` has warned the user
@@ -73,29 +73,32 @@ def use_smile(
     undo(model)
     objective = to_objective(objective)
     original_class = type(model)
-    watch_parts(model)
-    arguments = list(inspect.signature(original_class.forward).parameters)[1:]
-    model._smile = _Settings(objective, from_hidden, arguments)
+    watch_decoder_and_head(model)
+    argument_names = list(inspect.signature(original_class.forward).parameters)[1:]
+    model._smile = _Settings(objective, from_hidden, argument_names)
     if from_hidden and linear_head(model) is None:
         _warn_of_logits(model, model._smile)
     # If another library has set `model.forward`, the objective's forward calls that function. If a
     # library sets `model.forward` later, the library's function calls the objective's forward.
-    model._smile_below = (*getattr(model, "_smile_below", ()), model.__dict__.pop("forward", None))
-    model.__class__ = _add_objective(original_class, len(model._smile_below) - 1)
+    model._smile_forwards = (
+        *getattr(model, "_smile_forwards", ()),
+        model.__dict__.pop("forward", None),
+    )
+    model.__class__ = _add_objective(original_class, len(model._smile_forwards) - 1)
     return wrapped
 
 
 def _add_objective(original_class: type, level: int) -> type:
     """Return a subclass of `original_class` whose forward returns the objective's loss.
 
-    level: the index in `_smile_below` of the forward that was set on the instance before this call
-    of `use_smile`, or of None if none was set. The forward is not set on the instance, because
+    level: the index in `_smile_forwards` of the forward that was set on the instance before this
+    call of `use_smile`, or of None if none was set. The forward is not set on the instance, because
     copies and replicas of a model would share it. The subclass has the name of `original_class`,
     because checkpoints and Trainer read the name.
     """
 
     def forward(self, *args, **kwargs):
-        set_forward = self._smile_below[level]
+        set_forward = self._smile_forwards[level]
         inner_forward = (
             functools.partial(original_class.forward, self) if set_forward is None else set_forward
         )
@@ -125,12 +128,12 @@ def undo(model: nn.Module) -> nn.Module:
     # The class lacks this attribute if the model has no objective or FSDP has added a subclass.
     original_class = type(model).__dict__.get("_without_smile")
     if model.__dict__.pop("_smile", None) is not None:
-        unwatch(model)
+        unwatch_model(model)
     if original_class is not None:
         model.__class__ = original_class
-        # A forward that a library has set later still reads `_smile_below`, so that it must stay.
+        # A forward that a library has set later still reads `_smile_forwards`: keep them for it.
         if "forward" not in vars(model):
-            *model._smile_below, set_forward = model._smile_below
+            *model._smile_forwards, set_forward = model._smile_forwards
             if set_forward is not None:
                 model.forward = set_forward
     return wrapped
@@ -150,7 +153,7 @@ def last_parts(model: nn.Module) -> dict[str, Tensor]:
 
 def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, kwargs: dict) -> Any:
     """Run `inner_forward`, the model's original forward; return its output with the new loss."""
-    inputs = _named_inputs(model, settings.arguments, args, kwargs)
+    inputs = _named_inputs(model, settings.argument_names, args, kwargs)
     keep_logits = inputs.pop("keep_logits", None)
     in_training = model.training and torch.is_grad_enabled()
     if inputs.get("labels") is None and inputs.get("shift_labels") is None:
@@ -230,8 +233,8 @@ def _add_inputs(model, settings: _Settings, targets: Targets) -> None:
     inputs = targets.inputs
     labels = targets.original_labels
     texts = targets.texts
-    is_packed = texts is not None and "kwargs" in settings.arguments
-    if is_packed or "use_cache" in settings.arguments:
+    is_packed = texts is not None and "kwargs" in settings.argument_names
+    if is_packed or "use_cache" in settings.argument_names:
         inputs["use_cache"] = False  # with a cache, texts of a row see each other in some models
     add_decoder_inputs(model, labels, inputs)
     # Only a model that needs labels for its attention mask gets labels: every model that gets
@@ -269,7 +272,7 @@ def _run_from_hidden(
         results.append(head.compute_objective(settings.objective, targets.align(states)))
         return states[:, -1:].detach()
 
-    watch(head.module)
+    watch_module(head.module)
     call = Call(model, head.module, replace_input)
     output = call.run(inner_forward, targets.inputs)
     last_logits = output_logits(model, output).detach()

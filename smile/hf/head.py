@@ -77,21 +77,21 @@ def linear_head(model: nn.Module) -> Optional[LinearHead]:
     for its attention mask, and for a head that is not linear, was changed, has an adapter or is
     partitioned by DeepSpeed ZeRO-3.
     """
-    part, head = _output_layer(model)
-    if part is None or head_row(model) is None:
+    owner, head = _output_layer(model)
+    if owner is None or head_row(model) is None:
         return None
-    row = head_row(part)
+    row = head_row(owner)
     if row is None or z_loss_weight(model) or needs_labels_for_mask(model):
         return None
     if not _is_linear(head) or hasattr(head.weight, "ds_id"):
         return None
-    scale = value_of(part, row.scale, 1.0) / value_of(part, row.divisor, 1.0)
-    bias = value_of(part, row.bias)
+    scale = value_of(owner, row.scale, 1.0) / value_of(owner, row.divisor, 1.0)
+    bias = value_of(owner, row.bias)
     return LinearHead(
         module=head,
-        transform=Transform(scale, value_of(part, row.softcap)),
+        transform=Transform(scale, value_of(owner, row.softcap)),
         bias=None if bias is None else bias.flatten(),
-        vocabulary=value_of(part, row.vocabulary),
+        vocabulary=value_of(owner, row.vocabulary),
     )
 
 
@@ -105,11 +105,11 @@ def language_head(model: nn.Module) -> nn.Module:
 
 
 def _output_layer(model: nn.Module) -> tuple[Optional[nn.Module], Optional[nn.Module]]:
-    """Return (module, head): the model or a part of it, and the language head that it calls."""
-    for part in (*model.children(), model):
-        head = part.get_output_embeddings() if hasattr(part, "get_output_embeddings") else None
+    """Return (owner, head): the language head, and the model or the submodule that calls it."""
+    for owner in (*model.children(), model):
+        head = owner.get_output_embeddings() if hasattr(owner, "get_output_embeddings") else None
         if head is not None:
-            return part, _active_head(head)
+            return owner, _active_head(head)
     return None, None
 
 

@@ -61,47 +61,49 @@ def is_running(model: nn.Module) -> bool:
     return any(call.model is model for call in _CALLS.stack)
 
 
-def _pre_forward_hook(part: nn.Module, args: tuple) -> Optional[tuple]:
+def _pre_forward_hook(module: nn.Module, args: tuple) -> Optional[tuple]:
     """Replace the input of a running call's head; raise ValueError for a run outside of a forward.
 
-    part: a decoder or head that is about to run. Return None if the input is not replaced.
+    module: a decoder or head that is about to run. Return None if the input is not replaced.
     """
     for call in _CALLS.stack:
-        if call.head is part:
+        if call.head is module:
             return (call.replace_input(args[0]), *args[1:])
-    in_training = part.training and torch.is_grad_enabled()
+    in_training = module.training and torch.is_grad_enabled()
     # Activation checkpointing runs decoder and head again in the objective's backward pass, which
     # is allowed.
     is_outside = in_training and not _CALLS.stack
     if is_outside and torch._C._current_graph_task_id() not in _BACKWARDS:
-        raise ValueError(f"{type(part).__name__} was run outside of its model's forward, {REMEDY}")
+        raise ValueError(
+            f"{type(module).__name__} was run outside of its model's forward, {REMEDY}"
+        )
     return None
 
 
-# Stores the head's output in the running call that replaced the head's input.
 def _forward_hook(head: nn.Module, _, logits: Tensor) -> None:
+    """Store the head's output in the running call that replaced the head's input."""
     for call in _CALLS.stack:
         if call.head is head:
             call.head_output = logits
 
 
-def watch_parts(model: nn.Module) -> None:
+def watch_decoder_and_head(model: nn.Module) -> None:
     """Make decoder and head, frozen or not, raise ValueError if they run for another loss."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    for part in (_decoder_of(model), head):
-        if isinstance(part, nn.Module):
-            watch(part)
+    for module in (_decoder_of(model), head):
+        if isinstance(module, nn.Module):
+            watch_module(module)
 
 
-def watch(part: nn.Module) -> None:
+def watch_module(module: nn.Module) -> None:
     """Register the hooks on decoder or head, unless they are registered already."""
     # The hooks are copied to a list, because Dynamo of torch 2.8 needs a list.
-    if _pre_forward_hook not in [*part._forward_pre_hooks.values()]:
-        part.register_forward_pre_hook(_pre_forward_hook)
-        part.register_forward_hook(_forward_hook)
+    if _pre_forward_hook not in [*module._forward_pre_hooks.values()]:
+        module.register_forward_pre_hook(_pre_forward_hook)
+        module.register_forward_hook(_forward_hook)
 
 
-def unwatch(model: nn.Module) -> None:
+def unwatch_model(model: nn.Module) -> None:
     """Remove the hooks from all modules of the model."""
     for module in model.modules():
         for hooks in (module._forward_pre_hooks, module._forward_hooks):

@@ -30,7 +30,7 @@ SINCE_5 = tuple(NEW_CLASSES.split())
 # Classes with positions on three axes (time, height, width). To separate texts they need text
 # positions as a fourth axis: position_ids (4, B, N).
 THREE_AXES = ("Qwen2VL", "Qwen2_5_VL")
-LEAK_ERROR = (
+MIXED_TEXTS_ERROR = (
     "lets captions of a packed row see each other, with this version of transformers or this "
     "attn_implementation; leave packing and padding_free out"
 )
@@ -45,11 +45,11 @@ def refuse_leaks(model: nn.Module, inputs: dict, texts: Tensor) -> None:
     if inputs.get("attention_mask") is not None or _separates_texts(model, inputs, len(texts)):
         return
     if (texts != texts[:, :1]).any():
-        raise ValueError(f"{type(model).__name__} {LEAK_ERROR}")
+        raise ValueError(f"{type(model).__name__} {MIXED_TEXTS_ERROR}")
 
 
-def _separates_texts(model: nn.Module, inputs: dict, rows: int) -> bool:
-    """Return whether attention is known to separate the texts of packed rows. rows: how many."""
+def _separates_texts(model: nn.Module, inputs: dict, num_rows: int) -> bool:
+    """Return whether attention is known to separate the texts of `num_rows` packed rows."""
     model_class = class_of(model)
     positions = inputs.get("position_ids")
     name = model_class.__name__
@@ -61,7 +61,7 @@ def _separates_texts(model: nn.Module, inputs: dict, rows: int) -> bool:
     config = getattr(model.config, "text_config", model.config)
     attention = getattr(config, "_attn_implementation", None) or "eager"
     if "flash" in attention:  # FlashAttention separates texts only in a batch of one row
-        return rows == 1 and (positions is not None or inputs.get("cu_seq_lens_q") is not None)
+        return num_rows == 1 and (positions is not None or inputs.get("cu_seq_lens_q") is not None)
     if positions is None:
         return False
     has_text_positions = (

@@ -275,6 +275,7 @@ def _column_names(rows: Any) -> Iterable[str]:
 
 def _divide(items: Union[Tensor, int], divisor: int) -> Union[Tensor, int, float]:
     """Return items / divisor, in float64 if the device supports it."""
-    if divisor == 1 or not isinstance(items, Tensor):
-        return items / divisor if divisor > 1 else items
-    return (items if items.device.type == "mps" else items.double()) / divisor
+    if divisor == 1:
+        return items
+    is_widened = isinstance(items, Tensor) and items.device.type != "mps"
+    return (items.double() if is_widened else items) / divisor

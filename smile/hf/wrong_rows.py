@@ -6,6 +6,7 @@ from torch import Tensor
 
 from smile.hf.families import IGNORED, configured_ids, is_media, is_one_of
 
+# Error lines. `smile.hf.refusal.refuse` replaces {row}.
 REMEDY = (
     "give the batch position_ids that restart with each caption, seq_idx or cu_seq_lens_q, or "
     "segments, in which all positions of a caption have the same number"

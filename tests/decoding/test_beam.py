@@ -28,10 +28,10 @@ def uncached(logits):
 class PrefixModel:
     """Computes logits that depend on all tokens of a row and on its prompt."""
 
-    def __init__(self, vocabulary, seed, ends=1.0):
+    def __init__(self, vocabulary, seed, end=END, ends=1.0):
         generator = torch.Generator().manual_seed(seed)
         self.weight = 2 * torch.randn(40, vocabulary, vocabulary, generator=generator)
-        self.weight[:, :, END] += ends
+        self.weight[:, :, end] += ends
         self.prompt_bias = torch.randn(50, vocabulary, generator=generator)
 
     def logits(self, tokens):
@@ -130,7 +130,9 @@ def searches(draw):
         num_beam_groups=groups,
         diversity_penalty=draw(st.sampled_from([0.0, 0.3, 2.0])) if groups > 1 else 0.0,
     )
-    model = PrefixModel(13, draw(st.integers(0, 10**6)), draw(st.sampled_from([-2.0, 1.0, 4.0])))
+    model = PrefixModel(
+        13, draw(st.integers(0, 10**6)), ends=draw(st.sampled_from([-2.0, 1.0, 4.0]))
+    )
     prompts = draw(st.lists(st.integers(2, 12), min_size=1, max_size=4))
     return chosen, model, torch.tensor([[p, 2, 3] for p in prompts])
 

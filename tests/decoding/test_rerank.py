@@ -50,11 +50,11 @@ def test_inverted_probabilities_are_samples():
 
 def test_settings_of_candidates():
     grouped = DecodingSettings(num_beams=4, num_beam_groups=2, diversity_penalty=0.5, top_k=7)
-    samples = Reranking("mmi", num_candidates=6).settings(grouped, (1, 2))
+    samples = Reranking("mmi", num_candidates=6).candidate_settings(grouped, (1, 2))
     assert samples == DecodingSettings(
         sample=True, num_return=6, num_beams=4, top_k=7, seeds=(1, 2)
     )
-    beams = Reranking("mmi", num_candidates=6, candidates="beams").settings(grouped)
+    beams = Reranking("mmi", num_candidates=6, candidates="beams").candidate_settings(grouped)
     assert (beams.num_beams, beams.num_return, beams.num_beam_groups) == (6, 6, 2)
     with pytest.raises(ValueError, match="num_return is 3 with num_candidates 2"):
         Reranking("mbr", num_candidates=2, num_return=3)

@@ -10,34 +10,8 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from decoding import DecodingSettings, decode
+from tests.decoding.test_beam import PrefixModel, uncached
 from tests.fuzz.examples import fuzzed
-
-
-class Table:
-    """Logits that a table gives for the last two tokens, as a step with a cache."""
-
-    def __init__(self, vocabulary, seed, scale, dtype, forbidden=()):
-        generator = torch.Generator().manual_seed(seed)
-        shape = (vocabulary, vocabulary, vocabulary)
-        self.logits = (scale * torch.randn(shape, generator=generator)).to(dtype)
-        self.logits[..., list(forbidden)] = float("-inf")
-
-    def step(self):
-        before = {}
-
-        def call(tokens, rows):
-            b, k, n = tokens.shape
-            flat = tokens.flatten(0, 1)
-            if n == 1 and rows is None:
-                previous = flat[:, 0]
-            elif n == 1:
-                previous = before["last"][rows.flatten()]
-            else:
-                previous = flat[:, -2]
-            before["last"] = flat[:, -1]
-            return self.logits[previous, flat[:, -1]].view(b, k, -1)
-
-        return call
 
 
 @st.composite
@@ -65,18 +39,23 @@ def searches(draw):
     forbidden = draw(st.sets(words, max_size=vocabulary - 2))
     scale = draw(st.sampled_from([0.0, 1.0, 100.0]))
     dtype = draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16]))
-    table = Table(vocabulary, draw(st.integers(0, 2**31)), scale, dtype, forbidden)
+    model = PrefixModel(vocabulary, draw(st.integers(0, 2**31)), end=end, ends=0.0)
+
+    def logits(tokens):
+        logits = (scale * model.logits(tokens)).to(dtype)
+        return logits.index_fill(1, torch.tensor([*forbidden], dtype=int), float("-inf"))
+
     assume(set(range(vocabulary)) - forbidden - {end})  # else no word is allowed before min_length
     pad = draw(words if sample or beams == 1 else words | st.just(99))  # sampling reads it
-    return table, prompts, end, pad, forbidden, chosen
+    return logits, prompts, end, pad, forbidden, chosen
 
 
 @fuzzed(160)
 @given(searches())
 def test_any_search_keeps_its_invariants(search):
-    table, prompts, end, pad, forbidden, chosen = search
+    logits, prompts, end, pad, forbidden, chosen = search
     torch.manual_seed(0)
-    ids, scores = decode(table.step(), prompts, end, pad, chosen)
+    ids, scores = decode(uncached(logits), prompts, end, pad, chosen)
     start = prompts.size(1)
     assert ids.shape[:2] == scores.shape == (len(prompts), chosen.num_return)
     assert start < ids.size(2) <= chosen.max_length and ids.dtype == torch.int64
@@ -93,7 +72,7 @@ def test_any_search_keeps_its_invariants(search):
         best = best[: best.index(end)] if end in best else best
         assert not forbidden & set(best) and torch.tensor(of_rows[0]).isfinite()
     for number in range(0 if chosen.sample else len(prompts)):
-        alone, of_alone = decode(table.step(), prompts[number, None], end, pad, chosen)
+        alone, of_alone = decode(uncached(logits), prompts[number, None], end, pad, chosen)
         width = alone.size(2)
         assert torch.equal(ids[number, :, :width], alone[0])
         assert (ids[number, :, width:] == pad).all()

@@ -22,6 +22,7 @@ SPECS = [
     {"unlikelihood": 0.3, "scalegrad": 0.2, "focal": 0.1, "truncation": 0.5},
     hidden_states.SPECS[-1],
 ]
+BY_ROWS = (None, Shard(0), Shard(0))  # plain hidden states; weight and bias by rows
 HOW = [{}, {"reduction": "none"}, {"reduction": "sum", **CAPPED}, PACKED]
 
 
@@ -38,10 +39,10 @@ def objective(spec, **settings):
 
 
 def leaf(x):
-    return None if x is None else x.detach().requires_grad_()
+    return x.detach().requires_grad_()
 
 
-def whole(x):
+def full_tensor(x):
     return x.full_tensor() if isinstance(x, DTensor) else x
 
 
@@ -59,15 +60,24 @@ def found(losses, inputs, labels, **how):
     return results(losses.from_hidden(*inputs, labels, **how), inputs)
 
 
-def divided(inputs, mesh):
-    """Plain hidden states, and a weight and bias that are sharded by rows."""
-    hidden, *head = inputs
-    return [leaf(hidden), *(leaf(distribute_tensor(x, mesh, [Shard(0)])) for x in head)]
+def place(inputs, mesh, layout):
+    """Distribute hidden states, weight and bias. A tensor with the placement None stays plain."""
+    return [
+        leaf(x if placement is None else distribute_tensor(x, mesh, [placement]))
+        for x, placement in zip(inputs, layout)
+    ]
 
 
-def equal(ours, theirs):
-    ours[-1] = tuple(whole(x) for x in ours[-1])
+def assert_equal(ours, theirs):
+    ours[-1] = tuple(full_tensor(x) for x in ours[-1])
     torch.testing.assert_close(ours, theirs)
+
+
+def compare(mesh, losses, inputs, labels, layout=BY_ROWS, **how):
+    """Assert that results are those of one process, and that gradients are placed as inputs are."""
+    ours = found(losses, place(inputs, mesh, layout), labels, **how)
+    assert [getattr(x, "placements", (None,))[0] for x in ours[-1]] == [*layout]
+    assert_equal(ours, definition(losses, inputs, labels, **how))
 
 
 def refused(what, call):
@@ -78,43 +88,31 @@ def refused(what, call):
 def definitions(mesh):
     every = [(23, spec, first, how) for spec in SPECS for first in (True, False) for how in HOW]
     for vocabulary, spec, first, how in (*every, (2, SPECS[-1], True, {})):
-        inputs, labels = example(vocabulary)
-        losses = objective(spec, first_token_mle=first)
-        ours = found(losses, divided(inputs, mesh), labels, **how)
-        assert [x.placements for x in ours[-1][1:]] == [(Shard(0),)] * 2
-        equal(ours, definition(losses, inputs, labels, **how))
+        compare(mesh, objective(spec, first_token_mle=first), *example(vocabulary), **how)
     inputs, labels = example(26)
     inputs[2][23:] = float("-inf")  # words of one process alone
-    losses, labels = objective("mle"), labels.where(labels < 23, 22)
-    equal(found(losses, divided(inputs, mesh), labels), definition(losses, inputs, labels))
+    compare(mesh, objective("mle"), inputs, labels.where(labels < 23, 22))
 
 
 def placements(mesh):
     inputs, labels = example()
     losses = objective(SPECS[-1])
-    expected = definition(losses, inputs, labels)
-    for hidden in (None, Replicate(), Shard(0), Shard(1), Shard(2)):
-        for weight, bias in itertools.product((None, Replicate(), Shard(0)), repeat=2):
-            where = (hidden, weight, bias)
-            if any(where):
-                placed = [
-                    leaf(x if each is None else distribute_tensor(x, mesh, [each]))
-                    for x, each in zip(inputs, where)
-                ]
-                ours = found(losses, placed, labels)
-                assert [getattr(x, "placements", (None,))[0] for x in ours[-1]] == [*where]
-                equal(ours, expected)
-    _, *head = divided(inputs, mesh)
+    of_hidden, of_head = (Replicate(), Shard(0), Shard(1), Shard(2)), (Replicate(), Shard(0))
+    for placed in itertools.product((None, *of_hidden), (None, *of_head), (None, *of_head)):
+        if any(placed):
+            compare(mesh, losses, inputs, labels, placed)
+    _, *head = place(inputs, mesh, BY_ROWS)
     part = leaf([inputs[0] * 0.25, inputs[0] * 0.75][dist.get_rank()])
     sum_of_parts = DTensor.from_local(part, mesh, [Partial()])
     copies = distribute_tensor(labels, mesh, [Replicate()])
-    equal(found(losses, [sum_of_parts, *head], copies), expected)
+    ours = found(losses, [sum_of_parts, *head], copies)
+    assert_equal(ours, definition(losses, inputs, labels))
 
 
 def no_whole_weight(mesh):
     inputs, labels = example(4000)
     for spec in SPECS:
-        placed = divided(inputs, mesh)
+        placed = place(inputs, mesh, BY_ROWS)
         with LargestMade() as made:
             local = [x.to_local() if isinstance(x, DTensor) else x for x in placed]
             found(objective(spec), placed, labels)
@@ -165,7 +163,7 @@ def step(model, *inputs):
     torch.manual_seed(0)
     loss = model(*inputs)
     loss.backward()
-    return loss.detach(), {name: whole(p.grad) for name, p in model.named_parameters()}
+    return loss.detach(), {name: full_tensor(p.grad) for name, p in model.named_parameters()}
 
 
 def tensor_parallel(mesh):

@@ -7,10 +7,7 @@ comma, what this one of its models is for.
 import transformers
 
 from tests.smile.families import decoders, encoder_decoders, vision_language
-from tests.smile.families.batches import IMAGE_TOKEN, PAD, SIZES, VOCABULARY, text
 
-__all__ = ["FAMILIES", "HERE", "IMAGE_TOKEN", "PAD", "SIZES", "VOCABULARY", "class_of", "make"]
-__all__ += ["text"]
 FAMILIES = {**encoder_decoders.FAMILIES, **decoders.FAMILIES, **vision_language.FAMILIES}
 
 

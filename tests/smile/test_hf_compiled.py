@@ -9,7 +9,7 @@ import transformers
 from smile import Objective
 from smile.hf import last_parts, use_smile
 from tests.smile import hf_models
-from tests.smile.hf_steps import GPT2, LLAMA, T5, from_logits_and_hidden, gradients, made, one_line
+from tests.smile.hf_steps import GPT2, LLAMA, T5, gradients, made, one_line
 
 CAUSAL = LLAMA if LLAMA in hf_models.HERE else GPT2
 SMILE, MLE = Objective(), Objective("mle")
@@ -23,12 +23,12 @@ def from_scratch():
     torch._dynamo.reset()
 
 
-def assert_same(model, name, objective, steps=2):
-    batch = made(name).batch
+def assert_same(model, name, objective, **other):
+    batch = {**made(name).batch, **other}
     plain = use_smile(made(name).model, objective)
     loss = plain(**batch).loss
     loss.backward()
-    for _ in range(steps):
+    for _ in range(2):
         model.zero_grad()
         found = model(**batch)
         found.loss.backward()
@@ -61,13 +61,22 @@ def test_a_whole_graph_with_the_objective_in_it(way):
     assert_same(model, CAUSAL, MLE)
 
 
+TWO_CAPTIONS = {"labels": torch.tensor([[5, 6, 7, 1, -100, -100, 8, 9, 5, 1]] * 3)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [after, its_forward_before])
-@from_logits_and_hidden
-def test_smile_of_a_compiled_model(way, from_hidden):
-    # From hidden states the objective is one operator; from logits the captions' sizes are read.
-    model = way(made(CAUSAL).model, SMILE, backend="aot_eager", fullgraph=from_hidden)
-    assert_same(use_smile(model, SMILE, from_hidden), CAUSAL, SMILE)
+def test_smile_of_a_compiled_model():
+    """From hidden states the objective is one operator."""
+    model = after(made(CAUSAL).model, SMILE, backend="aot_eager", fullgraph=True)
+    assert_same(use_smile(model, SMILE, from_hidden=True), CAUSAL, SMILE)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(OLD, reason="transformers 4.15.0 looks at the values of T5's labels")
+def test_smile_of_a_compiled_forward():
+    """From logits the sizes of captions are read, of which each row has two."""
+    model = its_forward_before(made(T5).model, SMILE, backend="aot_eager")
+    assert_same(model, T5, SMILE, **TWO_CAPTIONS)
 
 
 def test_a_compiled_decoder_and_a_copy():
@@ -105,17 +114,6 @@ def test_a_packed_row_of_a_compiled_model_is_refused():
     for more, line in UNKNOWN:
         with pytest.raises(ValueError, match=f"^{line}"):  # torch 2.8 puts the graph after it
             model(**{**fine, **more})
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(OLD, reason="transformers 4.15.0 looks at the values of T5's labels")
-def test_several_captions_in_a_row_of_a_compiled_encoder_decoder_model():
-    model, batch, *_ = made(T5)
-    labels = torch.tensor([[5, 6, 7, 1, -100, -100, 8, 9, 5, 1]]).expand(3, -1)
-    batch = {**batch, "labels": labels}
-    expected = use_smile(model)(**batch).loss
-    model = torch.compile(model, backend="aot_eager")
-    torch.testing.assert_close(model(**batch).loss, expected)
 
 
 def test_what_goes_past_a_compiled_model():

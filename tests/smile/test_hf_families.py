@@ -1,4 +1,4 @@
-"""Every family of transformers with the objective as its loss, beside its own and the formula."""
+"""Every family of transformers with the objective as its loss, beside the model's own loss."""
 
 import copy
 import inspect

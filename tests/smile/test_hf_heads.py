@@ -14,6 +14,7 @@ from smile.hf.families import align_labels
 from smile.hf.head import linear_head
 from smile.hf.head_table import needs_labels_for_mask
 from tests.smile import hf_models
+from tests.smile.families.batches import VOCABULARY
 from tests.smile.hf_steps import GPT2, made, needs, one_line
 
 MIXTURE = Objective({"mle": 0.3, "smile": 0.7})
@@ -33,15 +34,16 @@ def assert_from_logits(model, batch):
     torch.testing.assert_close(output.loss, expected)
 
 
-def test_a_head_that_is_not_linear_is_not_read():
-    family, sizes = made(GPT2), (16, hf_models.VOCABULARY)
-    for head in (Cosine(*sizes), torch.nn.Sequential(torch.nn.Linear(*sizes))):
-        family.model.lm_head = head.double()
-        family.model.config.tie_word_embeddings = False
-        assert_from_logits(family.model, family.batch)
+def replaced(model, head):
+    model.lm_head = head.double()
+    model.config.tie_word_embeddings = False
+    return model
+
+
+def adapted(model):
     peft = pytest.importorskip("peft")
-    adapter = peft.LoraConfig(r=2, target_modules=["lm_head"])
-    assert_from_logits(peft.get_peft_model(made(GPT2).model, adapter).double(), family.batch)
+    config = peft.LoraConfig(r=2, target_modules=["lm_head"])
+    return peft.get_peft_model(model, config).double()
 
 
 class Louder(transformers.GPT2LMHeadModel):
@@ -53,10 +55,26 @@ class Louder(transformers.GPT2LMHeadModel):
         return output
 
 
-def test_a_class_that_the_table_lacks_is_trained_from_logits():
+def louder(model):
+    model.__class__ = Louder
+    return model
+
+
+HEAD_SIZES = (16, VOCABULARY)
+UNREADABLE = {
+    "another forward": lambda model: replaced(model, Cosine(*HEAD_SIZES)),
+    "several layers": lambda model: replaced(
+        model, torch.nn.Sequential(torch.nn.Linear(*HEAD_SIZES))
+    ),
+    "an adapter": adapted,
+    "a class that the table lacks": louder,
+}
+
+
+@pytest.mark.parametrize("change", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_model_whose_head_cannot_be_read_is_trained_from_logits(change):
     family = made(GPT2)
-    family.model.__class__ = Louder
-    assert_from_logits(family.model, family.batch)
+    assert_from_logits(change(family.model), family.batch)
 
 
 @needs("Gemma2ForCausalLM")
@@ -95,8 +113,6 @@ OTHER = {"output_multiplier": 7.0}  # of the vision model
     [
         ("MuseGlimmerForConditionalGeneration", {"text_config": MUSE, **OTHER}, (3.0, 5.0)),
         ("xLSTMForCausalLM", {"output_logit_soft_cap": 4.0}, (1.0, 4.0)),
-        ("GraniteForCausalLM", {"logits_scaling": 4.0}, (0.25, None)),
-        ("HyperCLOVAXForCausalLM", {"logits_scaling": 4.0}, (4.0, None)),
         ("CohereForCausalLM", {"logit_scale": 0.5}, (0.5, None)),
     ],
 )
@@ -184,6 +200,17 @@ def test_the_parts_of_routers_are_reported_and_may_not_be_missing():
         auxiliary_losses(family.model, output)
     del output["router_logits"]
     assert auxiliary_losses(family.model, output) == (None, {})
+
+
+def test_auxiliary_losses_are_numbers_on_the_device_of_the_logits():
+    model = types.SimpleNamespace(config=types.SimpleNamespace(router_aux_loss_coef=0.5))
+    output = {"logits": torch.zeros(1, 1, 9, device="meta"), "encoder_aux_loss": 0}
+    output["decoder_aux_loss"] = torch.ones(1, device="meta")
+    added, parts = auxiliary_losses(model, output)
+    assert added.device.type == "meta" and added.shape == () and len(parts) == 2
+    output["decoder_aux_loss"] = torch.ones(2)
+    with one_line(r"decoder_aux_loss is \(2,\); it must be one number"):
+        auxiliary_losses(model, output)
 
 
 class Regularised(transformers.GPT2LMHeadModel):

@@ -8,7 +8,6 @@ import transformers
 from smile import Objective
 from smile.hf import compute_loss_func, undo, use_smile
 from tests.smile.families.batches import IMAGE_TOKEN, SIZES, START, VOCABULARY
-from tests.smile.families.expected import naive_smile
 from tests.smile.hf_steps import LLAVA, made, needs, one_line
 
 BART, WHISPER = "BartForConditionalGeneration", "WhisperForConditionalGeneration"
@@ -30,13 +29,13 @@ def opened(labels, openings):
 
 
 def expected(model, batch, openings):
-    """Return the openings' cross-entropy over the vocabulary plus SMILE of the rest, by formula."""
+    """Return the openings' cross-entropy over the vocabulary plus SMILE of the rest."""
     logits, labels = undo(model)(**batch).logits, batch["labels"]
     first = F.cross_entropy(
         logits[:, :openings].flatten(0, 1), labels[:, :openings].flatten(), reduction="sum"
     )
-    rest, words = naive_smile(logits[:, openings:], labels[:, openings:])
-    return (first + rest) / (words + 3 * openings)
+    rest = Objective("smile")(logits[:, openings:], labels[:, openings:])
+    return (first + rest.loss * rest.tokens) / (rest.tokens + 3 * openings)
 
 
 def assert_is(expected, model, batch, objective=None):

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from smile import Objective
 from smile.hf import compute_loss_func, use_smile
 from tests.smile import hf_models, hf_steps
+from tests.smile.families.batches import PAD, VOCABULARY
 from tests.smile.hf_steps import GPT2, LLAMA, T5, from_logits_and_hidden, gradients, made, one_line
 
 CAUSAL = LLAMA if LLAMA in hf_models.HERE else GPT2
@@ -104,7 +105,7 @@ def test_turns_of_an_assistant_are_captions_of_their_own(from_hidden):
     batch = dict(family.batch)
     batch["labels"] = labels = batch["input_ids"].clone()
     labels[:, [0, 1, 4]] = -100
-    labels[batch["input_ids"] == hf_models.PAD] = -100
+    labels[batch["input_ids"] == PAD] = -100
     logits = family.model(**{key: v for key, v in batch.items() if key != "labels"}).logits
     apart = torch.cat([labels, labels])
     apart[:3, 4:], apart[3:, :4] = -100, -100
@@ -180,7 +181,7 @@ def test_captions_that_are_concatenated_are_refused(tokens, prompt, with_end):
     segments = tokens.eq(END).cumsum(1)
     assert row(with_end, *tokens[0].tolist(), prompt=prompt, segments=segments).isfinite()
     with one_line("has the end token"):
-        logits = torch.zeros(*tokens.shape, hf_models.VOCABULARY)
+        logits = torch.zeros(*tokens.shape, VOCABULARY)
         compute_loss_func(with_end)({"logits": logits}, tokens)
 
 

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from smile.hf import use_smile
-from smile.hf.packing_check import LEAK_ERROR, MASKED, SINCE_5, refuse_leaks
+from smile.hf.packing_check import MASKED, MIXED_TEXTS_ERROR, SINCE_5, refuse_leaks
 from tests.smile import hf_models
 from tests.smile.hf_steps import GPT2, LLAMA, from_logits_and_hidden, made, needs, one_line
 
@@ -92,7 +92,7 @@ def test_attention_and_version_decide(attention, version, rows, places, refused,
     monkeypatch.setattr(sys.modules["transformers"], "__version__", version)
     inputs = {"position_ids": POSITIONS, "cu_seq_lens_q": BOUNDS}
     inputs = {name: inputs[name] for name in places}
-    with one_line(LEAK_ERROR) if refused else contextlib.nullcontext():
+    with one_line(MIXED_TEXTS_ERROR) if refused else contextlib.nullcontext():
         refuse_leaks(model, inputs, NUMBER.expand(rows, -1))
     refuse_leaks(model, inputs, torch.zeros(rows, 8))
 

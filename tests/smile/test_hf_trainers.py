@@ -1,12 +1,15 @@
 """SmileLossMixin: one step of each trainer is the definition's, with all that the trainer does."""
 
+import gc
+
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 
 from smile import Objective
-from tests.smile import hf_trainers_two_processes
+from smile.hf import use_smile
 from tests.smile import trainer_parts as parts
 from tests.smile.trainer_parts import CAPTIONS, SmileSFTTrainer, SmileTrainer, check, ids, make
 from tests.soak.processes import Processes
@@ -29,9 +32,11 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize("from_hidden", [True, False])
-@pytest.mark.parametrize("step", STEPS)
-def test_a_step_of_sft(from_hidden, step, tmp_path):
+@pytest.mark.parametrize(
+    ("step", "from_hidden"),
+    [*((step, True) for step in STEPS), ("packed", False), ("accumulated in uneven parts", False)],
+)
+def test_a_step_of_sft(step, from_hidden, tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, from_hidden=from_hidden, **STEPS[step])
     check(trainer)
     (entry,) = parts.logs(trainer)
@@ -78,15 +83,14 @@ def test_adapters_and_packed_rows(tmp_path):
     model = parts.llama()
     torch.manual_seed(42)  # SFTTrainer's, as it makes adapters
     check(trainer, model=peft.get_peft_model(model, config))
-    found = parts.found(trainer)
+    found = parts.step_gradients(trainer)
     assert found and all("lora_" in name for name in found)
 
 
 @pytest.mark.parametrize("cls", [SmileTrainer, parts.SmileSeq2SeqTrainer])
 @pytest.mark.parametrize("model", [parts.llama, parts.t5])
-@pytest.mark.parametrize("step", ["padded", "accumulated in uneven parts"])
-def test_a_step_of_transformers_trainers(cls, model, step, tmp_path):
-    check(make(cls, tmp_path, model=model(), **STEPS[step]), model=model())
+def test_a_step_of_transformers_trainers(cls, model, tmp_path):
+    check(make(cls, tmp_path, model=model(), **UNEVEN), model=model())
 
 
 @pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
@@ -116,8 +120,61 @@ def test_a_packed_step_of_trainer(tmp_path):
     check(make(SmileTrainer, tmp_path, data_collator=collate))
 
 
+ROWS = parts.rows()[:4]  # of which either process has two, that differ in tokens
+ACCUMULATED = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+
+
+def assert_parts(entry, prefix=""):
+    mixture = 0.3 * entry[f"{prefix}loss_mle"] + 0.7 * entry[f"{prefix}loss_smile"]
+    assert entry[f"{prefix}loss"] == pytest.approx(mixture, rel=1e-5)
+
+
+def compare_in_process(cls, folder, **options):
+    trainer = make(cls, folder, ROWS, **ACCUMULATED, **options)
+    check(trainer, ROWS)
+    for entry in parts.logs(trainer):
+        assert_parts(entry)
+        if cls is SmileSFTTrainer:
+            assert entry["num_tokens"] == sum(len(row["input_ids"]) for row in ROWS)
+
+
+def compare_routers(folder):
+    options = {**ACCUMULATED, "router_aux_loss_coef": 0.5}
+    trainer = make(SmileSFTTrainer, folder, ROWS, parts.mixtral(), **options)
+    parts.check_routers(trainer, ROWS, 0.5)
+
+
+def evaluate(folder):
+    """The trainer weights each half by its rows."""
+    options = {"eval_dataset": parts.data_set(ROWS), "per_device_eval_batch_size": 2}
+    assert_parts(make(SmileTrainer, folder, ROWS, **options).evaluate(), "eval_")
+
+
+def refused(folder):
+    """Both processes raise in DPOTrainer's first step, before they synchronise."""
+    model = transformers.LlamaForCausalLM.from_pretrained(f"{folder}/model")
+    trainer = parts.make_trl_trainer("DPO", folder, use_smile(model))
+    parts.refused_in_training(trainer, "LlamaModel was run outside")
+    assert isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel)
+
+
+def in_each_process(folder):
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)  # that of the process that forked
+    for cls in (SmileTrainer, SmileSFTTrainer):
+        compare_in_process(cls, folder)
+    compare_in_process(SmileSFTTrainer, folder, packing=True, max_length=24)
+    evaluate(folder)
+    compare_routers(folder)
+    refused(folder)
+    gc.collect()  # a wrapped model that outlives the group can abort the process at its end
+    dist.destroy_process_group()
+    return 0
+
+
 @pytest.mark.slow
 def test_two_processes(tmp_path):
     parts.llama().float().save_pretrained(tmp_path / "model")
-    run = Processes(hf_trainers_two_processes.main, str(tmp_path), tmp_path / "output", 2)
+    run = Processes(in_each_process, str(tmp_path), tmp_path / "output", 2)
     assert run.wait(200) == [0, 0], run.said()[-3000:]

@@ -96,7 +96,7 @@ def test_predict_with_generate(tmp_path):
 def test_losses_of_routers(cls, tmp_path):
     """They are averaged over accumulated batches, and weighted by TRL's coefficient if given."""
     options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
-    coefficient = 0.25
+    coefficient = 0.3
     if cls is SmileSFTTrainer:
         options["router_aux_loss_coef"] = coefficient = 0.5
     trainer, asked = make(cls, tmp_path, model=parts.mixtral(), **options), []
@@ -126,32 +126,19 @@ def test_weights_of_tokens(cls, tmp_path):
     check(trainer, [{**row, "labels": row["input_ids"]} for row in data])
 
 
-def test_the_collator_of_trl_for_photos(tmp_path):
-    """A `text` is refused, because prompt and image are labelled; a prompt is not labelled."""
+def test_a_text_of_trl_with_a_labelled_image_is_refused(tmp_path):
+    """tests/examples/test_vlm_lora.py has rows with a prompt, which TRL's collator ignores."""
     from PIL import Image
 
     folder = str(tmp_path / "model")
     tiny_vlm.write(folder)
-    load = transformers.AutoModelForImageTextToText.from_pretrained
-    data = [
-        {
-            "images": [Image.effect_noise(size, 80).convert("RGB")],
-            "prompt": "User:<image> what is it.\nAssistant:",
-            "completion": f" {caption}<end_of_utterance>",
-        }
-        for size, caption in (((32, 16), "a disc"), ((16, 32), "two blocks"), ((24, 24), "a"))
-    ]
-    processor = transformers.AutoProcessor.from_pretrained(folder)
-    options = {"processing_class": processor, "max_length": None, "remove_unused_columns": False}
-    whole = [{"images": x["images"], "text": x["prompt"] + x["completion"]} for x in data]
-    trainer = make(SmileSFTTrainer, tmp_path, whole, load(folder), **options)
+    text = "User:<image> what is it.\nAssistant: a disc<end_of_utterance>"
+    data = [{"images": [Image.effect_noise((32, 16), 80).convert("RGB")], "text": text}]
+    options = {"max_length": None, "remove_unused_columns": False}
+    options["processing_class"] = transformers.AutoProcessor.from_pretrained(folder)
+    model = transformers.AutoModelForImageTextToText.from_pretrained(folder)
+    trainer = make(SmileSFTTrainer, tmp_path, data, model, **options)
     parts.refused_in_training(trainer, "row 0 of the labels .* completion_only_loss=True")
-    model = load(folder, dtype=torch.float64)
-    trainer = make(SmileSFTTrainer, tmp_path, data, model, **options, **ACCUMULATED)
-    alone = [trainer.data_collator([row]) for row in trainer.train_dataset]
-    for batch in alone:
-        batch["pixel_values"] = batch["pixel_values"].double()
-    check(trainer, alone, model=load(folder, dtype=torch.float64))
 
 
 def test_the_trainers_objective_replaces_that_of_the_model_and_is_not_saved(tmp_path):
@@ -196,7 +183,9 @@ def test_the_window_of_truncation_is_that_of_the_undisturbed_run(cls, tmp_path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
     losses = [[entry["loss"] for entry in parts.logs(each)] for each in (resumed, undisturbed)]
     assert losses[0] == losses[1]
-    torch.testing.assert_close(parts.found(resumed), parts.found(undisturbed), rtol=0, atol=0)
+    torch.testing.assert_close(
+        parts.step_gradients(resumed), parts.step_gradients(undisturbed), rtol=0, atol=0
+    )
     state = undisturbed.smile_objective.state()
     assert state["seen"] == 8 - 1  # the last row begins an epoch alone
     torch.testing.assert_close(resumed.smile_objective.state(), state)

@@ -195,7 +195,7 @@ def test_zero_3_is_trained_from_logits(tmp_path):
 def test_a_loss_of_trls_ends_in_its_first_step(kind, options, tmp_path):
     llama().float().save_pretrained(tmp_path / "llama")  # some load another one to compare with
     model = use_smile(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "llama"))
-    trainer = parts.of_trl(kind, tmp_path, model, **options)
+    trainer = parts.make_trl_trainer(kind, tmp_path, model, **options)
     parts.refused_in_training(trainer, "LlamaModel was run outside")
     undo(model)
     assert trainer.train().global_step == 1

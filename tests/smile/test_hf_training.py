@@ -4,16 +4,19 @@ import copy
 import gc
 import inspect
 import re
+import types
 
 import pytest
 import torch
 import torch.distributed as dist
 import transformers
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 from smile.hf import SmileLossMixin, compute_loss_func, use_smile
-from tests.smile import hf_models, hf_two_processes
-from tests.smile.hf_steps import BOTH_KINDS, GPT2, LLAMA, made
+from tests.smile import hf_models
+from tests.smile.families.batches import SIZES
+from tests.smile.hf_steps import BOTH_KINDS, GPT2, LLAMA, gradients, made, one_line
 from tests.smile.largest_made import LargestMade
 from tests.soak.processes import Processes
 
@@ -21,7 +24,7 @@ BAMBA = "BambaForCausalLM"
 
 
 def test_a_large_vocabulary_costs_its_weights_and_no_logits():
-    config = transformers.GPT2Config(vocab_size=50_000, **hf_models.SIZES["gpt2"])
+    config = transformers.GPT2Config(vocab_size=50_000, **SIZES["gpt2"])
     model = use_smile(transformers.GPT2LMHeadModel(config).train(), from_hidden=True)
     tokens = torch.randint(50_000, (4, 30))
     with LargestMade() as largest:
@@ -29,19 +32,66 @@ def test_a_large_vocabulary_costs_its_weights_and_no_logits():
     assert largest.elements <= model.transformer.wte.weight.numel()
 
 
+def step(model, batch, items, from_hidden=False):
+    model.zero_grad()
+    output = model(**batch, num_items_in_batch=items)
+    assert (output.logits is None) == from_hidden
+    output.loss.backward()
+    return gradients(model)
+
+
+def with_a_forward_set(model):
+    """Set a forward that calls the previous one, as trainers do."""
+    before = model.forward
+    model.forward = types.MethodType(lambda self, *a, **k: before(*a, **k), model)
+    return model
+
+
+def sharded(model):
+    """Apply FSDP2 to each layer, then to the model."""
+    for module in list(model.modules()):
+        if type(module).__name__ in ("GPT2Block", "LlamaDecoderLayer", "T5Block"):
+            fully_shard(module)
+    return with_a_forward_set(fully_shard(model))
+
+
+def compare(name, rank):
+    """Compare two processes' gradients of half a batch each with those of the whole batch."""
+    torch.manual_seed(0)
+    family = hf_models.make(name)
+    batch = {key: torch.cat([value, value.flip(0)]) for key, value in family.batch.items()}
+    batch["labels"][0] = -100  # so that the halves differ in tokens
+    half = {key: value.chunk(2)[rank] for key, value in batch.items()}
+    items = (batch["labels"][:, 1:] if family.shift else batch["labels"]).ne(-100).sum().item()
+
+    def model(from_hidden=False):
+        ours = use_smile(copy.deepcopy(family.model), from_hidden=from_hidden)
+        ours.training = True  # of itself alone, so that nothing is dropped
+        return ours
+
+    expected = step(model(), batch, items)
+    for wrap in (DistributedDataParallel, sharded):
+        for from_hidden in (False, True):
+            # Either takes the mean over processes, of what each has of the sum.
+            found = step(wrap(model(from_hidden)), half, items / 2, from_hidden)
+            torch.testing.assert_close(found, expected)
+            with one_line("trained without labels"):  # by a trainer that keeps labels for itself
+                wrap(model(from_hidden))(**{k: v for k, v in half.items() if k != "labels"})
+
+
+def in_each_process(names):
+    dist.init_process_group("gloo")
+    for name in names:
+        compare(name, dist.get_rank())
+    gc.collect()  # a wrapped model that outlives the group can abort the process at its end
+    dist.destroy_process_group()
+    return 0
+
+
 @pytest.mark.slow
 def test_ddp_and_fsdp_in_two_processes(tmp_path):
-    run = Processes(hf_two_processes.main, BOTH_KINDS, tmp_path / "output", 2)
+    run = Processes(in_each_process, BOTH_KINDS, tmp_path / "output", 2)
     assert run.wait(200) == [0, 0], run.said()
-
-
-@pytest.fixture
-def one_process():
-    """A process group of one, which FSDP2 needs."""
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    gc.collect()  # a sharded model that outlives the group can abort the process at its end
-    dist.destroy_process_group()
 
 
 TEXTS = torch.tensor([[3, 4, 5, 6, 7, 8, 4, 5]])
@@ -50,17 +100,15 @@ ROWS = {LLAMA: {"input_ids": TEXTS, "labels": TEXTS, "position_ids": POSITIONS}}
 
 
 @pytest.mark.parametrize("name", [name for name in (GPT2, LLAMA, BAMBA) if name in hf_models.HERE])
-def test_a_sharded_model(name, one_process):
-    """FSDP2 makes the class a subclass with another name. The tables of heads, packing and z-losses
-    still apply."""
-    found = []
-    for wrap in (lambda model: model, fully_shard):
-        family = made(name)
-        model = wrap(use_smile(family.model, from_hidden=family.from_hidden))
-        found.append(model(**ROWS.get(name, family.batch)))
-    assert type(model).__name__ == f"FSDP{name}"
-    torch.testing.assert_close(found[1].loss.detach(), found[0].loss.detach())
-    assert (found[1].logits is None) == family.from_hidden
+def test_a_class_that_fsdp_has_made(name):
+    """The tables of heads, packing and z-losses apply to FSDP2's subclass with another name."""
+    family = made(name)
+    batch, model = ROWS.get(name, family.batch), use_smile(family.model, None, family.from_hidden)
+    expected = model(**batch)
+    model.__class__ = type(f"FSDP{name}", (type(model),), {"__module__": "torch.distributed.fsdp"})
+    found = model(**batch)
+    torch.testing.assert_close(found.loss, expected.loss)
+    assert (found.logits is None) == family.from_hidden
 
 
 PYTHON = r"```python\n(.*?)```"

@@ -33,36 +33,20 @@ def dispatched(model):
     return accelerate.dispatch_model(model, places, main_device="cpu", force_hooks=True)
 
 
-def moved(model):
-    accelerate = pytest.importorskip("accelerate")
-    return accelerate.cpu_offload_with_hook(model, execution_device="cpu")[0]
-
-
-def hooked_decoder(model):
-    hooks = pytest.importorskip("accelerate.hooks")
-    decoder = model.transformer if hasattr(model, "transformer") else model.decoder
-    hooks.add_hook_to_module(decoder, hooks.ModelHook())
-    return model
-
-
 def on_decoder(model):
     name = "transformer" if hasattr(model, "transformer") else "decoder"
     setattr(model, name, torchs.checkpoint_wrapper(getattr(model, name)))
     return model
 
 
-def on_layers(model, wrapper=torchs.checkpoint_wrapper):
-    def is_layer(module):
-        return type(module).__name__ in ("GPT2Block", "T5Block")
-
-    torchs.apply_activation_checkpointing(model, wrapper, is_layer)
-    return model
-
-
-def reentrant(model):
+def on_layers(model):
+    """Wrap each layer in reentrant checkpointing."""
     impl = torchs.CheckpointImpl.REENTRANT
     wrapper = functools.partial(torchs.checkpoint_wrapper, checkpoint_impl=impl)
-    return on_layers(model, wrapper)
+    torchs.apply_activation_checkpointing(
+        model, wrapper, lambda module: type(module).__name__ in ("GPT2Block", "T5Block")
+    )
+    return model
 
 
 def on_head(model):
@@ -79,8 +63,7 @@ def wrapped_twice(model):
     return wrapped(wrapped(model))
 
 
-WRAPPERS = [wrapped, wrapped_twice, dispatched, moved, hooked_decoder, on_decoder, on_layers]
-WRAPPERS += [reentrant, as_transformers_does]
+WRAPPERS = [wrapped_twice, dispatched, on_decoder, on_layers, as_transformers_does]
 
 
 @WAYS

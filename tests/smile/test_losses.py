@@ -135,14 +135,10 @@ def test_the_recorded_losses(golden):
 
 
 ZEROS = torch.zeros(2, 3, 8)
-WORDS = torch.zeros(2, 3, 4, dtype=torch.int64)
 EVERY_LOSS = {
-    "mle": mle_loss,
-    "smile": smile_loss,
-    "module": lambda *given, **named: SmileLoss(**named)(*given),
-    "reverse": reverse_subset_loss,
-    "random": lambda *given, **named: random_subset_loss(*given, WORDS, **named),
-    **{f"Objective {name}": lambda *g, name=name: Objective(name)(*g).loss for name in OBJECTIVES},
+    **LOSSES,
+    "module": SmileLoss(),
+    **{f"Objective {name}": lambda *x, name=name: Objective(name)(*x).loss for name in OBJECTIVES},
     "from hidden": lambda logits, labels: (
         Objective("smile").from_hidden(logits, torch.zeros(8, 8), None, labels).loss
     ),

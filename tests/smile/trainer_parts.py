@@ -6,7 +6,7 @@ import transformers
 
 from smile import Objective
 from smile.hf import SmileLossMixin
-from tests.smile.hf_steps import each_alone, gradients, one_line
+from tests.smile.hf_steps import T5, each_alone, gradients, made, one_line
 
 pytest.importorskip("accelerate", reason="Trainer needs accelerate, in the tests from Python 3.10")
 trl = pytest.importorskip("trl", reason="TRL is in the tests from Python 3.11")
@@ -38,11 +38,11 @@ def tokenizer():
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = {word: number for number, word in enumerate(WORDS.split())}
-    whole = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
-    whole.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    word_level = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    word_level.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"pad_token": "<pad>", "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=whole, chat_template=TEMPLATE, **special
+        tokenizer_object=word_level, chat_template=TEMPLATE, **special
     )
 
 
@@ -58,12 +58,7 @@ def llama(**config):
 
 
 def t5():
-    torch.manual_seed(0)
-    config = transformers.T5Config(
-        **{"vocab_size": 24, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2},
-        **{"num_heads": 2, "dropout_rate": 0.0, "decoder_start_token_id": 1},
-    )
-    return transformers.T5ForConditionalGeneration(config).double()
+    return made(T5).model
 
 
 def rows(prompt="user : a cat"):
@@ -88,12 +83,7 @@ def expected(data=None, model=None, objective=MIXTURE):
 
 
 def mixtral():
-    torch.manual_seed(0)
-    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True}
-    config = transformers.MixtralConfig(**LLAMA, **experts, router_aux_loss_coef=0.25)
-    model = transformers.MixtralForCausalLM(config)
-    model.set_experts_implementation("eager")  # there is no grouped product in float64
-    return model.double()
+    return made("MixtralForCausalLM").model
 
 
 class SmileTrainer(SmileLossMixin, transformers.Trainer):
@@ -123,30 +113,32 @@ RECOMPUTES = next(
     for name in ("activation_checkpointing", "gradient_checkpointing")
     if name in transformers.TrainingArguments.__dataclass_fields__
 )
-OF_TRAINERS = {
+TRAINER_KEYWORDS = {
     *("data_collator", "eval_dataset", "compute_metrics", "compute_loss_func", "model_init"),
     *("from_hidden", "peft_config", "processing_class"),
 }
 
 
 def make(cls, folder, data=None, model=None, objective=MIXTURE, **options):
-    """Return a trainer of one step on all rows. options: arguments of it or of its config."""
-    given = {key: options.pop(key) for key in OF_TRAINERS & options.keys()}
-    model = llama() if model is None and "model_init" not in given else model
+    """Return a trainer of one step on all rows. options: for the trainer or its configuration."""
+    keywords = {key: options.pop(key) for key in TRAINER_KEYWORDS & options.keys()}
+    model = llama() if model is None and "model_init" not in keywords else model
     if issubclass(cls, trl.SFTTrainer):
-        given.setdefault("processing_class", tokenizer())
+        keywords.setdefault("processing_class", tokenizer())
         arguments = trl.SFTConfig
         options.setdefault(RECOMPUTES, False)
     else:
         arguments = transformers.Seq2SeqTrainingArguments
-        given.setdefault("data_collator", transformers.DataCollatorForSeq2Seq(tokenizer(), model))
+        keywords.setdefault(
+            "data_collator", transformers.DataCollatorForSeq2Seq(tokenizer(), model)
+        )
     data = data_set(data)
-    few = {f"per_device_{part}_batch_size": len(data) for part in ("train", "eval")}
-    options = {**few, **QUIET, **options}
+    sizes = {f"per_device_{part}_batch_size": len(data) for part in ("train", "eval")}
+    options = {**sizes, **QUIET, **options}
     if issubclass(cls, SmileLossMixin):
-        given["objective"] = objective
-    given.update(train_dataset=data, callbacks=[Gradients()])
-    return cls(model, arguments(str(folder), **options), **given)
+        keywords["objective"] = objective
+    keywords.update(train_dataset=data, callbacks=[Gradients()])
+    return cls(model, arguments(str(folder), **options), **keywords)
 
 
 PROMPT, TEXT = {"prompt": "user : a cat"}, " the cat sits"
@@ -159,23 +151,23 @@ EXAMPLES = {
 }
 
 
-def of_trl(kind, folder, model, **options):
-    given = {}
+def make_trl_trainer(kind, folder, model, **options):
+    keywords = {}
     if kind in ("GRPO", "RLOO"):
-        given["reward_funcs"] = lambda completions, **_: [float(len(x)) for x in completions]
+        keywords["reward_funcs"] = lambda completions, **_: [float(len(x)) for x in completions]
         options.update(num_generations=2, max_completion_length=4)
     arguments = getattr(trl, f"{kind}Config")(
         str(folder), per_device_train_batch_size=2, gradient_checkpointing=False, **QUIET, **options
     )
-    given.update(train_dataset=data_set(EXAMPLES[kind]), processing_class=tokenizer())
-    return getattr(trl, f"{kind}Trainer")(model, args=arguments, **given)
+    keywords.update(train_dataset=data_set(EXAMPLES[kind]), processing_class=tokenizer())
+    return getattr(trl, f"{kind}Trainer")(model, args=arguments, **keywords)
 
 
 def logs(trainer, name="loss"):
     return [entry for entry in trainer.state.log_history if name in entry]
 
 
-def found(trainer):
+def step_gradients(trainer):
     return next(c.found for c in trainer.callback_handler.callbacks if isinstance(c, Gradients))
 
 
@@ -200,7 +192,7 @@ def check_routers(trainer, data, coefficient):
 
 def check_step(trainer, gradients, **logged):
     trainer.train()
-    torch.testing.assert_close(found(trainer), gradients)
+    torch.testing.assert_close(step_gradients(trainer), gradients)
     if trainer.is_world_process_zero():
         (entry,) = logs(trainer)
         for name, value in logged.items():

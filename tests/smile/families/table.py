@@ -1,9 +1,8 @@
-"""The table of families in docs/any_model.md, made of the tiny models of the tests.
+"""Writes the table of families into docs/any_model.md, from the tiny models of the tests.
 
-python -m tests.smile.families.table --write
+python -m tests.smile.families.table
 """
 
-import argparse
 import re
 from collections import defaultdict
 from pathlib import Path
@@ -15,7 +14,7 @@ from smile.hf.auxiliary import auxiliary_losses
 from smile.hf.head import linear_head
 from tests.smile import hf_models
 
-COMMAND = "python -m tests.smile.families.table --write"
+COMMAND = "python -m tests.smile.families.table"
 PAGE = "docs/any_model.md"
 BEGIN, END = f"<!-- {COMMAND} -->\n", "<!-- end -->\n"
 HEADER = ["class", "objective from", "kept besides cross-entropy"]
@@ -66,10 +65,5 @@ def put_into(page):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help=f"into {PAGE}; printed otherwise")
-    if parser.parse_args().write:
-        path = Path(PAGE)
-        path.write_text(put_into(path.read_text(encoding="utf-8")), encoding="utf-8")
-    else:
-        print(table())
+    path = Path(PAGE)
+    path.write_text(put_into(path.read_text(encoding="utf-8")), encoding="utf-8")
