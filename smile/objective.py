@@ -307,3 +307,6 @@ class Objective(nn.Module):
         if name == "reverse":
             return reverse_subset_loss(logits, labels, **options)
         return random_subset_loss(logits, labels, sampled, **options)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}: {weight:g}" for name, weight in self.weights.items())
