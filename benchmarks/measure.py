@@ -71,23 +71,27 @@ def compare(
     peer = min([name for name in peers if name in seconds] or seconds, key=medians.__getitem__)
     contenders = {}
     for contender, times in seconds.items():
-        ratios = [a / b for a, b in zip(seconds[peer], times)]
-        entry = {
-            "median": medians[contender],
-            "times": times,
-            "ratio": medians[peer] / medians[contender],
-            "spread": [min(ratios), max(ratios)],
-        }
+        contenders[contender] = entry = _summarise_times(times, seconds[peer])
         if memory:
             entry["peak_bytes"] = max(0, memory[contender] - outputs)
         if items is not None:
-            entry["rate"], entry["unit"] = items[0] / medians[contender], items[1]
-        contenders[contender] = entry
+            entry["rate"], entry["unit"] = items[0] / entry["median"], items[1]
     return {
         "peer": peer,
         "contenders": contenders,
         "failed": failed,
         "ours_failed": any(name not in peers for name in failed),
+    }
+
+
+def _summarise_times(times: Sequence[float], peer_times: Sequence[float]) -> dict[str, Any]:
+    """Return the entry of a contender in the row of `compare`, without memory and rate."""
+    median, ratios = statistics.median(times), [a / b for a, b in zip(peer_times, times)]
+    return {
+        "median": median,
+        "times": times,
+        "ratio": statistics.median(peer_times) / median,
+        "spread": [min(ratios), max(ratios)],
     }
 
 
