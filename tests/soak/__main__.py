@@ -21,10 +21,10 @@ from torch.utils import tensorboard  # noqa: F401 - imported once, before the fo
 
 from tests.soak import disks
 from tests.soak.disturbed import ASKING, Broken, Disturbed
-from tests.soak.flat import flat
+from tests.soak.flat import check_growth
 
 
-def kills(folder: Path, count: int, dice: random.Random) -> None:
+def soak_with_kills(folder: Path, count: int, dice: random.Random) -> None:
     """kill -9 at random moments, in turn in a run of one process and of two."""
     for processes in (1, 2):
         part = Disturbed(folder / f"killed{processes}", processes, (signal.SIGKILL,), dice)
@@ -34,7 +34,7 @@ def kills(folder: Path, count: int, dice: random.Random) -> None:
         report(f"kill -9, {processes} process(es)", part.counts)
 
 
-def mixed(folder: Path, seconds: float, dice: random.Random) -> None:
+def soak_with_all_signals(folder: Path, seconds: float, dice: random.Random) -> None:
     """Kills and requests to stop, for so long."""
     until = time.monotonic() + seconds
     signals = (signal.SIGKILL, *ASKING)
@@ -66,19 +66,21 @@ def main() -> int:
     try:
         if arguments.steps:
             (folder / "flat").mkdir()
-            report("memory in bytes, and open files", flat(folder / "flat", arguments.steps))
+            report(
+                "memory in bytes, and open files", check_growth(folder / "flat", arguments.steps)
+            )
         if arguments.kills:
-            kills(folder, arguments.kills, dice)
-        reason = disks.problem()
+            soak_with_kills(folder, arguments.kills, dice)
+        reason = disks.why_unmountable()
         if reason and arguments.disks:
             print(f"full and read-only disks: SKIPPED, {reason}")
         elif arguments.disks:
             (folder / "full").mkdir()
-            report("full disks", disks.full(folder / "full", arguments.disks))
+            report("full disks", disks.check_full_disks(folder / "full", arguments.disks))
             (folder / "read_only").mkdir()
-            report("read-only disks", disks.read_only(folder / "read_only"))
+            report("read-only disks", disks.check_read_only_disks(folder / "read_only"))
         if arguments.seconds:
-            mixed(folder, arguments.seconds, dice)
+            soak_with_all_signals(folder, arguments.seconds, dice)
     except Broken as broken:
         print(f"BROKEN: {broken}", file=sys.stderr)
         return 1
