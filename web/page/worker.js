@@ -2,7 +2,7 @@
 
 import { AutoImageProcessor, AutoModelForVision2Seq, Tensor, env } from "./vendor/transformers.min.js";
 import { Captioner } from "./decode.js";
-import { Sentence, decode, normalise, resize } from "./pixels.js";
+import { UserError, decode, normalise, resize } from "./pixels.js";
 
 env.allowRemoteModels = false;
 env.allowLocalModels = true; // below; browsers read none by default
@@ -20,7 +20,7 @@ let loading = null; // the name of a model; when one of its files fails, others 
 /** The text for the page of an error of the model `name`. */
 function errorText(error, name) {
   const text = String(error?.message ?? error);
-  if (error instanceof Sentence) return text;
+  if (error instanceof UserError) return text;
   if (/memory|alloc|out of bounds|too large/i.test(text) || /^\d+$/.test(text)) {
     return `There is not enough memory for ${name}. Choose 8 bits, or close other tabs, and try again.`;
   }
@@ -32,7 +32,7 @@ function errorText(error, name) {
 
 async function fetchJson(path) {
   const answer = await fetch(path);
-  if (!answer.ok) throw new Sentence(`The model's file ${path} is missing (${answer.status}).`);
+  if (!answer.ok) throw new UserError(`The model's file ${path} is missing (${answer.status}).`);
   return answer.json();
 }
 
@@ -97,7 +97,7 @@ async function captionPhoto({ id, file, pixels, models, damaged = [], dtype, dev
       const text = errorText(error, name);
       const noMemory = text.startsWith("There is not enough memory");
       // After a session that could not be made, the library makes none.
-      const restart = noMemory || !(isLoaded || error instanceof Sentence || /not found|JSON/.test(text));
+      const restart = noMemory || !(isLoaded || error instanceof UserError || /not found|JSON/.test(text));
       postMessage({ kind: "failed", id, name, text, restart, isDamaged: /JSON|protobuf/.test(text) });
       if (restart) return;
     }
