@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.tiny_run import log_of
+
 SMALL = [
     "pretrained=",
     "vit={embed_dim: 48, depth: 2, num_heads: 4}",
@@ -48,8 +50,7 @@ def script(repository, shared_data, tmp_path):
 def test_train_and_evaluate(script, tmp_path, shared_data):
     """Training takes two processes; evaluation takes one."""
     shown = script("train.sh", processes=2)
-    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    losses = [line["loss"] for line in log if line["event"] == "step"]
+    losses = [line["loss"] for line in log_of(tmp_path, "step")]
     assert "epoch 1/1: loss" in shown and len(losses) == 330 // 30
     assert losses[-1] < 0.9 * losses[0]
 
