@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
-from tests.soak.disturbed import Broken
+from tests.soak.disturbed import BrokenPromise
 from tests.soak.runs import Run, difference, saved_step, write_config
 
 STEPS = 8
@@ -60,7 +60,7 @@ def _check_full_disk(codes: list[int], config: Path, folder: Path, counts: Count
     _mount("-o", "remount,size=64m", str(folder / "disk"))
     said = _finish_run(config, folder, counts)
     if before and "weights are random" in said:
-        raise Broken("a run that had a checkpoint began anew")
+        raise BrokenPromise("a run that had a checkpoint began anew")
 
 
 def check_read_only_disks(folder: Path) -> Counter:
@@ -80,7 +80,7 @@ def check_read_only_disks(folder: Path) -> Counter:
             _mount("-o", "remount,ro", str(place))
             _check_refused(_continue_run(config, folder), folder, "Read-only file system")
             if _hash_files(place) != before:
-                raise Broken("a read-only disk was changed")
+                raise BrokenPromise("a read-only disk was changed")
             counts["read-only disks, told in one line with exit code 2"] += 1
             _mount("-o", "remount,rw", str(place))
         _finish_run(config, folder, counts)
@@ -94,13 +94,13 @@ def _run_undisturbed(config: Path, folder: Path) -> None:
 
 def _check_success(codes: list[int], folder: Path) -> None:
     if codes != [0]:
-        raise Broken(f"exit code {codes}: {_output(folder)}")
+        raise BrokenPromise(f"exit code {codes}: {_output(folder)}")
 
 
 def _check_refused(codes: list[int], folder: Path, reason: str) -> None:
     lines = [line for line in _output(folder).splitlines() if "error" in line.lower()]
     if codes != [2] or len(lines) != 1 or reason not in lines[0]:
-        raise Broken(f"exit code {codes}: {_output(folder)}")
+        raise BrokenPromise(f"exit code {codes}: {_output(folder)}")
 
 
 def _finish_run(config: Path, folder: Path, counts: Counter) -> str:
@@ -108,7 +108,7 @@ def _finish_run(config: Path, folder: Path, counts: Counter) -> str:
     _check_success(_continue_run(config, folder), folder)
     found = difference(folder / "whole", folder / "disk" / "run")
     if found:
-        raise Broken(f"the run that went on differs in {found}")
+        raise BrokenPromise(f"the run that went on differs in {found}")
     counts["runs that ended bit-identical to the undisturbed one"] += 1
     return _output(folder)
 

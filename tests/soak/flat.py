@@ -12,7 +12,7 @@ import torch
 
 from captioning.config import load_config
 from captioning.training.fine_tuning import FineTuning
-from tests.soak.disturbed import Broken
+from tests.soak.disturbed import BrokenPromise
 from tests.soak.runs import write_config
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -86,13 +86,13 @@ def exceeded_limits(found: dict[str, float]) -> str:
 
 
 def check_growth(folder: Path, steps: int) -> dict[str, float]:
-    """A run of epochs of 50 steps, with two workers; what grew. Raises Broken where it did."""
+    """Train in epochs of 50 steps, with two workers. Return what grew; raises BrokenPromise."""
     config = write_config(folder, train_images=400)
     given = [f"max_epoch={max(1, steps // 50)}", "num_workers=2", "checkpoint_every=20"]
     samples = train_and_sample(config, folder / "run", 10, *given)
     found = growth_per_1000_steps(samples)
     if exceeded_limits(found):
-        raise Broken(
+        raise BrokenPromise(
             f"in {samples[-1].step} steps there grew {exceeded_limits(found)} a thousand steps"
         )
     first, last = samples[len(samples) // 10], samples[-1]
