@@ -51,17 +51,8 @@ def compare(
 
     Raises RuntimeError if all works failed.
     """
-    failed, memory, seconds = {}, {}, {}
-    for contender, work in works.items():
-        try:
-            work()
-            if torch.cuda.is_initialized():
-                memory[contender] = _measure_growth_on_gpu(work)
-            elif builder:
-                memory[contender] = peak_memory(builder, contender)
-            seconds[contender] = []
-        except Exception as error:
-            failed[contender] = repr(error)[:300]
+    memory, failed = _warm_up(works, builder)
+    seconds = {contender: [] for contender in works if contender not in failed}
     if not seconds:
         raise RuntimeError(f"no contender ran: {failed}")
     for _ in range(rounds):  # in turn, so that other load on the machine affects all alike
@@ -82,6 +73,23 @@ def compare(
         "failed": failed,
         "ours_failed": any(name not in peers for name in failed),
     }
+
+
+def _warm_up(
+    works: Mapping[str, Work], builder: Optional[Callable[[str], Work]]
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Call each work and measure its memory. Return {contender: bytes} and {contender: error}."""
+    memory, failed = {}, {}
+    for contender, work in works.items():
+        try:
+            work()
+            if torch.cuda.is_initialized():
+                memory[contender] = _measure_growth_on_gpu(work)
+            elif builder:
+                memory[contender] = peak_memory(builder, contender)
+        except Exception as error:
+            failed[contender] = repr(error)[:300]
+    return memory, failed
 
 
 def _summarise_times(times: Sequence[float], peer_times: Sequence[float]) -> dict[str, Any]:
