@@ -1,7 +1,7 @@
 """Loads the checkpoints of the page, and gives each checkpoint a label and a colour."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Optional
 
@@ -73,24 +73,22 @@ def load_checkpoints(
     display_names = [without_secrets(path) for path in paths]
     if len(set(paths)) < len(paths):
         check_unique(display_names, "checkpoint")
-    configs, captioners, labels, kinds = [], [], [], []
+    loaded, kinds = [], []
     page_settings = {"precision": precision, "compile": False}
     for path, name in zip(paths, display_names):
         has_own_config = config is None or Path(name).with_name("config.yaml").exists()
         run_config, captioner = load_trained(path, None if has_own_config else config, device)
-        configs.append(run_config)
         check_precision(run_config.model_copy(update=page_settings), device)
-        captioners.append(captioner.for_inference(DTYPES[precision], compiled=False))
-        labels.append(training_title(run_config) if has_own_config else Path(name).stem)
+        captioner = captioner.for_inference(DTYPES[precision], compiled=False)
+        label = training_title(run_config) if has_own_config else Path(name).stem
         kinds.append(objective_kind(run_config) if has_own_config else "weights")
-        log_line(f"loaded {name}: {labels[-1]}")
+        loaded.append(Checkpoint(name, label, "", run_config, captioner))
+        log_line(f"loaded {name}: {label}")
+    # Labels and colours depend on all checkpoints.
+    folder_names = [Path(name).parent.name for name in display_names]
     numbers = [str(number) for number in range(1, len(paths) + 1)]
-    labels = make_unique(
-        labels, [Path(name).parent.name for name in display_names], display_names, numbers
-    )
-    colours = [style.colour for style in assign_styles(kinds)]
-    columns = zip(display_names, labels, colours, configs, captioners)
+    labels = make_unique([c.label for c in loaded], folder_names, display_names, numbers)
     return [
-        Checkpoint(source=name, label=label, colour=colour, config=run_config, captioner=captioner)
-        for name, label, colour, run_config, captioner in columns
+        replace(checkpoint, label=label, colour=style.colour)
+        for checkpoint, label, style in zip(loaded, labels, assign_styles(kinds))
     ]

@@ -20,10 +20,10 @@ CHALLENGE = 'Basic realm="SMILE captions", charset="UTF-8"'
 # ROUTES are the only routes under /gradio_api that the page needs. Gradio has about seventy more.
 # All of them are refused, because some make the server fetch a URL of the client's choice.
 GRADIO = "gradio_api"
-FILE, UPLOAD = f"/{GRADIO}/file=", f"/{GRADIO}/upload"
-EVENTS = (f"/{GRADIO}/queue/join", f"/{GRADIO}/run/predict")
-READS = f"/{GRADIO}/(upload_progress|queue/data|app_id|file=/[^/].*)"
-ROUTES = re.compile("|".join((*EVENTS, UPLOAD, READS)))
+FILE_ROUTE, UPLOAD_ROUTE = f"/{GRADIO}/file=", f"/{GRADIO}/upload"
+EVENT_ROUTES = (f"/{GRADIO}/queue/join", f"/{GRADIO}/run/predict")
+READ_ROUTES = f"/{GRADIO}/(upload_progress|queue/data|app_id|file=/[^/].*)"
+ROUTES = re.compile("|".join((*EVENT_ROUTES, UPLOAD_ROUTE, READ_ROUTES)))
 
 
 def read_token(flag_value: Optional[str]) -> Optional[str]:

@@ -12,19 +12,19 @@ PHOTOS = (1, 2, 4, 8, 16, 32, 64)
 
 # Prometheus keeps one time series per value of a label. Therefore no label has values that visitors
 # choose: they could create any number of time series.
-requests = Counter(
+request_count = Counter(
     "smile_requests", "Requests to the API, by status; 499: disconnected", ["status"]
 )
 request_seconds = Histogram(
     "smile_request_seconds", "From an API request to its answer", buckets=SECONDS
 )
-captions = Counter("smile_captions", "Captions, including the page's")
+caption_count = Counter("smile_captions", "Captions, including the page's")
 batch_photos = Histogram("smile_batch_photos", "Photos captioned at once", buckets=PHOTOS)
 batch_seconds = Histogram("smile_batch_seconds", "Time to caption a batch", buckets=SECONDS)
 
 
 def count_batch(photos: int, seconds: float) -> None:
-    captions.inc(photos)
+    caption_count.inc(photos)
     batch_photos.observe(photos)
     batch_seconds.observe(seconds)
 
@@ -54,5 +54,5 @@ class Metrics:
         try:
             await self.app(scope, receive, send_and_keep_status)
         finally:
-            requests.labels(str(status)).inc()
+            request_count.labels(str(status)).inc()
             request_seconds.observe(time.monotonic() - started)

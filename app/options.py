@@ -14,11 +14,11 @@ from decoding.rerank import Reranking
 # Upper limits, so that a caption cannot take too long.
 LIMITS = {"num_beams": 10, "max_length": 120, "num_candidates": 50, "guidance_scale": 5}
 # Fields that have an effect only with sampling or reranking.
-SAMPLING = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
+SAMPLING_FIELDS = {"top_p", "top_k", "temperature", "min_p", "typical_p", "seed"}
 # Fields that have no effect with their default values. They are recorded only with other values.
 OFF_BY_DEFAULT = {"no_repeat_ngram_size", "min_p", "typical_p", "guidance_scale"}
 # Fields that have an effect only with reranking.
-RERANKING = {"rerank", "num_candidates", "rerank_weight", "details"}
+RERANKING_FIELDS = {"rerank", "num_candidates", "rerank_weight", "details"}
 Length = Annotated[int, Field(ge=0, le=LIMITS["max_length"])]
 
 
@@ -67,8 +67,8 @@ class Options(BaseModel):
     def effective_settings(self) -> dict[str, Any]:
         """Return the settings that have an effect. They are recorded with each caption."""
         reranking = self.reranking()
-        unused = {"num_beams"} if self.sample or reranking else {*SAMPLING}
-        unused |= {"details"} if reranking else RERANKING
+        unused = {"num_beams"} if self.sample or reranking else {*SAMPLING_FIELDS}
+        unused |= {"details"} if reranking else RERANKING_FIELDS
         if reranking and reranking.rerank_weight is None:
             unused.add("rerank_weight")
         disabled = {

@@ -190,17 +190,21 @@ class _Controls:
     """
 
     def __init__(self, service: CaptionService):
+        first = service.checkpoints[0]
         labels = [checkpoint.label for checkpoint in service.checkpoints]
-        defaults = {**Options().model_dump(), **page_defaults(service.checkpoints[0])}
-        default_method = SAMPLING if defaults["sample"] else BEAM
+        self._defaults = {**Options().model_dump(), **page_defaults(first)}
+        default_method = SAMPLING if self._defaults["sample"] else BEAM
+        self._settings: dict[str, gr.components.Component] = {}  # {field of `Options`: control}
         # page.css hides the controls that have no effect with the chosen method. Gradio's events
         # are not used for this: if two events follow each other quickly, Gradio may lose one.
         with gr.Column(elem_classes="smile-controls"):
             checkpoints = gr.CheckboxGroup(labels, value=labels, label="Checkpoints")
             method = gr.Radio([BEAM, SAMPLING], value=default_method, label="Decoding method")
             with gr.Accordion("Lengths, prompt and more", open=False):
-                prompt = service.checkpoints[0].config.prompt.strip()
-                self._settings = _add_settings(defaults, prompt)
+                self._add_lengths_and_prompt(first.config.prompt.strip())
+                self._add_beam_and_sampling_settings()
+                self._add_reranking_settings()
+                self._add_penalties_and_guidance()
         self.inputs = [checkpoints, method, *self._settings.values()]
 
     def read(self, labels: list[str], method: str, *settings: Any) -> tuple[list[str], Options]:
@@ -210,57 +214,57 @@ class _Controls:
             values[name] = None if value == "" else value
         return labels, read_options(values)
 
-
-def _add_settings(defaults: dict[str, Any], own_prompt: str) -> dict[str, gr.components.Component]:
-    """Add the controls for decoding settings. Return {field of `Options`: control}.
-
-    defaults: {field: value}. own_prompt: the prompt of the first checkpoint.
-    """
-    controls = {}
-
-    def slider(name, label, minimum, maximum, step, **options):
-        controls[name] = gr.Slider(
-            minimum, maximum, defaults[name], step=step, label=label, min_width=200, **options
+    def _add_slider(self, name, label, minimum, maximum, step, **options):
+        self._settings[name] = gr.Slider(
+            minimum, maximum, self._defaults[name], step=step, label=label, min_width=200, **options
         )
 
-    def number(name, label):
-        controls[name] = gr.Number(defaults[name], label=label, precision=0)
+    def _add_number(self, name, label):
+        self._settings[name] = gr.Number(self._defaults[name], label=label, precision=0)
 
-    with gr.Row():
-        slider("min_length", "Shortest caption, tokens", 0, LIMITS["max_length"], 1)
-        slider("max_length", "Longest caption, tokens", 1, LIMITS["max_length"], 1)
-    controls["prompt"] = gr.Textbox(
-        label="Prompt",
-        info="What a caption starts with; empty: the checkpoint's own. Its tokens count "
-        "towards both lengths.",
-        placeholder=own_prompt,
-        max_lines=1,
-    )
-    with gr.Group(elem_classes="smile-beams"):
-        slider("num_beams", "Beams", 1, LIMITS["num_beams"], 1)
-    with gr.Group(elem_classes="smile-sampling"):
+    def _add_lengths_and_prompt(self, own_prompt: str) -> None:
+        """own_prompt: the prompt of the first checkpoint."""
         with gr.Row():
-            slider("top_p", "Nucleus (top-p)", 0.05, 1, 0.05)
-            slider("temperature", "Temperature", 0.05, 3, 0.05)
-        with gr.Row():
-            slider("min_p", "Min-p (0: off)", 0, 1, 0.01)
-            slider("typical_p", "Typical-p (1: off)", 0.05, 1, 0.05)
-        with gr.Row():
-            number("top_k", "Top-k (0: all)")
-            number("seed", "Seed")
-    with gr.Row():
-        controls["rerank"] = gr.Radio(
-            [("none", ""), ("mutual information", "mmi"), ("minimum Bayes risk", "mbr")],
-            value="",
-            label="Rerank samples by",
-            elem_classes="smile-rerank",
+            self._add_slider("min_length", "Shortest caption, tokens", 0, LIMITS["max_length"], 1)
+            self._add_slider("max_length", "Longest caption, tokens", 1, LIMITS["max_length"], 1)
+        self._settings["prompt"] = gr.Textbox(
+            label="Prompt",
+            info="What a caption starts with; empty: the checkpoint's own. Its tokens count "
+            "towards both lengths.",
+            placeholder=own_prompt,
+            max_lines=1,
         )
-        maximum, css_class = LIMITS["num_candidates"], "smile-candidate-count"
-        slider("num_candidates", "Number of samples", 2, maximum, 1, elem_classes=css_class)
-    with gr.Row():
-        slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
-        repeat_label = "Never repeat this many tokens in a row (0: off)"
-        slider("no_repeat_ngram_size", repeat_label, 0, 10, 1)
-    maximum = LIMITS["guidance_scale"]
-    slider("guidance_scale", "Guidance by the image (1: none)", 0, maximum, 0.25)
-    return controls
+
+    def _add_beam_and_sampling_settings(self) -> None:
+        with gr.Group(elem_classes="smile-beams"):
+            self._add_slider("num_beams", "Beams", 1, LIMITS["num_beams"], 1)
+        with gr.Group(elem_classes="smile-sampling"):
+            with gr.Row():
+                self._add_slider("top_p", "Nucleus (top-p)", 0.05, 1, 0.05)
+                self._add_slider("temperature", "Temperature", 0.05, 3, 0.05)
+            with gr.Row():
+                self._add_slider("min_p", "Min-p (0: off)", 0, 1, 0.01)
+                self._add_slider("typical_p", "Typical-p (1: off)", 0.05, 1, 0.05)
+            with gr.Row():
+                self._add_number("top_k", "Top-k (0: all)")
+                self._add_number("seed", "Seed")
+
+    def _add_reranking_settings(self) -> None:
+        with gr.Row():
+            self._settings["rerank"] = gr.Radio(
+                [("none", ""), ("mutual information", "mmi"), ("minimum Bayes risk", "mbr")],
+                value="",
+                label="Rerank samples by",
+                elem_classes="smile-rerank",
+            )
+            maximum, css_class = LIMITS["num_candidates"], "smile-candidate-count"
+            label = "Number of samples"
+            self._add_slider("num_candidates", label, 2, maximum, 1, elem_classes=css_class)
+
+    def _add_penalties_and_guidance(self) -> None:
+        with gr.Row():
+            self._add_slider("repetition_penalty", "Repetition penalty", 0.5, 2, 0.05)
+            label = "Never repeat this many tokens in a row (0: off)"
+            self._add_slider("no_repeat_ngram_size", label, 0, 10, 1)
+        maximum = LIMITS["guidance_scale"]
+        self._add_slider("guidance_scale", "Guidance by the image (1: none)", 0, maximum, 0.25)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from app.guard import EVENTS, FILE, UPLOAD, is_own_origin
+from app.guard import EVENT_ROUTES, FILE_ROUTE, UPLOAD_ROUTE, is_own_origin
 from app.photos import Limits
 
 MAX_BODY_BYTES = 1 << 20  # limit for the body of a request that is not an upload
@@ -78,7 +78,7 @@ class BodyChecks:
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http" or scope["path"] == self.exempt_path:
             await self.app(scope, receive, send)
-        elif scope["path"] == UPLOAD:
+        elif scope["path"] == UPLOAD_ROUTE:
             await self.app(scope, self._limit_upload(receive), send)
         else:
             await self._check_body(scope, receive, send)
@@ -119,7 +119,9 @@ class BodyChecks:
                 await JSONResponse({"error": error_line}, 413)(scope, receive, send)
                 return
         app = self.app
-        if scope["path"] in EVENTS and not self._names_only_uploads(body, Headers(scope=scope)):
+        if scope["path"] in EVENT_ROUTES and not self._names_only_uploads(
+            body, Headers(scope=scope)
+        ):
             error_line = "the file was not uploaded to this page: upload it first"
             app = JSONResponse({"error": error_line}, 400)
         messages = [{"type": "http.request", "body": body}]
@@ -156,4 +158,4 @@ class BodyChecks:
         """Whether a URL leads to an uploaded file on this server."""
         if not isinstance(url, str) or not is_own_origin(url, headers):
             return False
-        return self.uploads.contains(unquote(urlsplit(url).path.partition(FILE)[2]))
+        return self.uploads.contains(unquote(urlsplit(url).path.partition(FILE_ROUTE)[2]))

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-PATIENCE = 120.0  # seconds
+PATIENCE = 120.0  # the default of `patience`
 # {name of a key: its Windows virtual key code, which the protocol needs}
 KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowRight": 39, "ArrowLeft": 37}
 
@@ -72,6 +72,7 @@ class Browser:
             self._call(f"{domain}.enable")
 
     def _end(self, patience: float):
+        """Wait for Chromium to end. After `patience` seconds, kill it."""
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -88,8 +89,8 @@ class Browser:
             self._call("Browser.close")
         self._end(10)
 
-    # Sends a command of the protocol and returns its result. Events that arrive before are noted.
     def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """Send a command of the protocol and return its result. Earlier events are recorded."""
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}
         if self._session:
@@ -97,15 +98,15 @@ class Browser:
         os.write(self._write, json.dumps(message).encode() + b"\0")
         deadline = time.monotonic() + self._patience
         while True:
-            answer = self._next(deadline)
-            if answer.get("id") == self._number:
-                if "error" in answer:
-                    raise RuntimeError(f"{method}: {answer['error']['message']}")
-                return answer["result"]
-            self._note(answer)
+            message = self._read_message(deadline)
+            if message.get("id") == self._number:
+                if "error" in message:
+                    raise RuntimeError(f"{method}: {message['error']['message']}")
+                return message["result"]
+            self._record_event(message)
 
-    # Returns the next message, an answer or an event. deadline: in time.monotonic().
-    def _next(self, deadline: float) -> dict[str, Any]:
+    def _read_message(self, deadline: float) -> dict[str, Any]:
+        """Return the next message, an answer or an event. deadline: in time.monotonic()."""
         while b"\0" not in self._buffer:
             if not select.select([self._read], [], [], max(0, deadline - time.monotonic()))[0]:
                 raise TimeoutError("Chromium does not answer")
@@ -116,15 +117,15 @@ class Browser:
         message, _, self._buffer = self._buffer.partition(b"\0")
         return json.loads(message)
 
-    def _note(self, event: dict[str, Any]):
+    def _record_event(self, event: dict[str, Any]):
         if event.get("method") == "Network.requestWillBeSent":
             self.requests.append(event["params"]["request"]["url"])
         elif event.get("method") == "Runtime.exceptionThrown":
             details = event["params"]["exceptionDetails"]
             self.problems.append(details.get("exception", {}).get("description", details["text"]))
 
-    # dark: whether the page is asked for its dark colour scheme.
     def open(self, url: str, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Open a page in a window of this size. dark: whether to prefer dark colour schemes."""
         self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self._call("Emulation.setEmulatedMedia", features=[scheme])

@@ -26,7 +26,11 @@ from decoding import DecodingSettings
 ROUNDS = 2
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 # (batch sizes, lengths of captions in tokens) for --quick, a CPU and a GPU
-TINY, CPU, GPU = ((2, 3), (6, 8)), ((2, 16), (20, 40)), ((64, 1, 256, 8), (20, 40))
+TINY_SIZES, CPU_SIZES, GPU_SIZES = (
+    ((2, 3), (6, 8)),
+    ((2, 16), (20, 40)),
+    ((64, 1, 256, 8), (20, 40)),
+)
 
 
 class Captioners:
@@ -85,7 +89,7 @@ def cases(options: argparse.Namespace) -> Cases:
     On a GPU, each case is repeated with compilation.
     """
     on_gpu = options.device.type == "cuda"
-    sizes = TINY if options.quick else GPU if on_gpu else CPU
+    sizes = TINY_SIZES if options.quick else GPU_SIZES if on_gpu else CPU_SIZES
     captioners = functools.cache(lambda: Captioners(options.quick, options.device))
 
     def measure_row(**case):

@@ -13,7 +13,7 @@ import functools
 import torch
 
 from benchmarks.captioners import endless_captioner, random_images
-from benchmarks.captioning import CPU, GPU, TINY
+from benchmarks.captioning import CPU_SIZES, GPU_SIZES, TINY_SIZES
 from benchmarks.measure import compare
 from benchmarks.topic import Cases
 from captioning.models.reranking import Reranker
@@ -46,7 +46,7 @@ def cases(options: argparse.Namespace) -> Cases:
         works["mmi"] = functools.partial(reranker.generate_details, image, settings)
         return compare(works, ["plain"], options.rounds, (batch, "captions"))
 
-    batches, lengths = TINY if options.quick else GPU if on_gpu else CPU
+    batches, lengths = TINY_SIZES if options.quick else GPU_SIZES if on_gpu else CPU_SIZES
     return {
         f"batch {batch}, length {length}": functools.partial(measure, batch, length)
         for batch in batches

@@ -53,7 +53,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if arguments.rehearse:
             command.append("--quick")
         time_limit = (deadline - time.monotonic()) / (len(parts) - index)
-        failures[name] = run(command, environment, time_limit)
+        failures[name] = run_with_limit(command, environment, time_limit)
     for name, failure in failures.items():
         print(f"{name:12} {failure or 'done'}")
     return int(any(failures.values()))
@@ -97,7 +97,9 @@ def part_environment(out: Path, rehearsal: bool) -> dict[str, str]:
     }
 
 
-def run(command: Sequence[str], environment: Mapping[str, str], time_limit: float) -> str:
+def run_with_limit(
+    command: Sequence[str], environment: Mapping[str, str], time_limit: float
+) -> str:
     """Run a command. Return why it failed; "" if it succeeded.
 
     time_limit: in seconds. At the end, the command's process group is killed, so that no process

@@ -51,17 +51,8 @@ def compare(
 
     Raises RuntimeError if all works failed.
     """
-    failed, memory, seconds = {}, {}, {}
-    for contender, work in works.items():
-        try:
-            work()
-            if torch.cuda.is_initialized():
-                memory[contender] = _measure_growth_on_gpu(work)
-            elif builder:
-                memory[contender] = peak_memory(builder, contender)
-            seconds[contender] = []
-        except Exception as error:
-            failed[contender] = repr(error)[:300]
+    memory, failed = _warm_up(works, builder)
+    seconds = {contender: [] for contender in works if contender not in failed}
     if not seconds:
         raise RuntimeError(f"no contender ran: {failed}")
     for _ in range(rounds):  # in turn, so that other load on the machine affects all alike
@@ -71,23 +62,44 @@ def compare(
     peer = min([name for name in peers if name in seconds] or seconds, key=medians.__getitem__)
     contenders = {}
     for contender, times in seconds.items():
-        ratios = [a / b for a, b in zip(seconds[peer], times)]
-        entry = {
-            "median": medians[contender],
-            "times": times,
-            "ratio": medians[peer] / medians[contender],
-            "spread": [min(ratios), max(ratios)],
-        }
+        contenders[contender] = entry = _summarise_times(times, seconds[peer])
         if memory:
             entry["peak_bytes"] = max(0, memory[contender] - outputs)
         if items is not None:
-            entry["rate"], entry["unit"] = items[0] / medians[contender], items[1]
-        contenders[contender] = entry
+            entry["rate"], entry["unit"] = items[0] / entry["median"], items[1]
     return {
         "peer": peer,
         "contenders": contenders,
         "failed": failed,
         "ours_failed": any(name not in peers for name in failed),
+    }
+
+
+def _warm_up(
+    works: Mapping[str, Work], builder: Optional[Callable[[str], Work]]
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Call each work and measure its memory. Return {contender: bytes} and {contender: error}."""
+    memory, failed = {}, {}
+    for contender, work in works.items():
+        try:
+            work()
+            if torch.cuda.is_initialized():
+                memory[contender] = _measure_growth_on_gpu(work)
+            elif builder:
+                memory[contender] = peak_memory(builder, contender)
+        except Exception as error:
+            failed[contender] = repr(error)[:300]
+    return memory, failed
+
+
+def _summarise_times(times: Sequence[float], peer_times: Sequence[float]) -> dict[str, Any]:
+    """Return the entry of a contender in the row of `compare`, without memory and rate."""
+    median, ratios = statistics.median(times), [a / b for a, b in zip(peer_times, times)]
+    return {
+        "median": median,
+        "times": times,
+        "ratio": statistics.median(peer_times) / median,
+        "spread": [min(ratios), max(ratios)],
     }
 
 

@@ -64,7 +64,7 @@ def contender_losses(name: str, device: torch.device) -> dict[str, Callable[...,
 
     if name == LIBRARY_COMPARISON:
         ours = {f"our {name}": from_hidden(OBJECTIVES[name]) for name in ("MLE", *MAIN_OBJECTIVES)}
-        return {**libraries(device), **ours}
+        return {**library_losses(device), **ours}
     objective = Objective(OBJECTIVES[name], SMOOTHING)
     found = {
         "from hidden states": lambda *inputs: objective.from_hidden(*inputs).loss,
@@ -77,7 +77,7 @@ def contender_losses(name: str, device: torch.device) -> dict[str, Callable[...,
     return found
 
 
-def libraries(device: torch.device) -> dict[str, Callable[..., Tensor]]:
+def library_losses(device: torch.device) -> dict[str, Callable[..., Tensor]]:
     """Return {library: its cross-entropy}, for the libraries that are installed.
 
     The functions have the arguments of the losses of `contender_losses`, but ignore the bias.
@@ -117,13 +117,13 @@ def random_inputs(sizes: Sizes, device: torch.device) -> tuple[tuple[Tensor, ...
     return tuple(x.to(device).requires_grad_() for x in inputs), labels.to(device)
 
 
-def build(contender: str, name: str, sizes: Sizes, device: torch.device, bf16: bool) -> Work:
+def build_work(contender: str, name: str, sizes: Sizes, device: torch.device, bf16: bool) -> Work:
     """Return the work of one contender. name: one of OBJECTIVES, or LIBRARY_COMPARISON.
 
     A work in TINY_SIZES is called first, so that loading libraries is not measured.
     """
     if sizes != TINY_SIZES:
-        build(contender, name, TINY_SIZES, device, bf16)()
+        build_work(contender, name, TINY_SIZES, device, bf16)()
     inputs, labels = random_inputs(sizes, device)
     compute_loss = contender_losses(name, device)[contender]
 
@@ -144,9 +144,9 @@ def cases(options: argparse.Namespace) -> Cases:
     device = options.device
 
     def measure(name, sizes, bf16=False):
-        builder = functools.partial(build, name=name, sizes=sizes, device=device, bf16=bf16)
+        builder = functools.partial(build_work, name=name, sizes=sizes, device=device, bf16=bf16)
         works = {contender: builder(contender) for contender in contender_losses(name, device)}
-        peers = list(libraries(device)) if name == LIBRARY_COMPARISON else list(works)[-1:]
+        peers = list(library_losses(device)) if name == LIBRARY_COMPARISON else list(works)[-1:]
         outputs = sum(x.nbytes for x in random_inputs(sizes, device)[0])
         return compare(works, peers, options.rounds, builder=builder, outputs=outputs)
 

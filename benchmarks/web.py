@@ -16,13 +16,13 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 
 from benchmarks import topic
 from benchmarks.captioners import endless_captioner, random_images
-from benchmarks.measure import compare
+from benchmarks.measure import Work, compare
 from benchmarks.web_captioners import (
     DTYPES,
     NodeCaptions,
@@ -40,56 +40,71 @@ ROUNDS = 3
 SETTINGS = {"num_beams": 1, "max_length": 20, "min_length": 5}
 
 
-def cases(options: argparse.Namespace) -> topic.Cases:
-    """Return a case for each precision of the page's weights."""
-    find_programs()
-    temporary = tempfile.TemporaryDirectory()
-    folder = Path(temporary.name)
-    ours = endless_captioner(options.quick)
-    export_onnx(ours, folder / "model", layout="transformers.js")
-    for name, int8 in (("runner", False), ("runner, int8", True)):
-        export_onnx(ours, folder / name, int8)
-    build_page(folder / "model", folder / "page")
-    captioner = ours.for_inference(torch.float32)
-    image = random_images(ours, 1)
-    pixels = image.numpy()
-    pixels.tofile(folder / "pixels")
+class WebCaptioners:
+    """A captioner, and its export and the built page in a temporary folder."""
 
-    def measure(dtype):
+    def __init__(self, tiny: bool):
+        find_programs()
+        self._temporary = tempfile.TemporaryDirectory()  # removed with this object
+        self.folder = Path(self._temporary.name)
+        self.captioner = endless_captioner(tiny)
+        export_onnx(self.captioner, self.folder / "model", layout="transformers.js")
+        build_page(self.folder / "model", self.folder / "page")
+        self.image = random_images(self.captioner, 1)
+        self.image.numpy().tofile(self.folder / "pixels")
+
+    def measure(self, rounds: int, dtype: str) -> dict[str, Any]:
         """Measure one row. Raises RuntimeError if the contenders' tokens differ in fp32."""
-        runner = OnnxCaptioner(folder / ("runner, int8" if dtype == "q8" else "runner"))
-        settings, part = DecodingSettings(**SETTINGS), slice(0, pixels.nbytes)
         with ExitStack() as stack:
-            node = stack.enter_context(NodeCaptions(folder / "model", SETTINGS, dtype))
-
-            def open_page(profile, threads):
-                page = PageCaptions(
-                    folder / "page", folder / profile, folder / "pixels", threads=threads
-                )
-                return stack.enter_context(page)
-
-            page = open_page(f"{dtype} threads", threads=True)
-            single = open_page(f"{dtype} plain", threads=False)
-            works = {
-                "torch": lambda: captioner.generate_details(image, settings).token_ids[0, 0],
-                "page": lambda: page.tokens(SETTINGS, dtype, part),
-                "page, no threads": lambda: single.tokens(SETTINGS, dtype, part),
-                "Node": lambda: node.tokens(pixels[0]),
-                "runner": lambda: runner.generate(pixels, **SETTINGS).tokens,
-            }
+            works = self._works(dtype, stack)
             expected, *others = [list(map(int, work())) for work in works.values()]
             if dtype == "fp32" and any(other != expected for other in others):
                 raise RuntimeError("the tokens differ")
-            [model] = read_json(folder / "page" / "models.json")["models"]
-            files = [path for path in (folder / "page").rglob("*") if path.is_file()]
-            shared = sum(path.stat().st_size for path in files if "models" not in path.parts)
-            sizes = f"{model['bytes'][dtype] / 2**20:.1f}, and once {shared / 2**20:.1f}"
-            row = compare(works, ["torch"], options.rounds, (1, "captions"))
-            return {**row, "notes": [f"MB to download: {sizes}"]}
+            row = compare(works, ["torch"], rounds, (1, "captions"))
+        return {**row, "notes": [f"MB to download: {self._download_sizes(dtype)}"]}
 
-    measure.folder = temporary  # so that the folder exists as long as the cases
+    def _works(self, dtype: str, stack: ExitStack) -> dict[str, Work]:
+        """Return {contender: work}. Programs of contenders end with `stack`."""
+        settings, pixels = DecodingSettings(**SETTINGS), self.image.numpy()
+        captioner = self.captioner.for_inference(torch.float32)
+        export_onnx(self.captioner, self.folder / f"runner, {dtype}", int8=dtype == "q8")
+        runner = OnnxCaptioner(self.folder / f"runner, {dtype}")
+        node = stack.enter_context(NodeCaptions(self.folder / "model", SETTINGS, dtype))
+        with_threads, without_threads = (
+            stack.enter_context(
+                PageCaptions(
+                    self.folder / "page",
+                    self.folder / f"{dtype}, threads {threads}",
+                    self.folder / "pixels",
+                    threads,
+                )
+            )
+            for threads in (True, False)
+        )
+        return {
+            "torch": lambda: captioner.generate_details(self.image, settings).token_ids[0, 0],
+            "page": lambda: with_threads.tokens(SETTINGS, dtype),
+            "page, no threads": lambda: without_threads.tokens(SETTINGS, dtype),
+            "Node": lambda: node.tokens(pixels[0]),
+            "runner": lambda: runner.generate(pixels, **SETTINGS).tokens,
+        }
+
+    def _download_sizes(self, dtype: str) -> str:
+        """Return the MB of a model's files, and of the files that all models share."""
+        [model] = read_json(self.folder / "page" / "models.json")["models"]
+        files = [path for path in (self.folder / "page").rglob("*") if path.is_file()]
+        shared = sum(path.stat().st_size for path in files if "models" not in path.parts)
+        return f"{model['bytes'][dtype] / 2**20:.1f}, and once {shared / 2**20:.1f}"
+
+
+def cases(options: argparse.Namespace) -> topic.Cases:
+    """Return a case for each precision of the page's weights."""
+    captioners = WebCaptioners(options.quick)
     dtypes = list(DTYPES)[: 1 if options.quick else None]
-    return {DTYPES[dtype]: functools.partial(measure, dtype) for dtype in dtypes}
+    return {
+        DTYPES[dtype]: functools.partial(captioners.measure, options.rounds, dtype)
+        for dtype in dtypes
+    }
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

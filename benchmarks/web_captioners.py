@@ -4,14 +4,13 @@ Both caption one image at a time, and need Node 20 and web/node_modules (`npm ci
 page also needs Chromium.
 """
 
-import base64
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -22,12 +21,10 @@ from captioning.runtime.errors import UserError
 MODEL_NAME = "model"  # the model's name in the page
 DTYPES = {"fp32": "32 bits", "fp16": "16 bits", "q8": "8 bits"}  # {precision of weights: text}
 ANSWER_TIMEOUT_S = 600.0  # how long an answer of the page may take, for example to load a model
-# This script adds the function `captionOf` and a file input to the page. `PageCaptions` chooses the
-# files of the input: first the pixels, float32 (N, 3, S, S), then the photos.
+# Adds a file input and the function `captionOf` to the page.
 CAPTION_SCRIPT = f"""
-document.body.append(Object.assign(document.createElement("input"), {{
-  type: "file", multiple: true, id: "inputs" }}));
-window.inputs = document.querySelector("#inputs");
+const input = Object.assign(document.createElement("input"), {{ type: "file", id: "pixels" }});
+document.body.append(input);
 window.captioner = new Worker("worker.js", {{ type: "module" }});
 window.captionOf = (request) => new Promise((resolve, reject) => {{
   captioner.onerror = ({{ message }}) => reject(new Error(message));
@@ -66,7 +63,7 @@ class NodeCaptions(ExitStack):
     key of DTYPES.
     """
 
-    def __init__(self, export: Path, settings: Mapping[str, Any], dtype: str = "fp32"):
+    def __init__(self, export: Path, settings: Mapping[str, Any], dtype: str):
         command = ["node", "web/captions.mjs", export, "/dev/stdin", json.dumps(settings), dtype]
         super().__init__()
         process = subprocess.Popen(
@@ -86,19 +83,12 @@ class PageCaptions(ExitStack):
     """Runs the page in Chromium. Chromium and the page's server end with the `with` block.
 
     page: the folder of the built page. profile: a folder for Chromium's files. pixels: a file of
-    float32 (N, 3, S, S). photos: image files. threads: whether the server sends the headers that
-    allow the page to use threads. Raises RuntimeError if a script of the page fails, and UserError
-    if a program is missing.
+    float32 (1, 3, S, S), the image that is captioned. threads: whether the server sends the headers
+    that allow the page to use threads. Raises RuntimeError if a script of the page fails, and
+    UserError if a program is missing.
     """
 
-    def __init__(
-        self,
-        page: Path,
-        profile: Path,
-        pixels: Path,
-        photos: Sequence[Path] = (),
-        threads: bool = True,
-    ):
+    def __init__(self, page: Path, profile: Path, pixels: Path, threads: bool):
         chromium = find_programs()
         command = ["node", "web/serve.mjs", page, "0"]
         if not threads:
@@ -112,7 +102,7 @@ class PageCaptions(ExitStack):
             self._browser.open(server.stdout.readline().split()[-1])
             self._browser.wait("document.body && 'ready' in document.body.dataset")
             self._browser.ask(CAPTION_SCRIPT)
-            self._browser.choose_files("#inputs", pixels, *photos)
+            self._browser.choose_files("#pixels", pixels)
             self.enter_context(stack.pop_all())
         if self._browser.ask("crossOriginIsolated") != threads:
             self.close()
@@ -120,38 +110,12 @@ class PageCaptions(ExitStack):
                 f"the page {'cannot' if threads else 'can'} use threads; its headers differ"
             )
 
-    def tokens(
-        self,
-        settings: Mapping[str, Any],
-        dtype: str = "fp32",
-        image: Optional[slice] = None,
-        photo: int = 0,
-    ) -> list[int]:
-        """Return the tokens of the caption of an image.
-
-        settings, dtype: see `NodeCaptions`. image: the range of the image's bytes in the file
-        `pixels`; None to caption a photo instead. photo: the index of the photo in `photos`.
-        """
-        source = f"file: inputs.files[{photo + 1}]"  # file 0 has the pixels
-        if image:
-            blob = f"inputs.files[0].slice({image.start}, {image.stop})"
-            source = f"pixels: new Float32Array(await {blob}.arrayBuffer())"
-        given = f"{{ {source}, dtype: '{dtype}', settings: {json.dumps(settings)} }}"
-        expression = f"captionOf({given})"
-        return self._browser.ask(f"(async () => (await {expression}).tokens)()")
-
-    def pixels(self, photo: int, side: int) -> np.ndarray:
-        """Return the pixels of a photo that the page has resized: uint8 (side, side, 3).
-
-        photo: the index of the photo in `photos`.
-        """
+    def tokens(self, settings: Mapping[str, Any], dtype: str) -> list[int]:
+        """Return the tokens of the image's caption. settings, dtype: see `NodeCaptions`."""
         code = f"""(async () => {{
-          const {{ decode, resize }} = await import("./pixels.js");
-          const {{ data, width, height }} = await decode(inputs.files[{photo + 1}]);
-          const reader = new FileReader();
-          reader.readAsDataURL(new Blob([resize(data, width, height, {side})]));
-          await new Promise((read) => reader.onload = read);
-          return reader.result.split(",")[1];
+          const [file] = document.querySelector("#pixels").files;
+          const pixels = new Float32Array(await file.arrayBuffer());
+          const request = {{ pixels, dtype: "{dtype}", settings: {json.dumps(settings)} }};
+          return (await captionOf(request)).tokens;
         }})()"""
-        rgb = np.frombuffer(base64.b64decode(self._browser.ask(code)), dtype=np.uint8)
-        return rgb.reshape(side, side, 3)
+        return self._browser.ask(code)

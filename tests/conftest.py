@@ -99,19 +99,6 @@ a picture of the man woman dog cat red blue small large on in and with ball box 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 
 
-TINY = {
-    "vit": {"embed_dim": 32, "depth": 2, "num_heads": 4},
-    "image_size": 48,
-    "med_config": {
-        "hidden_size": 24,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-    },
-}
-
-
 @pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory):
     """Return the path of a BERT vocabulary of a few words."""
@@ -123,6 +110,7 @@ def vocabulary(tmp_path_factory):
 @pytest.fixture(scope="session")
 def make_captioner(vocabulary):
     """Return a function that builds a tiny captioner, in evaluation mode, by the same settings."""
+    from benchmarks.captioners import TINY
     from BLIP import build_captioner
 
     def make(**settings):
@@ -136,6 +124,7 @@ def make_captioner(vocabulary):
 @pytest.fixture(scope="session")
 def itm_checkpoint(vocabulary, tmp_path_factory):
     """Return a file in the layout of BLIP's retrieval, of random weights, beside its vocabulary."""
+    from benchmarks.captioners import TINY
     from BLIP.itm import BlipItm
     from BLIP.med import read_med_config
     from BLIP.tokenizer import CaptionTokenizer

@@ -30,7 +30,6 @@ MODULE_NAME = re.compile(r"\w+(\.\w+)*(:\w+)?")
 
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
 LONGEST_FILE = 400
-IN_THE_WHEEL = "smile"
 NOT_OURS = {"data", "checkpoints", "output", "build"}
 
 
@@ -197,27 +196,12 @@ def files_with_vague_names(root):
     ]
 
 
-def packages_not_listed(root):
-    """Return the packages that the wheel lacks, and those that it should not hold.
-
-    The wheel is the objective's alone.
-    """
-    listed = re.search(r"^packages = (\[.*?\])", (root / "pyproject.toml").read_text(), re.S | re.M)
-    present = {
-        module_name(root, path)
-        for path in source_files(root)
-        if path.name == "__init__.py" and path.relative_to(root).parts[0] == IN_THE_WHEEL
-    }
-    return sorted(present ^ set(ast.literal_eval(listed[1])))
-
-
 RULES = [
     imports_against_the_layers,
     circles,
     checks_of_the_captioner,
     files_too_long,
     files_with_vague_names,
-    packages_not_listed,
 ]
 
 

@@ -1,9 +1,9 @@
-// Captions in Node, with the page's own decoding: one JSON line an image.
+// Captions images in Node with the page's decoding, and prints a JSON line for each image.
 //
 //   node web/captions.mjs FOLDER PIXELS '{"num_beams": 3}' [DTYPE]
 //
-// FOLDER: of `python -m BLIP.export --layout transformers.js`. PIXELS: float32 (N, 3, S, S), raw; of
-// /dev/stdin an image is captioned once it is there.
+// FOLDER: written by `python -m BLIP.export --layout transformers.js`. PIXELS: a file of float32
+// (N, 3, S, S). From /dev/stdin, each image is captioned as soon as it has arrived.
 
 import { openSync, readFileSync, readSync } from "node:fs";
 import { dirname, join, resolve } from "node:path";

@@ -1,5 +1,5 @@
-// Serves a built page on this machine: node web/serve.mjs FOLDER [PORT [plain]]. Port 0: any free
-// port. plain: without the headers that threads need.
+// Serves a built page on this machine: node web/serve.mjs FOLDER [PORT [plain]]. Port 0 chooses a
+// free port. With `plain`, the headers that threads need are not sent.
 
 import { createReadStream, statSync } from "node:fs";
 import { createServer } from "node:http";

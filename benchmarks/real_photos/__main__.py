@@ -37,7 +37,7 @@ from captioning.sweep.decodings import JUDGE as JUDGE_DECODING
 from captioning.sweep.decodings import read_decodings, with_drop_shares
 from captioning.sweep.parallel_runs import job_slots, raise_failures, run_in_slots
 from captioning.sweep.runs import Sweep
-from captioning.sweep.variants import check_counts, plan, read_names, read_weights
+from captioning.sweep.variants import Variant, check_counts, plan, read_names, read_weights
 from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import resume_content
 from captioning.training.validation_history import is_trained
@@ -83,28 +83,18 @@ def _run(arguments):
     quick, keys = arguments.quick, ["device=cpu", *arguments.overrides]
     folder = arguments.output_dir or Path("output/real_photos" + ("-quick" if quick else ""))
     tuning = QUICK_TUNING if quick else FINE_TUNING
-    weights = read_weights(arguments.mle) if arguments.mle else []
-    objectives = arguments.objectives or (None if weights else OBJECTIVES)
-    variants = plan(weights, read_names(objectives, smile.OBJECTIVES, "an objective"))
-    decodings = []
-    if arguments.decodings:
-        # The decoding JUDGE needs a judge with the vocabulary of the captioner. Here they differ,
-        # because the vocabulary of each captioner is made from its own training photos.
-        decodings = [n for n in read_decodings(arguments.decodings) if n != JUDGE_DECODING]
-        variants = with_drop_shares(variants, [0.0])
-    variants = [v._replace(overrides=(*v.overrides, *tuning)) for v in variants]
+    variants, decodings = _read_variants(arguments, tuning)
+    # The variants set the keys of fine-tuning, so a `Sweep` refuses these keys as overrides.
+    tuning_keys = {key.partition("=")[0] for key in tuning}
     if quick:
         config = load_config(arguments.config, keys)
         keys = [*QUICK, *write_subsets(config, QUICK_PHOTOS, folder / "photos"), *keys]
     seed_folders = [folder / f"seed{n}" for n in range(arguments.seeds or (1 if quick else 3))]
-    # The variants set the keys of fine-tuning, so a `Sweep` refuses these keys as overrides.
-    tuning_keys = {key.partition("=")[0] for key in tuning}
-    sweep_keys = [key for key in keys if key.partition("=")[0] not in tuning_keys]
     jobs, sweeps = [], []
     for seed, seed_folder in enumerate(seed_folders):
         files = write_parts(load_config(arguments.config, keys), seed, seed_folder / "photos")
         run_keys = [
-            *sweep_keys,
+            *(key for key in keys if key.partition("=")[0] not in tuning_keys),
             f"train_file={files[START]}",
             f"seed={seed}",
             f"pretrained={seed_folder / START / BEST}",
@@ -122,6 +112,23 @@ def _run(arguments):
         for sweep in sweeps:
             raise_failures(sweep.decode(decodings, arguments.jobs))
         print(write_decoding_summary(folder, sweeps, decodings), end="")
+
+
+def _read_variants(arguments, tuning: Sequence[str]) -> tuple[list[Variant], list[str]]:
+    """Return the variants to fine-tune and the names of the decodings. Raises UserError.
+
+    tuning: overrides of fine-tuning.
+    """
+    weights = read_weights(arguments.mle) if arguments.mle else []
+    objectives = arguments.objectives or (None if weights else OBJECTIVES)
+    variants = plan(weights, read_names(objectives, smile.OBJECTIVES, "an objective"))
+    decodings = []
+    if arguments.decodings:
+        # The decoding JUDGE needs a judge with the vocabulary of the captioner. Here they differ,
+        # because the vocabulary of each captioner is made from its own training photos.
+        decodings = [n for n in read_decodings(arguments.decodings) if n != JUDGE_DECODING]
+        variants = with_drop_shares(variants, [0.0])
+    return [v._replace(overrides=(*v.overrides, *tuning)) for v in variants], decodings
 
 
 def _training_job(config_file: str, seed_folder: Path, name: str, keys: list[str]) -> list[Job]:

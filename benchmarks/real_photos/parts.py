@@ -29,7 +29,7 @@ def write_parts(config: Config, seed: int, folder: Path) -> dict[str, str]:
         START: [sample for n, sample in enumerate(samples) if n not in judge_indices],
         JUDGE: [samples[n] for n in sorted(judge_indices)] + read_split(config, "val"),
     }
-    return {name: _write(part, folder / f"{name}.json") for name, part in parts.items()}
+    return {name: _write_annotations(part, folder / f"{name}.json") for name, part in parts.items()}
 
 
 def write_subsets(config: Config, counts: dict[str, int], folder: Path) -> list[str]:
@@ -41,11 +41,11 @@ def write_subsets(config: Config, counts: dict[str, int], folder: Path) -> list[
     for split, count in counts.items():
         samples = read_split(config, split)
         subset = samples[:: max(1, len(samples) // count)][:count]
-        files[split] = _write(subset, folder / f"{split}.json")
+        files[split] = _write_annotations(subset, folder / f"{split}.json")
     return [f"{split}_file={path}" for split, path in files.items()]
 
 
-def _write(samples: Sequence[Sample], path: Path) -> str:
+def _write_annotations(samples: Sequence[Sample], path: Path) -> str:
     """Write an annotation file, and return its absolute path."""
     rows = [
         {"image": sample.image, "caption": list(sample.captions), "image_id": sample.image_id}

@@ -48,30 +48,25 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     names = [variant.name for variant in variants]
     first_seed = comparison.compare([seeds[0] / name for name in names])
     hits = {seed: judge_runs(seed, names) for seed in seeds}
-    rows, seed_values, image_values = [], {}, {}
-
-    def average(name, label, kind):
-        """Add the row of a run's folder `name`, or of HUMANS, to `rows` and `seed_values`."""
-        every_seed = []
-        for seed in seeds:
-            metrics = {} if name == HUMANS else recorded_scores(seed / name, "test").metrics
-            metrics[PHOTO_FOUND.name] = mean_estimate(list(hits[seed][name].values()))
-            every_seed.append(comparison.Row(label, kind, {}, metrics))
-        row = mean_over_seeds(every_seed, label)
-        rows.append(row)
-        seed_values[label] = {
-            metric: [row.metrics[metric].value for row in every_seed] for metric in row.metrics
+    seed_rows = {comparison.HUMANS: _seed_rows(hits, HUMANS, comparison.HUMANS, "humans")}
+    for variant, run in zip(variants, first_seed.runs):
+        seed_rows[variant.label] = _seed_rows(hits, variant.name, variant.label, run.kind)
+    rows = [mean_over_seeds(each, label) for label, each in seed_rows.items()]
+    seed_values = {
+        row.label: {
+            n: [each.metrics[n].value for each in seed_rows[row.label]] for n in row.metrics
         }
-
-    average(HUMANS, comparison.HUMANS, "humans")
+        for row in rows
+    }
     if first_seed.human:  # the judge's score of humans is the only one so far
         metrics = {**first_seed.human.metrics, **rows[0].metrics}
         rows[0] = rows[0]._replace(metrics=metrics)
-    for variant, run in zip(variants, first_seed.runs):
-        average(variant.name, variant.label, run.kind)
-        image_values[variant.label] = [
+    image_values = {
+        variant.label: [
             _read_image_values(seed / variant.name, hits[seed][variant.name]) for seed in seeds
         ]
+        for variant in variants
+    }
     results = {
         "scores": {row.label: {n: vars(e) for n, e in row.metrics.items()} for row in rows},
         "seeds": seed_values,
@@ -86,6 +81,22 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     write_report(first_seed, folder / "report.html", "These are the runs of the first seed.")
     log_line(_draw(rows, folder / "plane.svg"))
     return text
+
+
+def _seed_rows(
+    hits: Mapping[Path, Mapping[str, Mapping[str, float]]], name: str, label: str, kind: str
+) -> list[comparison.Row]:
+    """Return the rows of a run for each seed: its scores and the share of photos found.
+
+    hits: {folder of a seed: the result of `judge_runs`}. name: the run's folder, or HUMANS, which
+    have no scores.
+    """
+    rows = []
+    for seed, hits_of_runs in hits.items():
+        metrics = {} if name == HUMANS else recorded_scores(seed / name, "test").metrics
+        metrics[PHOTO_FOUND.name] = mean_estimate(list(hits_of_runs[name].values()))
+        rows.append(comparison.Row(label, kind, {}, metrics))
+    return rows
 
 
 def write_decoding_summary(folder: Path, sweeps: Sequence[Sweep], decodings: Sequence[str]) -> str:
@@ -139,7 +150,7 @@ def paired_differences(
     return estimates
 
 
-def _read_image_values(run: Path, hits: Mapping[str, float]) -> dict[str, np.ndarray]:
+def _read_image_values(run: Path, hits: Mapping[str, Mapping[str, float]]) -> dict[str, np.ndarray]:
     """Read {metric: one value per image} of a run, for the metrics that score single captions.
 
     hits: the result of `judge_runs` for this run; it is included as PHOTO_FOUND. A missing value is

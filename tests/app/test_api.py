@@ -20,19 +20,13 @@ from PIL import Image
 from app.photos import Limits
 from app.server import CONTENT_SECURITY_POLICY
 from decoding import DecodingSettings
+from tests.app.client import ask, caption
 
 httpx = pytest.importorskip("httpx", reason="no Gradio, which brings httpx")
 
 
-def post(server, path, **settings):
-    """Return status and JSON of POST /api/caption with the file as body."""
-    url, content = f"{server}/api/caption", path.read_bytes()
-    answer = httpx.post(url, content=content, params=settings, timeout=60)
-    return answer.status_code, answer.json()
-
-
 def test_every_checkpoint_answers(server, files, service):
-    status, found = post(server, files / "photo.jpg", num_beams=1)
+    status, found = caption(server, files / "photo.jpg", num_beams=1)
     assert status == 200
     assert [entry["label"] for entry in found] == [c.label for c in service.checkpoints]
     for entry in found:
@@ -43,9 +37,9 @@ def test_every_checkpoint_answers(server, files, service):
 
 def test_checkpoints_can_be_chosen_and_samples_repeated(server, files):
     given = {"checkpoint": ["MLE", "SMILE"], "sample": True, "temperature": 3, "seed": 5}
-    first, second = (post(server, files / "other.png", **given) for _ in range(2))
+    first, second = (caption(server, files / "other.png", **given) for _ in range(2))
     assert first == second and [entry["label"] for entry in first[1]] == ["MLE", "SMILE"]
-    assert first != post(server, files / "other.png", **{**given, "seed": 6})
+    assert first != caption(server, files / "other.png", **{**given, "seed": 6})
 
 
 @pytest.mark.parametrize(
@@ -57,15 +51,15 @@ def test_checkpoints_can_be_chosen_and_samples_repeated(server, files):
     ],
 )
 def test_refusals_are_one_line(server, files, name, settings, status, message):
-    found, answer = post(server, files / name, **settings)
+    found, answer = caption(server, files / name, **settings)
     assert found == status
     assert list(answer) == ["error"] and message in answer["error"]
     assert "\n" not in answer["error"]
 
 
 def test_a_full_queue_refuses_callers(files):
-    fastapi = pytest.importorskip("fastapi", reason="no Gradio, which brings FastAPI")
-    from app.server import add_api
+    applications = pytest.importorskip("starlette.applications", reason="no Gradio")
+    from app import api
     from app.uploads import Uploads
 
     busy = threading.Event()
@@ -79,8 +73,9 @@ def test_a_full_queue_refuses_callers(files):
             busy.wait(60)
             return None, [SimpleNamespace(record=lambda: {"caption": "a dog"})]
 
-    server = fastapi.FastAPI()
-    add_api(server, Slow(), Uploads(files, Slow.limits))
+    server = applications.Starlette()
+    answer = api.CaptionApi(Slow(), Uploads(files, Slow.limits)).answer
+    server.add_route(api.PATH, answer, methods=["POST"])
 
     async def three_ask():
         transport = httpx.ASGITransport(server)
@@ -104,36 +99,35 @@ def test_slow_callers_take_no_place_in_the_queue(server, files):
             caller = socket.create_connection((host, int(port)), timeout=60)
             stack.enter_context(caller).sendall(head.encode())
         time.sleep(0.2)
-        assert post(server, files / "photo.jpg", num_beams=1)[0] == 200
+        assert caption(server, files / "photo.jpg", num_beams=1)[0] == 200
 
 
 @pytest.mark.slow
-def test_few_large_photos_are_in_memory_at_once(serving, tmp_path):
+def test_few_large_photos_are_in_memory_at_once(server, tmp_path):
     """Eight files of 20 million pixels: a decoded one takes 60 MB, at the peak 140."""
     Image.new("RGBA", (5000, 4000), (200, 30, 40, 128)).save(tmp_path / "large.png")
     assert (tmp_path / "large.png").stat().st_size < 150_000
-    with serving("--max-pixels", "20000000") as (server, _):
-        assert post(server, tmp_path / "large.png", num_beams=1)[0] == 200
+    assert caption(server, tmp_path / "large.png", num_beams=1)[0] == 200
 
-        def memory():
-            return metrics(server)["process_resident_memory_bytes"]
+    def memory():
+        return metrics(server)["process_resident_memory_bytes"]
 
-        seen = [memory()]
-        with ThreadPoolExecutor(8) as threads:
-            call = partial(threads.submit, post, server, tmp_path / "large.png", num_beams=1)
-            asked = [call() for _ in range(8)]
-            while not all(call.done() for call in asked):
-                seen.append(memory())
+    seen = [memory()]
+    with ThreadPoolExecutor(8) as threads:
+        call = partial(threads.submit, caption, server, tmp_path / "large.png", num_beams=1)
+        asked = [call() for _ in range(8)]
+        while not all(call.done() for call in asked):
+            seen.append(memory())
     assert [call.result()[0] for call in asked] == [200] * 8
     assert max(seen) - seen[0] < 400e6
 
 
 def test_concurrent_callers_share_a_batch_and_a_bad_photo_fails_alone(server, files):
     names = ["photo.jpg", "other.png", "cut.jpg"] * 4
-    alone = {name: post(server, files / name) for name in names[:3]}
+    alone = {name: caption(server, files / name) for name in names[:3]}
     before = metrics(server)
     with ThreadPoolExecutor(len(names)) as threads:
-        found = list(threads.map(lambda name: post(server, files / name), names))
+        found = list(threads.map(lambda name: caption(server, files / name), names))
     for name, (status, answer) in zip(names, found):
         expected, answer_alone = alone[name]
         assert status == expected == (400 if name == "cut.jpg" else 200)
@@ -157,11 +151,11 @@ def test_concurrent_callers_share_a_batch_and_a_bad_photo_fails_alone(server, fi
 def metrics(server):
     """Return the values of GET /metrics by name and label, parsed by prometheus_client."""
     parser = pytest.importorskip("prometheus_client.parser")
-    answer = httpx.get(f"{server}/metrics", timeout=60)
-    assert answer.headers["content-type"].startswith("text/plain")
+    _, headers, body = ask(f"{server}/metrics")
+    assert headers["content-type"].startswith("text/plain")
     return {
         " ".join([sample.name, *sample.labels.values()]): sample.value
-        for family in parser.text_string_to_metric_families(answer.text)
+        for family in parser.text_string_to_metric_families(body.decode())
         for sample in family.samples
     }
 
@@ -178,7 +172,7 @@ def test_a_caller_that_hangs_up_is_counted(server, files):
     for cut in (len(body), len(body) // 2):
         with socket.create_connection((host, int(port))) as caller:
             caller.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:cut])
-    assert post(server, files / "photo.jpg")[0] == 200
+    assert caption(server, files / "photo.jpg")[0] == 200
     until = time.monotonic() + 100
     while metrics(server).get(closed, 0) < before + 2 and time.monotonic() < until:
         time.sleep(0.05)
@@ -197,9 +191,9 @@ def test_the_documented_command_works(server, files, repository):
 
 
 def test_every_answer_has_the_content_security_policy(server):
-    answers = [httpx.get(f"{server}/{path}", timeout=60) for path in ("", "metrics", "no/such")]
-    assert [answer.status_code for answer in answers] == [200, 200, 404]
-    for answer in answers:
-        assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    page, *others = [ask(f"{server}/{path}") for path in ("", "metrics", "no/such")]
+    for status, (found, headers, _) in zip((200, 200, 404), (page, *others)):
+        assert found == status
+        assert headers["content-security-policy"] == CONTENT_SECURITY_POLICY
     # The policy does not stop preconnect links.
-    assert re.findall(r"<(?:link|script)[^>]*https?://[^>]*>", answers[0].text) == []
+    assert re.findall(rb"<(?:link|script)[^>]*https?://[^>]*>", page[2]) == []

@@ -36,7 +36,6 @@ def test_a_port_that_is_taken(capsys):
     [
         (["no.pth"], "checkpoint no.pth does not exist"),
         ([], "bash scripts/demo.sh"),
-        (["x.pth", "--token", ""], "--token (or APP_TOKEN) has to be"),
     ],
 )
 def test_errors_of_the_user_are_one_line(capsys, tmp_path, monkeypatch, arguments, message):

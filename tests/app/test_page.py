@@ -141,7 +141,7 @@ def test_a_photo_that_is_refused_is_one_line_in_the_page(page, files):
     page.ask("document.querySelector('#caption').click()")
     page.wait("/no photo/.test(document.querySelector('#results [role=alert]')?.innerText)")
     caption(page, files / "huge.png")
-    line = "huge.png: 2000 x 2000 pixels; this page takes up to 3 million"
+    line = "huge.png: 6000 x 4000 pixels; this page takes up to 20 million"
     page.wait(f"document.querySelector('#results').innerText.includes({line!r})")
     shown = text(page, "#results [role=alert]")
     assert "\n" not in shown and str(files) not in shown

@@ -14,7 +14,7 @@ LIMITS = Limits(pixels=1_000_000)
     [
         ("notes.jpg", "not a readable image"),
         ("cut.jpg", "not a readable image .*truncated"),
-        ("huge.png", "2000 x 2000 pixels; this page takes up to 1 million"),
+        ("huge.png", "6000 x 4000 pixels; this page takes up to 1 million"),
     ],
 )
 def test_errors_have_the_visitors_file_name(files, name, message):

@@ -9,7 +9,7 @@ import pytest
 
 from app.photos import Limits
 from app.uploads import NO_ROOM, Uploads
-from tests.app.client import ask
+from tests.app.client import ask, caption
 
 LIMITS = Limits(upload_mb=1, photos=1)  # room for 2 MB, in 100 files
 
@@ -68,20 +68,19 @@ def wait_until(condition):
     assert condition()
 
 
-def test_a_full_folder_refuses_uploads_and_api_calls(serving, files):
-    with serving() as (address, _):  # 4 photos of 1 MB a batch: room for 8 MB
-        photo = (files / "photo.jpg").read_bytes()
-        for number in range(4):
-            assert upload(address, part(bytes([number]) * (1 << 20)))[0] == 200
-        (folder_of(address) / "a.png").write_bytes(bytes(4 << 20))
-        time.sleep(1.1)
-        assert upload(address, part(b"x")) == (400, NO_ROOM)
-        status, _, answer = ask(f"{address}/api/caption", photo)
-        assert (status, json.loads(answer)) == (503, {"error": NO_ROOM})
-        for path in folder_of(address).rglob("a.png"):
-            path.unlink()
-        time.sleep(1.1)
-        assert upload(address, part(photo))[0] == ask(f"{address}/api/caption", photo)[0] == 200
+def test_a_full_folder_refuses_uploads_and_api_calls(server, files):
+    """A batch has 4 photos of 1 MB, so that there is room for 8 MB."""
+    photo = (files / "photo.jpg").read_bytes()
+    for number in range(4):
+        assert upload(server, part(bytes([number]) * (1 << 20)))[0] == 200
+    (folder_of(server) / "a.png").write_bytes(bytes(4 << 20))
+    time.sleep(1.1)
+    refused = [upload(server, part(b"x")), caption(server, files / "photo.jpg")]
+    for path in folder_of(server).rglob("a.png"):
+        path.unlink()
+    assert refused == [(400, NO_ROOM), (503, {"error": NO_ROOM})]
+    time.sleep(1.1)
+    assert upload(server, part(photo))[0] == caption(server, files / "photo.jpg")[0] == 200
 
 
 @pytest.mark.parametrize("query", ["", "?upload_id=a"])

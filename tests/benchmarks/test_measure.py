@@ -11,7 +11,10 @@ import pytest
 
 from benchmarks import TOPICS, __main__, gpu, measure
 from benchmarks.measure import compare, peak_memory
+from benchmarks.objective import library_losses
 from benchmarks.topic import parse_options, run_topic
+from benchmarks.training import CPU, OURS, OURS_5, OURS_SMILE, THEIRS
+from BLIP.kernels.int8_linear import has_int8
 
 
 @pytest.fixture
@@ -124,12 +127,13 @@ def files_of(folder):
     return {path: path.stat().st_mtime_ns for path in files if not others & set(path.parts)}
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_a_rehearsal_runs_every_part(needs_peer, repository, tmp_path):
-    """In a Python that lacks what a stock image lacks; it writes nothing but its output."""
-    site, home, out = tmp_path / "site", tmp_path / "home", tmp_path / "out"
-    site.mkdir()
+@pytest.fixture(scope="module")
+def rehearsed(needs_peer, repository, tmp_path_factory):
+    """Return what scripts/gpu.sh --rehearse has written, by part.
+
+    It runs in a Python that lacks what a stock image lacks, and writes nothing but its output.
+    """
+    site, home, out = (tmp_path_factory.mktemp(name) for name in ("site", "home", "out"))
     (site / "sitecustomize.py").write_text(HIDDEN.format(hidden=NOT_IN_IMAGES))
     caches = ("HOME", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
     places = {**dict.fromkeys(caches, str(home)), "PYTHONPATH": str(site)}
@@ -146,13 +150,50 @@ def test_a_rehearsal_runs_every_part(needs_peer, repository, tmp_path):
     assert files_of(repository) == before and not files_of(home)
     ends = [line.split() for line in done.stdout.splitlines()[-len(gpu.PARTS) :]]
     assert ends == [[part, "done"] for part in gpu.PARTS]
-    contents = {part: json.loads((out / f"{part}.json").read_text()) for part in gpu.PARTS}
-    for content in contents.values():
+    return {part: json.loads((out / f"{part}.json").read_text()) for part in gpu.PARTS}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_rehearsal_runs_every_part(rehearsed):
+    for content in rehearsed.values():
         assert [row["name"] for row in content["rows"]] == content["planned"]
         assert content["rows"][0]["name"].startswith("check: ")
-    assert {"ours", "transformers"} <= set(contents["captioning"]["rows"][-1]["contenders"])
     notes = ["6 of 6 losses to the bit, weights 0.0e+00 apart"]
-    assert contents["runs"]["rows"][0]["notes"] == notes
+    assert rehearsed["runs"]["rows"][0]["notes"] == notes
+
+
+OUR_LOSSES = {"our MLE", "our SMILE", "our 0.01 MLE + 0.99 SMILE"}
+LIBRARIES = {*library_losses(CPU)} - {"cut-cross-entropy, torch_compile"}  # which is hidden
+INT8 = {"int8"} if has_int8(CPU) else set()
+CONTENDERS = {  # {part: {start of a row's name: (its peer, its contenders)}}
+    "captioning": {
+        "fp32": ("transformers", {"ours", "transformers"} | INT8),
+        "bf16": ("transformers", {"ours", "transformers"}),
+    },
+    "training": {"step": ("transformers", {OURS, OURS_SMILE, OURS_5, THEIRS})},
+    "loader": {"80 x 60": ("original", {"ours", "original"})},
+    "objective": {
+        "SMILE": ("naive", {"from hidden states", "naive"}),
+        "0.01 MLE": ("cross-entropy", {"from hidden states", "naive", "cross-entropy"}),
+        "beside": (None, OUR_LOSSES | LIBRARIES),
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", CONTENDERS)
+def test_a_part_measures_its_contenders(rehearsed, part):
+    rows = [row for row in rehearsed[part]["rows"] if "contenders" in row]
+    for start, (peer, contenders) in CONTENDERS[part].items():
+        found = [row for row in rows if row["name"].startswith(start)]
+        assert len(found) == (4 if part == "captioning" else 1)
+        for row in found:
+            assert row["failed"] == {} and set(row["contenders"]) == contenders
+            assert peer in (row["peer"], None)
+            for entry in row["contenders"].values():
+                assert len(entry["times"]) == 1 and entry["median"] > 0
+                assert ("peak_bytes" in entry) == (part in ("objective", "training"))
 
 
 def test_without_a_gpu_it_ends_in_a_line(tmp_path, capsys, monkeypatch):
@@ -172,4 +213,4 @@ def test_without_a_gpu_it_ends_in_a_line(tmp_path, capsys, monkeypatch):
     ],
 )
 def test_how_a_process_ended(program, ended):
-    assert gpu.run([sys.executable, "-c", program], os.environ, 1.0) == ended
+    assert gpu.run_with_limit([sys.executable, "-c", program], os.environ, 1.0) == ended

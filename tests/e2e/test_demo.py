@@ -1,45 +1,65 @@
-"""The quick demo from its first line to the report, killed once and continued."""
+"""The quick demo with few images, from its first line to the report, killed once and continued."""
 
 import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from captioning.demo import runs
+from captioning.demo.__main__ import PRELOADED_MODULES
 from captioning.demo.status import DemoProgress
 from captioning.runtime.job_runner import prepare
 
-NOT_NEEDED = {"app", "benchmarks"}  # packages
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUNS = ("mle", "smile", "mle_smile")
+TEST_IMAGES = 30
+# The demo with each list of arguments, in one process, which imports once.
+PROGRAM = f"""
+import json, sys
+from captioning.demo import __main__, runs
+
+runs.QUICK_SPLITS = {{"train": 500, "val": 8, "test": {TEST_IMAGES}}}
+for arguments in json.loads(sys.argv[1]):
+    assert __main__.main(["--quick", *arguments]) == 0
+    print("END OF DEMO", flush=True)
+"""
 
 
-@pytest.fixture(scope="module")
-def project(tmp_path_factory, repository):
-    """Return a copy of the parts of the repository that the demo needs."""
-    root = tmp_path_factory.mktemp("demo") / "project"
-    packages = {path.parent.name for path in repository.glob("*/__init__.py")}
-    for name in (*sorted(packages - NOT_NEEDED), "configs", "scripts"):
-        shutil.copytree(repository / name, root / name)
-    shutil.copy(repository / "requirements.txt", root)
-    (root / "data").mkdir()
-    return root
+class Finished(NamedTuple):
+    """The folder of a demo that was killed, and what it printed when it was called again.
+
+    continued, again, greedy: stdout of three further calls, the last of them with num_beams=1.
+    stderr: of all three.
+    """
+
+    folder: Path
+    continued: str
+    again: str
+    greedy: str
+    stderr: str
+
+    def logs(self, *names):
+        return "".join((self.folder / f"{name}.log").read_text() for name in names)
+
+    def scores(self, run):
+        """Return {metric: value}, of the last call."""
+        content = json.loads((self.folder / run / "result" / "test" / "metrics.json").read_text())
+        return {name: entry["value"] for name, entry in content["metrics"].items()}
 
 
-def start(project, *arguments):
-    environment = {k: v for k, v in os.environ.items() if k not in ("VENV", "PYTHON")}
-    environment["VIRTUAL_ENV"] = sys.prefix
+def start(folder, repository, *calls):
     return subprocess.Popen(
-        ["bash", str(project / "scripts" / "demo.sh"), "--quick", *arguments],
-        env=environment,
+        [sys.executable, "-c", PROGRAM, json.dumps(calls)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(repository)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -47,23 +67,25 @@ def start(project, *arguments):
 
 
 @pytest.fixture(scope="module")
-def finished(project):
-    """Return (stdout, stderr) of a demo that continues after it was killed in fine-tuning."""
-    folder = project / "output" / "demo-quick"
-    first = start(project)
+def finished(tmp_path_factory, repository):
+    """Return a demo that was killed in fine-tuning, continued, and called twice again."""
+    root = tmp_path_factory.mktemp("demo")
+    folder = root / "output" / "demo-quick"
+    killed = start(root, repository, [])
     deadline = time.monotonic() + 250
     while not (folder / "mle" / "checkpoint_00.pth").exists():
-        assert first.poll() is None, first.stderr.read()
+        assert killed.poll() is None, killed.stderr.read()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    kill_with_children(first.pid)
-    first.communicate()
+    kill_with_children(killed.pid)
+    killed.communicate()
     pretrained = (folder / "pretrain" / "checkpoint_best.pth").read_bytes()
-    second = start(project)
-    stdout, stderr = second.communicate(timeout=280)
-    assert second.returncode == 0, stderr
+    demo = start(root, repository, [], [], ["num_beams=1"])
+    stdout, stderr = demo.communicate(timeout=280)
+    assert demo.returncode == 0, stderr
     assert (folder / "pretrain" / "checkpoint_best.pth").read_bytes() == pretrained
-    return stdout, stderr
+    continued, again, greedy, _ = stdout.split("END OF DEMO\n")
+    return Finished(folder, continued, again, greedy, stderr)
 
 
 def kill_with_children(pid):
@@ -75,33 +97,23 @@ def kill_with_children(pid):
             kill_with_children(int(child))
 
 
-def logs(project, *runs):
-    """Return the logs of the runs."""
-    folder = project / "output" / "demo-quick"
-    return "".join((folder / f"{run}.log").read_text() for run in runs)
-
-
-def scores(project, run):
-    path = project / "output" / "demo-quick" / run / "result" / "test" / "metrics.json"
-    return {name: entry["value"] for name, entry in json.loads(path.read_text())["metrics"].items()}
-
-
-def test_demo_that_was_killed_goes_on(finished, project):
-    _, stderr = finished
-    assert "demo-quick/pretrain has finished all of its" in logs(project, "pretrain")
-    assert "resuming from output/demo-quick/mle/checkpoint_0" in logs(project, "mle")
-    said = re.findall(r"^\[(\d+)/(\d+)\] (.+?) \(about .+ to go in all\)$", stderr, re.MULTILINE)
-    assert [int(number) for number, _, _ in said] == list(range(1, 5))
-    assert {total for _, total, _ in said} == {"4"}
-    assert any("fine-tuning" in title for _, _, title in said)
+def test_demo_that_was_killed_goes_on(finished):
+    assert "demo-quick/pretrain has finished all of its" in finished.logs("pretrain")
+    assert "resuming from output/demo-quick/mle/checkpoint_0" in finished.logs("mle")
+    steps = r"^\[(\d+)/(\d+)\] (.+?) \(about .+ to go in all\)$"
+    logged = re.findall(steps, finished.stderr, re.MULTILINE)[:4]  # of the first call
+    assert [(int(number), total) for number, total, _ in logged] == [
+        (number, "4") for number in range(1, 5)
+    ]
+    assert any("fine-tuning" in title for *_, title in logged)
     # A status line every half minute, with the runs that have reported progress.
     shares = r"^\[\d/4\] (MLE|SMILE|MLE \+ SMILE) \d+%.*; about .+ to go in all$"
-    assert re.search(shares, stderr, re.MULTILINE)
-    assert "Warning" not in stderr
-    first = stderr[stderr.index("the first captions of the captioners") :]
-    assert re.search(r"\.png\n  MLE    a .+\n  SMILE  a .+\n", first)
-    pretrained = json.loads((project / "output/demo-quick/pretrain/run.json").read_text())
-    assert "[rank 1]" not in logs(project, "pretrain") and pretrained["processes"] == 2
+    assert re.search(shares, finished.stderr, re.MULTILINE)
+    assert "Warning" not in finished.stderr
+    first = finished.stderr.partition("the first captions of the captioners")[2]
+    assert re.search(r"\.png\n  MLE    a.* .+\n  SMILE  a.* .+\n", first)
+    pretrained = json.loads((finished.folder / "pretrain" / "run.json").read_text())
+    assert "[rank 1]" not in finished.logs("pretrain") and pretrained["processes"] == 2
 
 
 def test_first_captions_come_during_pre_training(tmp_path, monkeypatch, capsys):
@@ -109,7 +121,7 @@ def test_first_captions_come_during_pre_training(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(runs, "SPLITS", {"train": 64, "val": 4, "test": 4})
-    prepare([])
+    prepare(PRELOADED_MODULES)
     for shown in (True, False):  # by the first call
         demo = runs.Demo(False, 0, [], "cpu")
         status = DemoProgress(demo.steps())
@@ -117,51 +129,38 @@ def test_first_captions_come_during_pre_training(tmp_path, monkeypatch, capsys):
             status.begin(number)
             status.steps[number].do(status)
             status.end()
-        said = capsys.readouterr().err
+        logged = capsys.readouterr().err
         pattern = r"^images/.+\.png\n  MLE .*\n  SMILE .*$"
-        assert len(re.findall(pattern, said, re.MULTILINE)) == 2 * shown, said
-        assert said.count("the first captions") == shown
-    begun = (tmp_path / "output/demo/first/smile/config.yaml").read_text()
-    assert "pretrained: output/demo/pretrain/weights_02.pth\n" in begun
-    assert "objective: smile\n" in begun
+        assert len(re.findall(pattern, logged, re.MULTILINE)) == 2 * shown, logged
+        assert logged.count("the first captions") == shown
+    config = (tmp_path / "output/demo/first/smile/config.yaml").read_text()
+    assert "pretrained: output/demo/pretrain/weights_02.pth\n" in config
+    assert "objective: smile\n" in config
 
 
-def test_demo_prints_the_scores_of_its_files(finished, project):
-    stdout, _ = finished
-    lines = [line for line in stdout.splitlines() if line.strip()]
+def test_demo_prints_the_scores_and_captions_of_its_runs(finished):
+    lines = [line for line in finished.greedy.splitlines() if line.strip()]
     assert lines[0].split() == ["Humans", "MLE", "SMILE", "MLE+SMILE", "0.5:0.5"]
-    for title, metric, digits in (("Length", "cap_len", 1), ("True facts", "true_facts", 2)):
-        (line,) = (line for line in lines if line.startswith(title))
-        values = re.findall(r"(\d+\.\d+) \(", line)
-        assert values[1:] == [f"{scores(project, run)[metric]:.{digits}f}" for run in RUNS]
+    (lengths,) = (line for line in lines if line.startswith("Length"))
+    expected = [f"{finished.scores(run)['cap_len']:.1f}" for run in RUNS]
+    assert re.findall(r"(\d+\.\d+) \(", lengths)[1:] == expected
     image = next(i for i, line in enumerate(lines) if line.startswith("data/scenes-quick/images/"))
-    captions = []
-    for run in RUNS:
-        folder = project / "output" / "demo-quick" / run
-        results = json.loads((folder / "result" / "test.json").read_text())
-        assert len(results) == 150 and all(result["caption"] for result in results)
-        names = {f"scene_{result['image_id']:06d}.png": result["caption"] for result in results}
-        captions.append(names[lines[image].rpartition("/")[2]])
-    assert [line.split("  ")[-1] for line in lines[image + 2 : image + 5]] == captions
+    for run, line in zip(RUNS, lines[image + 2 :]):
+        results = json.loads((finished.folder / run / "result" / "test.json").read_text())
+        captions = {f"scene_{result['image_id']:06d}.png": result["caption"] for result in results}
+        assert len(captions) == TEST_IMAGES and all(captions.values())
+        assert line.split("  ")[-1] == captions[lines[image].rpartition("/")[2]]
 
 
-def test_demo_shows_the_effect(finished, project):
-    # A weaker effect than the full demo's, but a broken objective would not show it.
-    assert scores(project, "smile")["cap_len"] > 1.2 * scores(project, "mle")["cap_len"]
-    assert scores(project, "smile")["true_facts"] > scores(project, "mle")["true_facts"]
+def test_demo_shows_the_effect(finished):
+    # The effect is weaker than the full demo's, but a broken objective would not show it.
+    mle, smile = finished.scores("mle"), finished.scores("smile")
+    assert smile["cap_len"] > 1.2 * mle["cap_len"]
+    assert smile["true_facts"] > mle["true_facts"]
 
 
-def test_report_is_whole_and_needs_no_network(finished, project):
-    page = (project / "output" / "demo-quick" / "report.html").read_text()
-    assert "numbers are weaker" in page
-    assert page.count("<svg") >= 4 and "data:image/" in page
-    assert not re.search(r"(?:src|href)=[\"']?(?:https?:)?//", page)
-    for run in RUNS:
-        assert f"{scores(project, run)['cap_len']:.1f}" in page
-
-
-def test_report_fits_the_screen(finished, project, browser):
-    report = project / "output" / "demo-quick" / "report.html"
+def test_report_fits_the_screen(finished, browser):
+    report = finished.folder / "report.html"
     for width in (400, 1400):
         browser.open(f"file://{report}", width=width, height=3000)
         browser.wait("document.readyState == 'complete'")
@@ -169,25 +168,14 @@ def test_report_fits_the_screen(finished, project, browser):
     assert browser.ask("[...document.images].every(image => image.naturalWidth)")
 
 
-def run_demo(project, *arguments):
-    demo = start(project, *arguments)
-    stdout, stderr = demo.communicate(timeout=280)
-    assert demo.returncode == 0, stderr
-    return stdout
+def test_report_says_that_its_numbers_are_weaker(finished):
+    assert "numbers are weaker" in (finished.folder / "report.html").read_text()
 
 
-def test_demo_called_again_has_only_the_report_to_make(finished, project):
-    folder = project / "output" / "demo-quick"
-    before = {p: p.stat().st_mtime for p in folder.rglob("metrics.json")}
-    assert run_demo(project) == finished[0]
-    assert {p: p.stat().st_mtime for p in folder.rglob("metrics.json")} == before
-
-
-def test_demo_with_another_setting_scores_anew(finished, project):
-    """The weights stay, and scores with other settings are not reused."""
-    before = logs(project, *RUNS), logs(project, "pretrain", *RUNS)
-    stdout = run_demo(project, "num_beams=1")
-    after = logs(project, *RUNS), logs(project, "pretrain", *RUNS)
-    said = "captions and scores are in", "has finished all of its"
-    counted = [b.count(line) - a.count(line) for a, b, line in zip(before, after, said)]
-    assert stdout != finished[0] and counted == [3, 4]
+def test_a_call_scores_only_what_has_no_scores_of_its_settings(finished):
+    """The second call only makes the report. The third scores anew, with the same weights."""
+    assert finished.continued == finished.again != finished.greedy
+    logs = finished.logs(*RUNS)
+    assert logs.count("captions and scores are in") == 2 * len(RUNS)
+    # The first call found the finished pre-training; the others found all four runs finished.
+    assert finished.logs("pretrain", *RUNS).count("has finished all of its") == 1 + 4 + 4

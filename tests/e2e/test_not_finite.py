@@ -17,18 +17,19 @@ def in_step_5_of_rank_1(fail, images):
 
     def hook(rank):
         be_quick(rank)
-        forward, failing = BlipCaptioner.forward, []
+        forward, is_failing = BlipCaptioner.forward, False
 
         def optimiser_step(rank, step, batches):
+            nonlocal is_failing
             batch = next(batches)
-            failing[:] = [rank == 1 and step == 4]
-            if failing[0]:
+            is_failing = (rank, step) == (1, 4)
+            if is_failing:
                 images.write_text(json.dumps(batch["image_id"]))
             return iter([batch])
 
         def failing_forward(self, *arguments):
             output = forward(self, *arguments)
-            return fail(output) if failing[0] else output
+            return fail(output) if is_failing else output
 
         before_steps(optimiser_step)(rank)
         BlipCaptioner.forward = failing_forward

@@ -119,11 +119,7 @@ def test_captions_by_ray_have_ray_set_up(launch, tmp_path, flags, requirements):
 @pytest.mark.parametrize(
     ("command", "variables", "line"),
     [
-        (
-            "caption.sh",
-            {"NNODES": "2"},
-            "NNODES and NPROC_PER_NODE are for training; to caption",
-        ),
+        ("caption.sh", {"NNODES": "2"}, "NNODES and NPROC_PER_NODE are for training; to caption"),
         ("caption.sh", {"NPROC_PER_NODE": "2"}, "NNODES and NPROC_PER_NODE are for training; to c"),
         ("train.sh", {"NNODES": "2"}, "NNODES=2 needs RDZV_ENDPOINT=host:port, the same on every"),
     ],

@@ -11,7 +11,6 @@ import zipfile
 import pytest
 import uv
 
-VARIABLES = ("VENV", "PYTHON", "LATEST", "VIRTUAL_ENV", "CONDA_PREFIX", "PYTHONPATH")
 NOWHERE = "http://127.0.0.1:9/simple"
 AS_OTHER_VERSION = 'case "$*" in *version_info*) echo {};; *) exit {};; esac'
 
@@ -27,17 +26,19 @@ class Project:
         (self.root / f"{name}.txt").write_text("\n".join(lines) + "\n")
 
     def start(self, *arguments, **variables):
-        kept = {k: v for k, v in os.environ.items() if not k.startswith(("PIP_", "UV_"))}
-        for name in VARIABLES:
-            kept.pop(name, None)
-        kept["PATH"] = f"{self.root / 'bin'}{os.pathsep}{kept['PATH']}"
-        kept.update(PIP_CONFIG_FILE=os.devnull, PIP_NO_INDEX="1", UV_HTTP_RETRIES="0")
-        links = f"{self.root / 'bin'} {self.root / 'wheels'}"  # several folders
-        kept.update(PIP_FIND_LINKS=links, UV_CACHE_DIR=str(self.root / "cache"))
-        kept.update({name: str(value) for name, value in variables.items()})
+        environment = {
+            "PATH": f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}",
+            "HOME": str(self.root),
+            "PIP_CONFIG_FILE": os.devnull,
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": f"{self.root / 'bin'} {self.root / 'wheels'}",  # several folders
+            "UV_CACHE_DIR": str(self.root / "cache"),
+            "UV_HTTP_RETRIES": "0",
+            **{name: str(value) for name, value in variables.items()},
+        }
         return subprocess.Popen(
             ["bash", str(self.root / "scripts" / "setup.sh"), *arguments],
-            env={name: value for name, value in kept.items() if value != ""},
+            env={name: value for name, value in environment.items() if value != ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -13,7 +13,7 @@ VOCABULARIES, TINY_VOCABULARIES = (30_524, 131_072, 262_144), (50, 71)
 SCALE = 2.0**12  # of the loss, so that gradients in float16 do not vanish
 
 
-def problem(card, vocabulary):
+def random_inputs(card, vocabulary):
     """Return hidden states, weight, bias and labels, with values that every precision has."""
     rows, length, width = (2, 5, 8) if card.tiny else (4, 8, 64)
     random = torch.Generator().manual_seed(vocabulary)
@@ -29,15 +29,15 @@ def problem(card, vocabulary):
     return [x.masked_fill(x.abs() < 1e-3, 0).bfloat16().float() for x in made], labels
 
 
-def with_words(spec, labels, vocabulary):
-    """Return the objective, with the same random words on every device."""
+def objective_with_fixed_samples(spec, labels, vocabulary):
+    """Return the objective. Random subsetting samples the same tokens on every device."""
     objective = Objective(spec, 0.1, pad_token_id=0)
     sampled = torch.randint(vocabulary, (*labels.shape, 10), generator=torch.Generator())
     objective._sample_tokens = lambda labels, _: sampled.to(labels.device)
     return objective
 
 
-def defined(objective, inputs, labels):
+def reference_gradients(objective, inputs, labels):
     hidden, weight, bias = (x.double().requires_grad_() for x in inputs)
     loss = objective(hidden @ weight.T + bias, labels).loss
     loss.backward()
@@ -45,7 +45,7 @@ def defined(objective, inputs, labels):
 
 
 def from_hidden(card, objective, inputs, labels, dtype, autocast):
-    """The same from hidden states: of inputs in `dtype`, or in float32 under its autocast."""
+    """Return loss and gradients from hidden states; inputs are float32 under autocast."""
     of_inputs = torch.float32 if autocast else dtype
     given = [x.to(card.device, of_inputs, copy=True).requires_grad_() for x in inputs]
     with torch.autocast(card.device.type, dtype, enabled=autocast):
@@ -56,10 +56,10 @@ def from_hidden(card, objective, inputs, labels, dtype, autocast):
 
 def test_losses_and_gradients_are_those_of_float64(card):
     for vocabulary in TINY_VOCABULARIES if card.tiny else VOCABULARIES:
-        inputs, labels = problem(card, vocabulary)
+        inputs, labels = random_inputs(card, vocabulary)
         for name, spec in OBJECTIVES.items():
-            objective = with_words(spec, labels, vocabulary)
-            expected = defined(objective, inputs, labels)
+            objective = objective_with_fixed_samples(spec, labels, vocabulary)
+            expected = reference_gradients(objective, inputs, labels)
             for dtype, autocast in (*((dtype, False) for dtype in ERRORS), *AUTOCASTS):
                 found = from_hidden(card, objective, inputs, labels, dtype, autocast)
                 error = max(relative_error(a, b) for a, b in zip(found, expected))

@@ -15,7 +15,7 @@ from benchmarks.captioners import our_captioner
 from benchmarks.checks import REPOSITORY, relative_error
 from benchmarks.training import random_captions, random_images
 
-BEYOND = """
+LABEL_BEYOND_VOCABULARY = """
 import sys, torch
 from smile import Objective
 device, objective = sys.argv[1:]
@@ -32,21 +32,21 @@ print("the loss is", loss.item(), weight.grad.sum().item())
 def in_processes(card, work):
     """Call work(device) in a process for each GPU, or in this process in a rehearsal."""
     world = torch.cuda.device_count() if card.on_gpu else 1
-    meeting = card.folder / f"{work.__name__}.store"
-    meeting.unlink(missing_ok=True)  # from an earlier run
-    given = (world, meeting, card.on_gpu, work)
+    store = card.folder / f"{work.__name__}.store"
+    store.unlink(missing_ok=True)  # from an earlier run
+    given = (world, store, card.on_gpu, work)
     if world == 1:
-        joined(0, *given)
+        run_rank(0, *given)
     else:
-        torch.multiprocessing.spawn(joined, given, nprocs=world)
+        torch.multiprocessing.spawn(run_rank, given, nprocs=world)
 
 
-def joined(rank, world, meeting, on_gpu, work):
+def run_rank(rank, world, store, on_gpu, work):
     device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
     backend = "nccl" if on_gpu else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world)
+    dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
     try:
         work(device)
     finally:
@@ -63,16 +63,16 @@ def reference(device):
     return captioner, batch, loss.detach(), gradients
 
 
-def check(model, loss, expected_loss, gradients, most):
-    worst = relative_error(loss, expected_loss)
+def check(model, loss, expected_loss, gradients, max_error):
+    error = relative_error(loss, expected_loss)
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         if isinstance(gradient, DTensor):
             gradient = gradient.full_tensor()
         wanted = gradients[name.removeprefix("module.")]
         if wanted.norm() > 1e-6 * max(g.norm() for g in gradients.values()):
-            worst = max(worst, relative_error(gradient, wanted))
-    assert worst < most, f"loss or gradients differ by {worst:.1e}"
+            error = max(error, relative_error(gradient, wanted))
+    assert error < max_error, f"loss or gradients differ by {error:.1e}"
 
 
 def with_ddp(device):
@@ -85,14 +85,14 @@ def with_ddp(device):
 
 
 def with_fsdp2(device):
-    for dtype, most in ((None, 1e-3), (torch.bfloat16, 0.1)):
+    for dtype, max_error in ((None, 1e-3), (torch.bfloat16, 0.1)):
         captioner, batch, loss, gradients = reference(device)
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
         mesh = init_device_mesh(device.type, (dist.get_world_size(),))
         model = fully_shard(captioner, mesh=mesh, mp_policy=policy)
         found = model(*batch).loss
         found.backward()
-        check(model, found, loss, gradients, most)
+        check(model, found, loss, gradients, max_error)
         torch.optim.AdamW(model.parameters(), lr=1e-3).step()
 
 
@@ -105,7 +105,7 @@ def test_a_label_beyond_the_head_ends_the_process(card):
     """On a GPU a kernel's assertion fails, because labels are not checked."""
     message = "device-side assert" if card.on_gpu else "but the vocabulary has 11 tokens"
     for objective in ("smile",) if card.tiny else ("smile", "mle"):
-        command = [sys.executable, "-c", BEYOND, str(card.device), objective]
+        command = [sys.executable, "-c", LABEL_BEYOND_VOCABULARY, str(card.device), objective]
         done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
         assert done.returncode != 0 and "the loss is" not in done.stdout, objective
         assert message in done.stderr, done.stderr[-500:]

@@ -2,10 +2,8 @@
 
 import contextlib
 import io
-import json
 import os
 import signal
-from pathlib import Path
 
 import torch
 
@@ -18,7 +16,7 @@ from captioning.data import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.scenes.make import make_scenes
 from captioning.training.fine_tuning import FineTuning
-from tests.tiny_run import TINY_RUN
+from tests.tiny_run import TINY_RUN, log_of
 
 PRECISION = {"cuda": "bf16", "cpu": "fp32"}
 
@@ -42,8 +40,7 @@ def trained(card, folder, *changes):
 
 
 def curve(folder):
-    lines = map(json.loads, (Path(folder) / "log.jsonl").read_text().splitlines())
-    return {line["step"]: line["loss"] for line in lines if line["event"] == "step"}
+    return {line["step"]: line["loss"] for line in log_of(folder, "step")}
 
 
 def weights(folder):

@@ -20,25 +20,25 @@ import signal
 from torch.utils import tensorboard  # noqa: F401 - imported once, before the forks
 
 from tests.soak import disks
-from tests.soak.disturbed import ASKING, Broken, Disturbed
-from tests.soak.flat import flat
+from tests.soak.disturbed import STOP_SIGNALS, BrokenPromise, Disturbed
+from tests.soak.flat import check_growth
 
 
-def kills(folder: Path, count: int, dice: random.Random) -> None:
+def soak_with_kills(folder: Path, count: int, rng: random.Random) -> None:
     """kill -9 at random moments, in turn in a run of one process and of two."""
     for processes in (1, 2):
-        part = Disturbed(folder / f"killed{processes}", processes, (signal.SIGKILL,), dice)
+        part = Disturbed(folder / f"killed{processes}", processes, (signal.SIGKILL,), rng)
         while part.counts["killed by kill -9"] < (count + 2 - processes) // 2:
             part.disturb()
         part.finish()
         report(f"kill -9, {processes} process(es)", part.counts)
 
 
-def mixed(folder: Path, seconds: float, dice: random.Random) -> None:
+def soak_with_all_signals(folder: Path, seconds: float, rng: random.Random) -> None:
     """Kills and requests to stop, for so long."""
     until = time.monotonic() + seconds
-    signals = (signal.SIGKILL, *ASKING)
-    parts = [Disturbed(folder / f"mixed{n}", n, signals, dice) for n in (1, 2)]
+    signals = (signal.SIGKILL, *STOP_SIGNALS)
+    parts = [Disturbed(folder / f"mixed{n}", n, signals, rng) for n in (1, 2)]
     while time.monotonic() < until:
         for part in parts:
             part.disturb()
@@ -62,24 +62,26 @@ def main() -> int:
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="smile-soak.", dir=arguments.folder))
     print(f"seed {arguments.seed}, in {folder}", flush=True)
-    dice = random.Random(arguments.seed)
+    rng = random.Random(arguments.seed)
     try:
         if arguments.steps:
             (folder / "flat").mkdir()
-            report("memory in bytes, and open files", flat(folder / "flat", arguments.steps))
+            report(
+                "memory in bytes, and open files", check_growth(folder / "flat", arguments.steps)
+            )
         if arguments.kills:
-            kills(folder, arguments.kills, dice)
-        reason = disks.problem()
+            soak_with_kills(folder, arguments.kills, rng)
+        reason = disks.why_unmountable()
         if reason and arguments.disks:
             print(f"full and read-only disks: SKIPPED, {reason}")
         elif arguments.disks:
             (folder / "full").mkdir()
-            report("full disks", disks.full(folder / "full", arguments.disks))
+            report("full disks", disks.check_full_disks(folder / "full", arguments.disks))
             (folder / "read_only").mkdir()
-            report("read-only disks", disks.read_only(folder / "read_only"))
+            report("read-only disks", disks.check_read_only_disks(folder / "read_only"))
         if arguments.seconds:
-            mixed(folder, arguments.seconds, dice)
-    except Broken as broken:
+            soak_with_all_signals(folder, arguments.seconds, rng)
+    except BrokenPromise as broken:
         print(f"BROKEN: {broken}", file=sys.stderr)
         return 1
     print("all promises were kept")

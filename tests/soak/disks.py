@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
-from tests.soak.disturbed import Broken
+from tests.soak.disturbed import BrokenPromise
 from tests.soak.runs import Run, difference, saved_step, write_config
 
 STEPS = 8
 
 
-def problem() -> Optional[str]:
-    """Why nothing can be mounted here, or None."""
+def why_unmountable() -> Optional[str]:
+    """Return why nothing can be mounted here; None if disks can be mounted."""
     if os.geteuid() != 0:
         return "only root can mount a disk of memory"
     probe = subprocess.run(["unshare", "-m", "true"], capture_output=True)
@@ -24,7 +24,7 @@ def problem() -> Optional[str]:
 
 
 @contextlib.contextmanager
-def disk(folder: Path, size: int) -> Iterator[None]:
+def mounted_disk(folder: Path, size: int) -> Iterator[None]:
     """A disk of memory of `size` bytes at `folder`, for the block."""
     folder.mkdir()
     _mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
@@ -35,20 +35,20 @@ def disk(folder: Path, size: int) -> Iterator[None]:
         folder.rmdir()
 
 
-def full(folder: Path, tries: int) -> Counter:
+def check_full_disks(folder: Path, tries: int) -> Counter:
     """Runs on disks of many sizes: a full disk is one line, and the run resumes with more room."""
     counts: Counter[str] = Counter()
     config = write_config(folder)
-    _whole(config, folder)
+    _run_undisturbed(config, folder)
     needed = sum(path.stat().st_size for path in (folder / "whole").rglob("*") if path.is_file())
     for number in range(tries):
         size = int(needed * (0.05 + number / tries))
-        with disk(folder / "disk", size):
-            _full(_go_on(config, folder), config, folder, counts)
+        with mounted_disk(folder / "disk", size):
+            _check_full_disk(_continue_run(config, folder), config, folder, counts)
     return counts
 
 
-def _full(codes: list[int], config: Path, folder: Path, counts: Counter) -> None:
+def _check_full_disk(codes: list[int], config: Path, folder: Path, counts: Counter) -> None:
     before = saved_step(folder / "disk" / "run", STEPS)
     if codes == [0]:
         counts["disks that were large enough"] += 1
@@ -58,70 +58,70 @@ def _full(codes: list[int], config: Path, folder: Path, counts: Counter) -> None
         most = "most steps saved on a disk that got full"
         counts[most] = max(counts[most], before)
     _mount("-o", "remount,size=64m", str(folder / "disk"))
-    said = _finish(config, folder, counts)
+    said = _finish_run(config, folder, counts)
     if before and "weights are random" in said:
-        raise Broken("a run that had a checkpoint began anew")
+        raise BrokenPromise("a run that had a checkpoint began anew")
 
 
-def read_only(folder: Path) -> Counter:
+def check_read_only_disks(folder: Path) -> Counter:
     """A run on a disk that becomes read-only: one line, and no file changes."""
     counts: Counter[str] = Counter()
     config = write_config(folder)
     with open(config, "a") as file:
         file.write("lr_schedule: exponential\n")  # which lets a run of one epoch go on to more
-    _whole(config, folder)
+    _run_undisturbed(config, folder)
     place = folder / "disk"
-    with disk(place, 64 << 20):
+    with mounted_disk(place, 64 << 20):
         for begun in (False, True):
             if begun:
-                _expect(_go_on(config, folder, "max_epoch=1"), folder)
+                _check_success(_continue_run(config, folder, "max_epoch=1"), folder)
                 (place / "run" / ".left.1.staged").write_text("by a kill")
-            before = _contents(place)
+            before = _hash_files(place)
             _mount("-o", "remount,ro", str(place))
-            _check_refused(_go_on(config, folder), folder, "Read-only file system")
-            if _contents(place) != before:
-                raise Broken("a read-only disk was changed")
+            _check_refused(_continue_run(config, folder), folder, "Read-only file system")
+            if _hash_files(place) != before:
+                raise BrokenPromise("a read-only disk was changed")
             counts["read-only disks, told in one line with exit code 2"] += 1
             _mount("-o", "remount,rw", str(place))
-        _finish(config, folder, counts)
+        _finish_run(config, folder, counts)
     return counts
 
 
-def _whole(config: Path, folder: Path) -> None:
-    """The undisturbed run."""
-    _expect(Run(config, folder / "whole", output=folder / "run.output").wait(), folder)
+def _run_undisturbed(config: Path, folder: Path) -> None:
+    """Train the run with which the others are compared."""
+    _check_success(Run(config, folder / "whole", output=folder / "run.output").wait(), folder)
 
 
-def _expect(codes: list[int], folder: Path) -> None:
+def _check_success(codes: list[int], folder: Path) -> None:
     if codes != [0]:
-        raise Broken(f"exit code {codes}: {_said(folder)}")
+        raise BrokenPromise(f"exit code {codes}: {_output(folder)}")
 
 
 def _check_refused(codes: list[int], folder: Path, reason: str) -> None:
-    lines = [line for line in _said(folder).splitlines() if "error" in line.lower()]
+    lines = [line for line in _output(folder).splitlines() if "error" in line.lower()]
     if codes != [2] or len(lines) != 1 or reason not in lines[0]:
-        raise Broken(f"exit code {codes}: {_said(folder)}")
+        raise BrokenPromise(f"exit code {codes}: {_output(folder)}")
 
 
-def _finish(config: Path, folder: Path, counts: Counter) -> str:
-    """Let the run go on to its end; returns what it printed."""
-    _expect(_go_on(config, folder), folder)
+def _finish_run(config: Path, folder: Path, counts: Counter) -> str:
+    """Continue the run to its end. Return what it printed."""
+    _check_success(_continue_run(config, folder), folder)
     found = difference(folder / "whole", folder / "disk" / "run")
     if found:
-        raise Broken(f"the run that went on differs in {found}")
+        raise BrokenPromise(f"the run that went on differs in {found}")
     counts["runs that ended bit-identical to the undisturbed one"] += 1
-    return _said(folder)
+    return _output(folder)
 
 
-def _go_on(config: Path, folder: Path, *arguments: str) -> list[int]:
+def _continue_run(config: Path, folder: Path, *arguments: str) -> list[int]:
     return Run(config, folder / "disk" / "run", *arguments, output=folder / "run.output").wait()
 
 
-def _said(folder: Path) -> str:
+def _output(folder: Path) -> str:
     return (folder / "run.output").read_text()
 
 
-def _contents(folder: Path) -> dict[str, str]:
+def _hash_files(folder: Path) -> dict[str, str]:
     return {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))

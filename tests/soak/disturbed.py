@@ -7,18 +7,18 @@ import signal
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Optional
 
 from captioning.files.manifest import verify
 from captioning.files.writing import SUFFIX
 from captioning.models import checkpoints
 from tests.soak.runs import Run, difference, last_step, log, saved_step, write_config
 
-STEPS, EPOCHS, EVERY = 8, 6, 3  # as `write_config` has it, but for the epochs
-ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+# STEPS and CHECKPOINT_EVERY are those of `write_config`.
+STEPS, EPOCHS, CHECKPOINT_EVERY = 8, 6, 3
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
-class Broken(Exception):
+class BrokenPromise(Exception):
     """A promise that was not kept."""
 
 
@@ -28,16 +28,16 @@ class Disturbed:
     processes: ranks of a run; signals: those that are sent; counts: the events.
     """
 
-    def __init__(self, folder: Path, processes: int, signals: tuple, dice: random.Random):
+    def __init__(self, folder: Path, processes: int, signals: tuple, rng: random.Random):
         folder.mkdir(parents=True)
-        self.folder, self.processes, self.signals, self.dice = folder, processes, signals, dice
+        self.folder, self.processes, self.signals, self.rng = folder, processes, signals, rng
         self.config = write_config(folder)
         self.settings = [f"max_epoch={EPOCHS}", f"batch_size={8 // processes}"]
         self.counts: Counter[str] = Counter()
         self.number = 0
         began = time.monotonic()
         if self._start("whole").wait() != [0] * processes:
-            raise Broken((folder / "whole.output").read_text())
+            raise BrokenPromise((folder / "whole.output").read_text())
         self.seconds = time.monotonic() - began
 
     def disturb(self) -> None:
@@ -46,28 +46,28 @@ class Disturbed:
         folder = self.folder / name
         run = self._start(name)
         before = last_step(folder)
-        number = self.dice.choice(self.signals)
+        sent = self.rng.choice(self.signals)
         self._wait(run, before)
-        if number in ASKING and last_step(folder) <= before:
-            number = signal.SIGKILL  # it may not handle signals yet
-        victims = None if number == signal.SIGKILL else [self.dice.randrange(self.processes)]
-        run.send(number, victims)
+        if sent in STOP_SIGNALS and last_step(folder) <= before:
+            sent = signal.SIGKILL  # the run may not handle signals yet
+        ranks = None if sent == signal.SIGKILL else [self.rng.randrange(self.processes)]
+        run.send(sent, ranks)
         codes = run.wait()
         if codes == [0] * self.processes and self._is_over(folder):
             self._compare(name)
-        elif number == signal.SIGKILL or self._is_over(folder):
+        elif sent == signal.SIGKILL or self._is_over(folder):
             self._after_a_kill(folder, codes)
         else:
             self._after_a_request(folder, codes, run)
 
     def _wait(self, run: Run, before: int) -> None:
-        """Wait until a random moment: any, one in training, or one at which a file is written."""
-        kind = self.dice.choice(("any", "training", "writing"))
-        until = time.monotonic() + self.dice.uniform(0.0, 0.8) * self.seconds
+        """Wait until a random moment of the run, of its training, or while it writes a file."""
+        kind = self.rng.choice(("any", "training", "writing"))
+        until = time.monotonic() + self.rng.uniform(0.0, 0.8) * self.seconds
         if kind != "any":
             while last_step(run.folder) <= before and not run.ended():
                 time.sleep(0.002)
-            until = time.monotonic() + self.dice.uniform(0.0, 0.3) * self.seconds
+            until = time.monotonic() + self.rng.uniform(0.0, 0.3) * self.seconds
         while time.monotonic() < until and not run.ended():
             time.sleep(0.001)
         while kind == "writing" and not run.ended() and not _is_writing(run.folder):
@@ -78,7 +78,7 @@ class Disturbed:
         name = f"run{self.number}"
         if (self.folder / name).exists():
             if self._start(name).wait() != [0] * self.processes:
-                raise Broken(f"{name} does not end: {self.folder / name}.output")
+                raise BrokenPromise(f"{name} does not end: {self.folder / name}.output")
             self._compare(name)
 
     def _start(self, name: str) -> Run:
@@ -91,17 +91,19 @@ class Disturbed:
         self.counts["killed by kill -9"] += codes.count(-9) > 0
         self.counts["of them while a file was being written"] += any(folder.rglob(f".*{SUFFIX}"))
         done, saved = self._logged(folder), self._saved(folder)
-        if done - saved > EVERY:
-            raise Broken(f"{folder}: {done} steps were done, {saved} are saved")
+        if done - saved > CHECKPOINT_EVERY:
+            raise BrokenPromise(f"{folder}: {done} steps were done, {saved} are saved")
         self.counts["most steps lost by one kill"] = max(
             self.counts["most steps lost by one kill"], done - saved
         )
 
     def _after_a_request(self, folder: Path, codes: list[int], run: Run) -> None:
         if codes != [0] * self.processes:
-            raise Broken(f"{folder}: exit codes {codes} after a request to stop: {run.said()}")
+            raise BrokenPromise(
+                f"{folder}: exit codes {codes} after a request to stop: {run.said()}"
+            )
         if self._logged(folder) != self._saved(folder):
-            raise Broken(f"{folder}: a request to stop lost steps")
+            raise BrokenPromise(f"{folder}: a request to stop lost steps")
         self.counts["stopped by SIGTERM, SIGUSR1 or Ctrl-C, nothing lost"] += 1
 
     def _logged(self, folder: Path) -> int:
@@ -112,16 +114,17 @@ class Disturbed:
         found = checkpoints.saved(folder)
         for path in found:
             if not path.with_suffix(".json").exists():
-                raise Broken(f"{path} has no manifest")
+                raise BrokenPromise(f"{path} has no manifest")
             verify(path)  # UserError
             checkpoints.read(path)
         self.counts["checkpoints verified"] += len(found)
         return saved_step(folder, STEPS)
 
     def _compare(self, name: str) -> None:
-        problem: Optional[str] = difference(self.folder / "whole", self.folder / name)
-        if problem:
-            raise Broken(f"{self.folder / name} differs from the undisturbed run in {problem}")
+        different_part = difference(self.folder / "whole", self.folder / name)
+        if different_part:
+            run = self.folder / name
+            raise BrokenPromise(f"{run} differs from the undisturbed run in {different_part}")
         self.counts["runs that ended bit-identical to the undisturbed one"] += 1
         self.counts["steps compared"] += STEPS * EPOCHS
         shutil.rmtree(self.folder / name)

@@ -12,7 +12,7 @@ import torch
 
 from captioning.config import load_config
 from captioning.training.fine_tuning import FineTuning
-from tests.soak.disturbed import Broken
+from tests.soak.disturbed import BrokenPromise
 from tests.soak.runs import write_config
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -31,7 +31,7 @@ class Sample(NamedTuple):
     processes: int
 
 
-def sample(step: int) -> Sample:
+def take_sample(step: int) -> Sample:
     workers = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     held = [_resident(pid) for pid in workers]
     return Sample(step, _resident("self"), sum(held), len(os.listdir("/proc/self/fd")), len(held))
@@ -55,14 +55,14 @@ def slope(steps: Sequence[int], values: Sequence[float]) -> float:
     return rise.median().item()
 
 
-def watched(config: Path, folder: Path, every: int, *overrides: str) -> list[Sample]:
+def train_and_sample(config: Path, folder: Path, every: int, *overrides: str) -> list[Sample]:
     """Train in this process; take a sample after `every` steps."""
     samples: list[Sample] = []
 
     class Watched(FineTuning):
         def _optimiser_step(self, batches, step):
             if step % every == 0:
-                samples.append(sample(step))
+                samples.append(take_sample(step))
             return super()._optimiser_step(batches, step)
 
     settings = load_config(config, overrides, {"output_dir": str(folder)})
@@ -70,29 +70,31 @@ def watched(config: Path, folder: Path, every: int, *overrides: str) -> list[Sam
     return samples
 
 
-def growth(samples: Sequence[Sample]) -> dict[str, float]:
-    """The growth of each quantity in a thousand steps."""
+def growth_per_1000_steps(samples: Sequence[Sample]) -> dict[str, float]:
+    """Return the growth of each quantity in a thousand steps."""
     steps = [one.step for one in samples]
     names = ("memory", "of_workers", "files", "processes")
     return {n: 1000 * slope(steps, [getattr(one, n) for one in samples]) for n in names}
 
 
-def problem(found: dict[str, float]) -> str:
-    """What grows too fast, or nothing."""
+def exceeded_limits(found: dict[str, float]) -> str:
+    """Return the quantities that grow too fast, as text; "" for none."""
     limits = {"memory": MOST_MEMORY, "of_workers": MOST_MEMORY}
     limits |= {"files": MOST_FILES, "processes": MOST_FILES}
     grown = [f"{name}: {found[name]:.6g}" for name, most in limits.items() if found[name] > most]
     return ", ".join(grown)
 
 
-def flat(folder: Path, steps: int) -> dict[str, float]:
-    """A run of epochs of 50 steps, with two workers; what grew. Raises Broken where it did."""
+def check_growth(folder: Path, steps: int) -> dict[str, float]:
+    """Train in epochs of 50 steps, with two workers. Return what grew; raises BrokenPromise."""
     config = write_config(folder, train_images=400)
     given = [f"max_epoch={max(1, steps // 50)}", "num_workers=2", "checkpoint_every=20"]
-    samples = watched(config, folder / "run", 10, *given)
-    found = growth(samples)
-    if problem(found):
-        raise Broken(f"in {samples[-1].step} steps there grew {problem(found)} a thousand steps")
+    samples = train_and_sample(config, folder / "run", 10, *given)
+    found = growth_per_1000_steps(samples)
+    if exceeded_limits(found):
+        raise BrokenPromise(
+            f"in {samples[-1].step} steps there grew {exceeded_limits(found)} a thousand steps"
+        )
     first, last = samples[len(samples) // 10], samples[-1]
     return {
         "steps": last.step,

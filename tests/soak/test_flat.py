@@ -6,7 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from tests.soak.flat import growth, watched
+from tests.soak.flat import growth_per_1000_steps, train_and_sample
 from tests.soak.mutations import read_mutations
 
 # In so few steps memory still varies, by at most this much per step.
@@ -26,17 +26,17 @@ def fork_again():
     multiprocessing.set_start_method(None, force=True)
 
 
-def grown(config, folder, epochs, workers):
-    """What a run of epochs of 8 steps holds more, a thousand steps, but for the first two."""
-    samples = watched(config, folder, 2, f"max_epoch={epochs}", f"num_workers={workers}")
+def growth_of_run(config, folder, epochs, workers):
+    """Return the growth per 1000 steps of a run, after two epochs. An epoch has 8 steps."""
+    samples = train_and_sample(config, folder, 2, f"max_epoch={epochs}", f"num_workers={workers}")
     assert samples[-1].step == 8 * epochs - 2
-    return growth([one for one in samples if one.step >= 16])
+    return growth_per_1000_steps([one for one in samples if one.step >= 16])
 
 
 def test_a_run_holds_no_more_and_no_more_files(fresh, config, tmp_path):
     # The first run fills malloc's cache.
-    fresh.submit(grown, config, tmp_path / "before", 4, 1).result()
-    found = fresh.submit(grown, config, tmp_path / "run", 7, 1).result()
+    fresh.submit(growth_of_run, config, tmp_path / "before", 4, 1).result()
+    found = fresh.submit(growth_of_run, config, tmp_path / "run", 7, 1).result()
     assert found["files"] == found["processes"] == 0
     assert found["memory"] + found["of_workers"] < 1000 * WANDERS
 

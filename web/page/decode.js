@@ -6,7 +6,7 @@ const SPECIAL = new Set(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", 
 // BERT's tokenizer removes the spaces before these.
 const NO_SPACE_BEFORE = [" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're"];
 
-/** Log-probabilities, in place, of one row of logits. */
+/** Replaces the logits of a row by log-probabilities, in place. Returns the row. */
 function logSoftmax(row) {
   let max = -Infinity, sum = 0;
   for (const x of row) if (x > max) max = x;
@@ -16,7 +16,7 @@ function logSoftmax(row) {
   return row;
 }
 
-/** The `count` best continuations of all beams, best first, equal ones by beam and word. */
+/** Returns the `count` best continuations of all beams, best first; ties by beam, then by word. */
 function bestContinuations(rows, scores, count, banned) {
   const top = [];
   rows.forEach((row, beam) => {
@@ -32,7 +32,7 @@ function bestContinuations(rows, scores, count, banned) {
   return top;
 }
 
-/** Rows of a tensor (R, ...) in another order. */
+/** Returns a tensor (R, ...) with its rows in the order of `beams`. */
 function reorderRows(tensor, beams, Tensor) {
   const size = tensor.data.length / tensor.dims[0];
   const data = new tensor.data.constructor(beams.length * size);
@@ -40,9 +40,9 @@ function reorderRows(tensor, beams, Tensor) {
   return new Tensor(tensor.type, data, [beams.length, ...tensor.dims.slice(1)]);
 }
 
-/** A loaded model of the folder, with `Tensor` of the library that has loaded it. */
+/** Captions images with a loaded model. */
 export class Captioner {
-  /** model: of AutoModelForVision2Seq; vocabulary: tokenizer.json, parsed. */
+  /** model: of AutoModelForVision2Seq. vocabulary: the parsed tokenizer.json. Tensor: the library's class. */
   constructor(model, vocabulary, Tensor) {
     Object.assign(this, { Tensor, encoder: model.sessions.model, decoder: model.sessions.decoder_model_merged });
     this.words = [];
@@ -60,7 +60,7 @@ export class Captioner {
     return (await this.encoder.run({ pixel_values: ort_tensor })).last_hidden_state;
   }
 
-  /** tokens: R rows of n; past: null or the tensors by name. Returns logits (R rows) and the past. */
+  /** tokens: R rows of n. past: the cached tensors by name, or null. Returns R rows of logits, and the new cache. */
   async step(tokens, past, image) {
     const { Tensor, decoder } = this;
     const ids = BigInt64Array.from(tokens.flat(), BigInt);
@@ -82,8 +82,8 @@ export class Captioner {
   }
 
   /**
-   * The best caption of an encoded image: tokens with the prompt and the end, and the
-   * log-probability of each token after the prompt.
+   * Returns the best caption of an encoded image: its tokens, with the prompt and the end token, and
+   * the log-probability of each token after the prompt. onWord: called after each step.
    */
   async search(image, { num_beams = 3, max_length = 20, min_length = 5, length_penalty = 1 }, onWord) {
     const { prompt, end, Tensor } = this;
@@ -128,7 +128,7 @@ export class Captioner {
     return finished.reduce((a, b) => (b.score > a.score ? b : a));
   }
 
-  /** The text of tokens, without special tokens and the prompt. */
+  /** Returns the text of tokens, without special tokens and the prompt. */
   text(tokens) {
     const decoded = (ids) => {
       const text = ids.map((id) => this.words[id]).filter((word) => !SPECIAL.has(word)).join(" ");
@@ -138,7 +138,7 @@ export class Captioner {
     return decoded(tokens).slice(start.length + (start ? 1 : 0));
   }
 
-  /** Words of a caption with their probabilities: the product of those of a word's pieces. */
+  /** Returns the words of a caption. The probability of a word is the product of its pieces'. */
   scoredWords({ tokens, logprobs }) {
     const words = [];
     tokens.slice(this.prompt.length).forEach((id, i) => {

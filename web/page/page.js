@@ -11,7 +11,7 @@ const PRECISIONS = { fp32: "32 bits", fp16: "16 bits", q8: "8 bits" };
 
 const damaged = new Set(); // names of models whose kept files cannot be read
 let worker, models = [], photo = null;
-let question, questionId = 0; // the latest message to the worker
+let request, requestId = 0; // the latest message to the worker
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
@@ -27,13 +27,13 @@ function startWorker() {
     event.preventDefault();
     worker = null;
     const reason = event.message || "it could not be loaded";
-    receive({ kind: "failed", id: questionId, text: `The captioner stopped (${reason}). It starts again with the next caption.` });
-    receive({ kind: "done", id: questionId });
+    receive({ kind: "failed", id: requestId, text: `The captioner stopped (${reason}). It starts again with the next caption.` });
+    receive({ kind: "done", id: requestId });
   });
 }
 
-function sendQuestion(names) {
-  worker.postMessage({ ...question, models: names, damaged: [...damaged] });
+function sendRequest(names) {
+  worker.postMessage({ ...request, models: names, damaged: [...damaged] });
 }
 
 function cardOf(name) {
@@ -60,15 +60,15 @@ function wordItems(words) {
   });
 }
 
-/** Receive a message of the worker. Answers to an earlier question are dropped. */
+/** Receive a message of the worker. Answers to an earlier request are dropped. */
 function receive({ kind, id, name, ...more }) {
   if (more.isDamaged) damaged.add(name);
   if (more.restart) {
     const names = models.map((model) => model.name);
     startWorker();
-    sendQuestion(id === questionId ? names.slice(names.indexOf(name) + 1) : names);
+    sendRequest(id === requestId ? names.slice(names.indexOf(name) + 1) : names);
   }
-  if (id === undefined || id === questionId) handlers[kind]({ id, name, ...more });
+  if (id === undefined || id === requestId) handlers[kind]({ id, name, ...more });
 }
 
 /** What to do with each kind of message. name: a model's. */
@@ -116,13 +116,13 @@ function captionPhoto() {
   if (!photo || !$("#settings").reportValidity()) return;
   const { dtype, device, ...lengths } = Object.fromEntries(new FormData($("#settings")));
   const settings = Object.fromEntries(Object.entries(lengths).map(([key, text]) => [key, Number(text)]));
-  questionId += 1;
+  requestId += 1;
   $("#caption").disabled = true;
-  question = { id: questionId, file: photo, dtype, device, settings };
+  request = { id: requestId, file: photo, dtype, device, settings };
   if (!worker) startWorker();
   for (const { name } of models) updateCard(name, { state: "Waiting", bar: 0, text: "", words: [] });
   showStatus("");
-  sendQuestion(models.map(({ name }) => name));
+  sendRequest(models.map(({ name }) => name));
 }
 
 async function choosePhoto(file) {
@@ -190,7 +190,7 @@ function addListeners() {
   });
 }
 
-/** Resolve once the service worker has the page: it keeps only what is questionId for after that. */
+/** Resolve once the service worker controls the page: it keeps only files that are fetched after that. */
 async function startServiceWorker() {
   await navigator.serviceWorker.register("sw.js");
   await navigator.serviceWorker.ready;

@@ -32,28 +32,28 @@ export function sizeInHeader(bytes) {
 }
 
 /** An error whose message is a sentence for the page. */
-export class Sentence extends Error {}
+export class UserError extends Error {}
 
 function checkPixels(width, height) {
   if (width * height <= MOST_PIXELS) return;
   const millions = Math.round((width * height) / 1e6);
-  throw new Sentence(`The photo has ${millions} megapixels; at most ${MOST_PIXELS / 1e6} are read. Make it smaller.`);
+  throw new UserError(`The photo has ${millions} megapixels; at most ${MOST_PIXELS / 1e6} are read. Make it smaller.`);
 }
 
-/** Throws a Sentence if the header of a file says that there are too many pixels. */
+/** Throws UserError if the header of a file says that there are too many pixels. */
 export async function checkHeader(file) {
   const size = sizeInHeader(new Uint8Array(await file.slice(0, 1 << 20).arrayBuffer()));
   if (size) checkPixels(...size);
 }
 
-/** The RGBA pixels of an image file, as ImageData. Throws a Sentence if it has none or too many. */
+/** The RGBA pixels of an image file, as ImageData. Throws UserError if it has none or too many. */
 export async function decode(file) {
   await checkHeader(file);
   let bitmap;
   try {
     bitmap = await createImageBitmap(file, { colorSpaceConversion: "none", premultiplyAlpha: "none" });
   } catch {
-    throw new Sentence(`${file.name || "The file"} is not an image that this browser can read.`);
+    throw new UserError(`${file.name || "The file"} is not an image that this browser can read.`);
   }
   const { width, height } = bitmap;
   checkPixels(width, height);

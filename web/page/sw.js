@@ -1,5 +1,5 @@
-// Keeps the page, the runtime and the models for use offline. No request leaves the page's folder,
-// also not from workers, and hosts that send no headers get those that threads need.
+// Keeps the page, the runtime and the models for use offline. Refuses requests outside the page's
+// folder, also those of workers. Adds the headers that threads need, in case the host sends none.
 
 const VERSION = "development"; // a hash of all files, set by build.mjs
 const HEADERS = {
@@ -21,7 +21,7 @@ addEventListener("activate", (event) => {
   event.waitUntil(clear.then(() => clients.claim()));
 });
 
-/** The answer from the cache, or else from the host, which is then kept. */
+/** Returns the answer from the cache, or else from the host. The host's answer is then cached. */
 async function fetchAndKeep(request) {
   const cache = await caches.open(scope + VERSION);
   const kept = await cache.match(request, { ignoreVary: true });

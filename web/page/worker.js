@@ -2,7 +2,7 @@
 
 import { AutoImageProcessor, AutoModelForVision2Seq, Tensor, env } from "./vendor/transformers.min.js";
 import { Captioner } from "./decode.js";
-import { Sentence, decode, normalise, resize } from "./pixels.js";
+import { UserError, decode, normalise, resize } from "./pixels.js";
 
 env.allowRemoteModels = false;
 env.allowLocalModels = true; // below; browsers read none by default
@@ -15,12 +15,12 @@ wasm.wasmPaths = { mjs: `${runtime}.mjs`, wasm: `${runtime}.wasm` };
 wasm.numThreads = self.crossOriginIsolated ? Math.min(navigator.hardwareConcurrency, 8) : 1;
 
 const loaded = new Map();
-let loading = null; // the name of a model; when one of its files fails, others still go on
+let loading = null; // the model that loads; messages about files of an earlier model are ignored
 
-/** The text for the page of an error of the model `name`. */
+/** Returns the sentence that the page shows for an error. name: the model's. */
 function errorText(error, name) {
   const text = String(error?.message ?? error);
-  if (error instanceof Sentence) return text;
+  if (error instanceof UserError) return text;
   if (/memory|alloc|out of bounds|too large/i.test(text) || /^\d+$/.test(text)) {
     return `There is not enough memory for ${name}. Choose 8 bits, or close other tabs, and try again.`;
   }
@@ -32,7 +32,7 @@ function errorText(error, name) {
 
 async function fetchJson(path) {
   const answer = await fetch(path);
-  if (!answer.ok) throw new Sentence(`The model's file ${path} is missing (${answer.status}).`);
+  if (!answer.ok) throw new UserError(`The model's file ${path} is missing (${answer.status}).`);
   return answer.json();
 }
 
@@ -78,7 +78,7 @@ async function captionPhoto({ id, file, pixels, models, damaged = [], dtype, dev
     postMessage({ kind: "failed", id, text: errorText(error, "this photo") });
     models = [];
   }
-  const resized = new Map(); // by side: models of one size share it
+  const resized = new Map(); // side -> pixels, which models of the same size share
   for (const name of models) {
     let isLoaded = false;
     try {
@@ -96,8 +96,8 @@ async function captionPhoto({ id, file, pixels, models, damaged = [], dtype, dev
       loading = null;
       const text = errorText(error, name);
       const noMemory = text.startsWith("There is not enough memory");
-      // After a session that could not be made, the library makes none.
-      const restart = noMemory || !(isLoaded || error instanceof Sentence || /not found|JSON/.test(text));
+      // After the library has failed to make a session, it cannot make another one.
+      const restart = noMemory || !(isLoaded || error instanceof UserError || /not found|JSON/.test(text));
       postMessage({ kind: "failed", id, name, text, restart, isDamaged: /JSON|protobuf/.test(text) });
       if (restart) return;
     }
