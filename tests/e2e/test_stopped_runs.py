@@ -13,6 +13,7 @@ import torch
 from captioning.metrics.diversity import Length
 from captioning.training.split_evaluation import caption_images
 from tests.soak.runs import Run, be_quick, before_steps, difference, last_step, log, saved_step
+from tests.tiny_run import CLASSIC
 
 pytestmark = pytest.mark.slow
 
@@ -58,10 +59,9 @@ def test_one_process_stopped_at_any_step(config, finished, tmp_path):
 
 def test_sampling_teacher_forcing_and_accumulation(config, finished, tmp_path):
     """The most random numbers: scheduled sampling in training, and sampled captions."""
-    settings = ["model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "image_size=48"]
-    settings += ["teacher_forcing=linear", "teacher_forcing_k=3", "sample=true", "embed_dim=16"]
-    settings += ["hidden_dim=16", "batch_size=4", "accumulation_steps=2", "bucket_batches=true"]
-    settings += ["max_epoch=2", "encoder_lr=1e-3"]
+    settings = ["model=lstm", *CLASSIC, "image_size=48", "max_epoch=2", "batch_size=4"]
+    settings += ["teacher_forcing=linear", "teacher_forcing_k=3", "sample=true"]
+    settings += ["accumulation_steps=2", "bucket_batches=true"]
     step = DICE.randrange(2, 16)
     run = Run(config, tmp_path / "run", *settings, hook=stop_at(step))
     assert run.wait() == [0], (step, run.said())

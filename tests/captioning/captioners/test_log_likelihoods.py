@@ -10,12 +10,11 @@ from captioning.models.score_tokens import scored_captions
 from decoding import DecodingSettings, decode
 from decoding.guided import add_noise
 from tests.decoding.test_beam import uncached
+from tests.tiny_run import CLASSIC
 
-SMALL = ["encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"]
-SMALL += ["embed_dim=16", "hidden_dim=16", "attention_dim=8", "prompt='a '"]
 MODELS = {
     "blip": ["vit.embed_dim=32"],
-    **{name: [f"model={name}", *SMALL] for name in ("rnn", "lstm", "attn", "sat")},
+    **{name: [f"model={name}", *CLASSIC, "prompt='a '"] for name in ("rnn", "lstm", "attn", "sat")},
 }
 WHOLE = {"top_p": 1.0, "top_k": 0, "min_length": 0, "max_length": 14}
 

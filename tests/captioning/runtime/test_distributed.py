@@ -20,19 +20,17 @@ from tests.captioning.runtime.first_gradient import first_gradient
 from tests.soak.launched import Launched
 from tests.soak.processes import Processes
 from tests.soak.runs import Run, be_quick
+from tests.tiny_run import CLASSIC
 
 pytestmark = pytest.mark.slow
 
 
-CLASSIC = [
-    *("encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3", "image_size=64"),
-    *("embed_dim=16", "hidden_dim=16", "attention_dim=8", "prompt=''"),
-]
-
-
 @pytest.mark.parametrize(
     ("model", "parts"),
-    [(["model=blip"], 4), (["model=sat", "attention_penalty=1", *CLASSIC], 5)],
+    [
+        (["model=blip"], 4),
+        (["model=sat", "attention_penalty=1", *CLASSIC, "image_size=64", "prompt=''"], 5),
+    ],
     ids=["blip", "sat"],
 )
 def test_two_processes_train_as_one(scenes_config, tmp_path, model, parts):

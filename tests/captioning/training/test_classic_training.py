@@ -10,13 +10,11 @@ from captioning.config import load_config
 from captioning.metrics.coco import Coco
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from tests.tiny_run import log_of
+from tests.tiny_run import CLASSIC, log_of
 
 GIVEN = [
-    *("encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3", "image_size=64"),
-    *("embed_dim=16", "hidden_dim=16", "attention_dim=8", "dropout=0.1", "max_epoch=2"),
-    *("batch_size=8", "log_every=1", "prompt=''", "metrics=[length, facts]"),
-    "facts_file=scenes.json",
+    *(*CLASSIC, "image_size=64", "dropout=0.1", "max_epoch=2", "batch_size=8", "log_every=1"),
+    *("prompt=''", "metrics=[length, facts]", "facts_file=scenes.json"),
 ]
 
 
