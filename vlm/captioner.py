@@ -201,11 +201,8 @@ def build_tokenizer(model: nn.Module, prompt_processor: PromptProcessor) -> Capt
     Raises ValueError if the tokenizer has more ids than the model's head has rows.
     """
     tokenizer, name = prompt_processor.parts.tokenizer, prompt_processor.parts.name
-    ends = model.generation_config.eos_token_id
-    if ends is None:
-        ends = []
-    elif isinstance(ends, int):
-        ends = [ends]
+    ends = model.generation_config.eos_token_id  # an int, a list or None
+    ends = [ends] if isinstance(ends, int) else ends or []
     caption_tokenizer = CaptionTokenizer(
         tokenizer, prompt_processor.turn, end_tokens=ends, image_token=prompt_processor.image_token
     )
