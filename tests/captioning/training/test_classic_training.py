@@ -163,9 +163,9 @@ def test_what_cannot_be_trained_is_one_line(run, more, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
-def test_under_compile_the_loop_over_words_stays_as_it_is(run, quick_compiler):
-    tuning = run("model=sat", "compile=true", "max_epoch=1", "dropout=0")
+def test_under_compile_the_loop_over_words_stays_as_it_is(run, scored, quick_compiler):
+    small = ["encoder=squeezenet1_1", "captions_per_image=1", "dropout=0"]
+    tuning = run("model=sat", "compile=true", "max_epoch=1", *small)
     assert tuning.captioner.encoder._compiled_call_impl is not None
     assert tuning.captioner.decoder._compiled_call_impl is None
     tuning.run()
