@@ -69,11 +69,11 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     checkpoint = distributed.broadcast_from_main(checkpoint and output.store_name(checkpoint))
     with distributed.first_on_each_machine():
         captioner, load_message = captioner_from(config, output.local_path(checkpoint))
-    shown_checkpoint = stores.without_secrets(checkpoint)
     log_line(load_message)
     results = evaluation.caption(captioner.to(device))
     if distributed.is_main():
         remove_scores(folder, split)  # earlier scores may be of other weights or settings
+        shown_checkpoint = stores.without_secrets(checkpoint)
         record_run(config, folder / "result" / split, checkpoint=shown_checkpoint)
     evaluation.score(results, split)
     output.upload()

@@ -228,7 +228,7 @@ def _sha256(path: Path) -> str:
 def _fetch_from_hub(source: str) -> Path:
     """Return the local path of an hf:// name, after downloading it. Raises DownloadError."""
     match = _HUB_FILE.fullmatch(source)
-    if not match or {"", ".", ".."} & set(re.split("[/@]", source[len("hf://") :])):
+    if not match or {"", ".", ".."} & set(re.split("[/@]", source.removeprefix("hf://"))):
         raise DownloadError(
             f"{without_secrets(source)} is not hf://[spaces/]owner/name[@revision]/path/of/the/file"
         )

@@ -65,7 +65,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 raise PickledError("is damaged: it states larger tensors than fit in its files")
             state[name] = torch.empty(size, dtype=dtype)
     fill_tensors(path, state, alone=True)
-    return {name[len(MODEL) :]: tensor for name, tensor in state.items()}
+    return {name.removeprefix(MODEL): tensor for name, tensor in state.items()}
 
 
 def tensor_sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:

@@ -127,7 +127,7 @@ def resolve(name: str) -> str:
         if not os.path.isdir(name) or is_sharded(folder):  # Path.is_dir fails for long names
             return name
         names = os.listdir(folder)
-    paths = [Path(n) for n in names if n.endswith(".pth") and _STEM.fullmatch(n[: -len(".pth")])]
+    paths = [Path(n) for n in names if re.fullmatch(rf"{_STEM.pattern}\.pth", n)]
     chosen = BEST if BEST in names else max(paths, key=_position, default=None)
     if chosen is None:
         raise UserError(f"{name} contains no checkpoint of a run: give a file")

@@ -144,8 +144,9 @@ class RunState:
 
         content: the entries for both files. training: further entries, only for `path`.
         """
-        model = sharding.full_state_dict(self.captioner, distributed.is_main())
-        optimizer = sharding.gather_full(self.optimizer.state_dict(), distributed.is_main())
+        is_main = distributed.is_main()
+        model = sharding.full_state_dict(self.captioner, keep=is_main)
+        optimizer = sharding.gather_full(self.optimizer.state_dict(), keep=is_main)
 
         def save():
             weights = {"model": model, **content}
