@@ -34,6 +34,13 @@ def test_a_request_holds_until_the_outermost_block_ends():
         assert signals.stop_requested() is None
 
 
+def test_ctrl_c_twice_ends_at_once():
+    with pytest.raises(KeyboardInterrupt), signals.watch():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+
 @pytest.mark.parametrize(
     ("variable", "asked"), [("TORCHELASTIC_RUN_ID", True), (signals.PARENT, True), (None, False)]
 )
