@@ -37,15 +37,16 @@ def merge_checkpoint(checkpoint: str, target: Path, adapter: bool, license: str 
     base = base_of(content, without_secrets(checkpoint))
     if base is None:
         raise CheckpointError(f"{without_secrets(checkpoint)} has whole weights, not an adapter")
+    target.parent.mkdir(parents=True, exist_ok=True)
     if adapter:
-        target.mkdir(parents=True)
-        state = {name: tensor.contiguous() for name, tensor in content["model"].items()}
-        save_file(state, target / "adapter_model.safetensors", {"format": "pt"})
-        write_json(content[CONFIG], target / "adapter_config.json")
-        write_model_card(target, checkpoint, content["config"], license, "peft")
+        with atomic_write(target) as folder:
+            folder.mkdir()
+            state = {name: tensor.contiguous() for name, tensor in content["model"].items()}
+            save_file(state, folder / "adapter_model.safetensors", {"format": "pt"})
+            write_json(content[CONFIG], folder / "adapter_config.json")
+            write_model_card(folder, checkpoint, content["config"], license, "peft")
         return f"{target} holds the adapter of {base}"
     captioner = captioner_of(checkpoint)
-    target.parent.mkdir(parents=True, exist_ok=True)
     config = {**content["config"], "lora": None}
     with atomic_write(target) as file:
         torch.save({"model": captioner.state_dict(), "config": config}, file)

@@ -98,11 +98,8 @@ class OnnxCaptioner:
             logprobs = _log_softmax(logits)  # (beams, V)
             if length < min_length:
                 logprobs[:, end] = -np.inf
-            total = (logprobs + scores[:, None]).ravel()
-            top = np.argpartition(-total, 2 * num_beams - 1)[: 2 * num_beams]
-            top = top[np.lexsort((top, -total[top]))]  # by score, ties by index
-            normalised = total[top].astype(np.float64) / length**length_penalty
-            beam, word = np.divmod(top, logits.shape[1])
+            top_scores, beam, word = _best_candidates(logprobs + scores[:, None], 2 * num_beams)
+            normalised = top_scores.astype(np.float64) / length**length_penalty
             for rank in range(num_beams):
                 if word[rank] == end and np.isfinite(normalised[rank]):
                     finished.append(Caption([*sequences[beam[rank]], end], normalised[rank]))
@@ -110,7 +107,7 @@ class OnnxCaptioner:
             if len(finished) == num_beams and finished[-1].score >= normalised[0]:
                 break
             kept = np.argsort(word == end, kind="stable")[:num_beams]
-            beam, word, scores = beam[kept], word[kept], total[top][kept]
+            beam, word, scores = beam[kept], word[kept], top_scores[kept]
             sequences = [[*sequences[b], int(w)] for b, w in zip(beam, word)]
             if length + 1 < max_length:
                 logits, past = self._step(word[:, None], past[:, :, beam], image_past)
@@ -135,6 +132,17 @@ class OnnxCaptioner:
     def _step(self, tokens, past: np.ndarray, image_past: np.ndarray) -> list[np.ndarray]:
         tokens = np.asarray(tokens, dtype=np.int64)
         return self.step.run(None, {"tokens": tokens, "past": past, "image_past": image_past})
+
+
+def _best_candidates(scores: np.ndarray, count: int) -> tuple[np.ndarray, ...]:
+    """Return scores, beams and words of the `count` best candidates, the best first.
+
+    scores: (beams, V). Equal scores are in the order of beam and word.
+    """
+    flat = scores.ravel()
+    top = np.argpartition(-flat, count - 1)[:count]
+    top = top[np.lexsort((top, -flat[top]))]
+    return (flat[top], *np.divmod(top, scores.shape[1]))
 
 
 def _log_softmax(logits: np.ndarray) -> np.ndarray:

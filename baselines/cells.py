@@ -50,7 +50,7 @@ class PooledDecoder(RecurrentDecoder):
 
     def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         outputs, state = self._run_cell(embedded.unsqueeze(2), state)
-        return outputs.squeeze(2), state, None
+        return StepOutput(outputs.squeeze(2), state)
 
     def unroll(self, tokens: Tensor, annotations: Tensor, prompt_length: int) -> DecoderOutput:
         if self.samples_words:
@@ -109,7 +109,7 @@ class AttentionLSTM(RecurrentDecoder):
         input_gate, forget_gate, candidate, output_gate = gates.chunk(4, -1)
         cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
         hidden = output_gate.sigmoid() * cell.tanh()
-        return hidden, (hidden, cell), attention
+        return StepOutput(hidden, (hidden, cell), attention)
 
 
 class ShowAttendTell(RecurrentDecoder):
@@ -171,4 +171,4 @@ class ShowAttendTell(RecurrentDecoder):
             layer_output = next_state[-2]
         if self.deep_output:
             layer_output = embedded + self.from_hidden(layer_output) + self.from_context(context)
-        return layer_output, tuple(next_state), attention
+        return StepOutput(layer_output, tuple(next_state), attention)

@@ -7,15 +7,26 @@ hidden state; O the width of the head's input (`output_dim`); V the vocabulary s
 
 import math
 from abc import ABC, abstractmethod
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
 Tensors = tuple[Tensor, ...]
-StepOutput = tuple[Tensor, Tensors, Optional[Tensor]]  # head input, next state, attention
 DecoderOutput = tuple[Tensor, Optional[Tensor]]  # logits or head inputs, attention
 SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
+
+
+class StepOutput(NamedTuple):
+    """What a decoder returns for one word of each caption.
+
+    head_input: the head's input before dropout (B, k, O). state: the next state. attention:
+    (B, k, P); None for a decoder without attention.
+    """
+
+    head_input: Tensor
+    state: Tensors
+    attention: Optional[Tensor] = None
 
 
 class RecurrentDecoder(nn.Module, ABC):
@@ -63,11 +74,7 @@ class RecurrentDecoder(nn.Module, ABC):
 
     @abstractmethod
     def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
-        """Read one word of each caption. embedded: (B, k, E); state: tensors (B, k, H).
-
-        Returns the head's input before dropout (B, k, O), the next state, and the attention
-        (B, k, P). The attention is None for a decoder without attention.
-        """
+        """Read one word of each caption. embedded: (B, k, E); state: tensors (B, k, H)."""
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens))
@@ -99,8 +106,8 @@ class RecurrentDecoder(nn.Module, ABC):
                     predicted = self.head(outputs[-1]).argmax(-1)  # (B, k)
                 is_forced = torch.rand_like(embedded_word[..., :1]) < self.teacher_forcing
                 embedded_word = torch.where(is_forced, embedded_word, self.embed(predicted))
-            output, state, attention_weights = self.step(embedded_word, memory, state)
-            outputs.append(self.dropout(output))
+            head_input, state, attention_weights = self.step(embedded_word, memory, state)
+            outputs.append(self.dropout(head_input))
             attention.append(attention_weights)
         has_attention = attention_weights is not None
         return torch.stack(outputs, 2), torch.stack(attention, 2) if has_attention else None
@@ -139,8 +146,8 @@ class RecurrentStep:
                 self.memory = tuple(part[images] for part in self.memory)
             self.state = tuple(part.flatten(0, 1)[rows] for part in self.state)
         for embedded in self.decoder.embed(tokens).unbind(2):
-            output, self.state, _ = self.decoder.step(embedded, self.memory, self.state)
-        return self.decoder.head(output).index_fill(-1, self.excluded, float("-inf"))
+            head_input, self.state, _ = self.decoder.step(embedded, self.memory, self.state)
+        return self.decoder.head(head_input).index_fill(-1, self.excluded, float("-inf"))
 
 
 def teacher_forcing(schedule: str, epoch: int, k: float) -> float:

@@ -52,7 +52,7 @@ class ImageEncoder(nn.Module):
     ):
         super().__init__()
         if name.startswith(TIMM):
-            self.network = TimmNetwork(name[len(TIMM) :], weights, image_size)
+            self.network = TimmNetwork(name.removeprefix(TIMM), weights, image_size)
             network_mean, network_std = torch.zeros(3), torch.ones(3)
         else:
             self.network = torchvision_network(name, weights)

@@ -27,7 +27,7 @@ from captioning.runtime.progress import log_line
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.output_folder import OutputFolder, working_folder
 from captioning.training.run_log import record_run
-from captioning.training.selection import describe_selection, read_record
+from captioning.training.selection import describe_selection, read_selection
 from captioning.training.split_evaluation import SplitEvaluation, remove_scores
 
 
@@ -69,11 +69,11 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     checkpoint = distributed.broadcast_from_main(checkpoint and output.store_name(checkpoint))
     with distributed.first_on_each_machine():
         captioner, load_message = captioner_from(config, output.local_path(checkpoint))
-    shown_checkpoint = stores.without_secrets(checkpoint)
     log_line(load_message)
     results = evaluation.caption(captioner.to(device))
     if distributed.is_main():
         remove_scores(folder, split)  # earlier scores may be of other weights or settings
+        shown_checkpoint = stores.without_secrets(checkpoint)
         record_run(config, folder / "result" / split, checkpoint=shown_checkpoint)
     evaluation.score(results, split)
     output.upload()
@@ -94,8 +94,8 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     best = checkpoints.best(folder)
     name = stores.join(config.output_dir, (best or Path(checkpoints.BEST)).name)
     if best and not (is_overridden and config.pretrained):
-        if record := read_record(folder):
-            log_line(f"{name} is of {describe_selection(record)}")
+        if selection := read_selection(folder):
+            log_line(f"{name} is of {describe_selection(selection)}")
         return str(best)
     if config.pretrained is None:
         raise UserError(f"nothing to evaluate: {name} does not exist, and pretrained is not set")

@@ -25,6 +25,12 @@ max_epoch: 3
 num_workers: 0
 """
 
+# Overrides for a small classic captioner; each test adds its `model`.
+CLASSIC = (
+    *("encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
+    *("embed_dim=16", "hidden_dim=16", "attention_dim=8"),
+)
+
 
 def leave_an_epoch(config, epoch=0, without=None):
     """Write the checkpoint of a run of one process that has learned nothing, after that epoch.

@@ -61,9 +61,9 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         )
         self.is_encoder_decoder = is_encoder_decoder(model)
         self.tokenizer = build_tokenizer(model, prompt_processor)
-        self.decoder_prefix = []
-        if self.is_encoder_decoder:
-            self.decoder_prefix = find_decoder_prefix(model, prompt_processor)
+        self.decoder_prefix = (
+            find_decoder_prefix(model, prompt_processor) if self.is_encoder_decoder else []
+        )
         self.prompt_ids = torch.zeros(0, dtype=torch.int64)
         self.max_positions = self._max_positions(model.config.get_text_config(decoder=True))
         # PaliGemma attends causally within a caption if its tokens have type 1.
@@ -200,19 +200,19 @@ def build_tokenizer(model: nn.Module, prompt_processor: PromptProcessor) -> Capt
 
     Raises ValueError if the tokenizer has more ids than the model's head has rows.
     """
-    tokenizer, name = prompt_processor.parts.tokenizer, prompt_processor.parts.name
-    ends = model.generation_config.eos_token_id
-    if ends is None:
-        ends = []
-    elif isinstance(ends, int):
-        ends = [ends]
+    parts = prompt_processor.parts
+    ends = model.generation_config.eos_token_id  # an int, a list or None
+    ends = [ends] if isinstance(ends, int) else ends or []
     caption_tokenizer = CaptionTokenizer(
-        tokenizer, prompt_processor.turn, end_tokens=ends, image_token=prompt_processor.image_token
+        parts.tokenizer,
+        prompt_processor.turn,
+        end_tokens=ends,
+        image_token=prompt_processor.image_token,
     )
     num_tokens, num_rows = len(caption_tokenizer), len(language_head(model).weight)
     if num_tokens > num_rows:
         raise ValueError(
-            f"vlm is {name}, but its tokenizer has {num_tokens} tokens and its model's head "
+            f"vlm is {parts.name}, but its tokenizer has {num_tokens} tokens and its model's head "
             f"{num_rows}: they do not belong together"
         )
     return caption_tokenizer

@@ -60,9 +60,9 @@ def collate_encoder_decoder(
     batch = collate(images.items, pad)
     device = next(iter(batch.values())).device
     rows = [torch.tensor([*decoder_prefix, *token_ids], device=device) for token_ids in caption_ids]
-    labels = pad_sequence([row[1:] for row in rows], True, IGNORED)
+    labels = pad_sequence([row[1:] for row in rows], batch_first=True, padding_value=IGNORED)
     labels[:, : len(decoder_prefix) - 1] = IGNORED
-    inputs = pad_sequence([row[:-1] for row in rows], True, pad)
+    inputs = pad_sequence([row[:-1] for row in rows], batch_first=True, padding_value=pad)
     return {**batch, "decoder_input_ids": inputs}, labels
 
 

@@ -78,7 +78,8 @@ def build(config: Any, context: Any):
             f"{context.name} with python -m vlm.export, and set vlm to the result"
         )
     four_bit = config.precision if lora and lora.load_in_4bit else None
-    model = load_model(config.vlm, content is None or lora is not None, four_bit)
+    pretrained = content is None or lora is not None
+    model = load_model(config.vlm, pretrained, four_bit)
     if lora is not None:
         add_lora(model, lora)
     if config.vit_grad_ckpt:

@@ -47,9 +47,10 @@ class FeatureReuse:
         self.accepts_features = ENCODER_OUTPUTS in signature(type(model).forward).parameters
         self.encoders = []
         if is_encoder_decoder(model) or not hasattr(model, "get_image_features"):
-            named_modules = model.named_modules()
             self.encoders = [
-                m for name, m in named_modules if name.rpartition(".")[2] in IMAGE_ENCODER_NAMES
+                module
+                for name, module in model.named_modules()
+                if name.rpartition(".")[2] in IMAGE_ENCODER_NAMES
             ]
             self.accepts_features = False
         if is_encoder_decoder(model):

@@ -133,7 +133,7 @@ def _resolve_source(name: str) -> str:
 
     Raises ValueError for a missing folder.
     """
-    source = name[len("hf://") :] if name.startswith("hf://") else name
+    source = name.removeprefix("hf://")
     looks_like_a_path = source.startswith((".", "/", "~")) or source.count("/") != 1
     if looks_like_a_path and not Path(source).is_dir():
         raise ValueError(f"vlm is {name}: there is no such folder")

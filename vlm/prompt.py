@@ -186,10 +186,7 @@ class PromptProcessor:
         """Render the chat template to find the text around a caption. Raises ValueError."""
         name, template = self.parts.name, self.parts.processor.apply_chat_template
         user_message = self._user_message({"type": "image"})
-        answer = {
-            "role": "assistant",
-            "content": [{"type": "text", "text": PLACEHOLDER}],
-        }
+        answer = {"role": "assistant", "content": [{"type": "text", "text": PLACEHOLDER}]}
         try:
             prompt = template([user_message], add_generation_prompt=True)
             conversation = template([user_message, answer])

@@ -29,11 +29,11 @@ HIDDEN_SIZE, NUM_HEADS = 96, 4
 INITIALIZER_RANGE = 0.08
 
 
-def write(folder: str, words: Sequence[str], seed: int = 0) -> None:
+def write(folder: str, words: Sequence[str]) -> None:
     """Write model, tokenizer and processor. Raises ValueError if transformers is too old.
 
-    words: the vocabulary. Words with characters other than letters are left out. seed: the random
-    seed of the weights.
+    words: the vocabulary. Words with characters other than letters are left out. The weights are
+    the same at each call.
     """
     check_library()
     import torch
@@ -69,7 +69,7 @@ def write(folder: str, words: Sequence[str], seed: int = 0) -> None:
         tie_word_embeddings=False,
         **special,
     )
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     transformers.SmolVLMForConditionalGeneration(config).save_pretrained(folder)
     _processor(transformers, ids).save_pretrained(folder)
 
@@ -110,12 +110,11 @@ def main(argv=None) -> int:
     )
     parser.add_argument("folder", help="the folder to write")
     parser.add_argument("--words", type=Path, required=True, help="a file with one word per line")
-    parser.add_argument("--seed", type=int, default=0, help="the seed of the weights")
     arguments = parser.parse_args(argv)
 
     def program():
         words = arguments.words.read_text(encoding="utf-8").split("\n")
-        write(arguments.folder, words, arguments.seed)
+        write(arguments.folder, words)
         return f"wrote {arguments.folder}"
 
     return exit_code(program)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from adapters.lora import CONFIG
 from BLIP.weights.download import fetch
 from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
-from BLIP.weights.sharded_checkpoint import is_sharded, read_rest, read_weights
+from BLIP.weights.sharded_checkpoint import is_sharded, read_non_tensors, read_weights
 
 StateDict = dict[str, Tensor]
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
@@ -115,7 +115,7 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
         if path.suffix == ".safetensors":
             content = load_file(path)
         elif sharded:
-            content = {**read_rest(path), "model": read_weights(path)}
+            content = {**read_non_tensors(path), "model": read_weights(path)}
         else:
             content = read_pickled(path, trust_checkpoint, mapped)
     except HoldsObjectsError as error:

@@ -228,7 +228,7 @@ def _sha256(path: Path) -> str:
 def _fetch_from_hub(source: str) -> Path:
     """Return the local path of an hf:// name, after downloading it. Raises DownloadError."""
     match = _HUB_FILE.fullmatch(source)
-    if not match or {"", ".", ".."} & set(re.split("[/@]", source[len("hf://") :])):
+    if not match or {"", ".", ".."} & set(re.split("[/@]", source.removeprefix("hf://"))):
         raise DownloadError(
             f"{without_secrets(source)} is not hf://[spaces/]owner/name[@revision]/path/of/the/file"
         )
@@ -259,13 +259,13 @@ def hub_file(
     try:
         metadata = get_hf_file_metadata(url, timeout=HUB_TIMEOUT_S)
     except Exception as error:
-        is_missing = isinstance(error, EntryNotFoundError)  # the repository no longer has the file
         # LocalEntryNotFoundError, a subclass of EntryNotFoundError, means that there is no network.
-        if is_missing and not isinstance(error, LocalEntryNotFoundError):
+        no_network = isinstance(error, LocalEntryNotFoundError)
+        was_removed = isinstance(error, EntryNotFoundError) and not no_network
+        # If no file is cached, `cached` is None or an object that marks a missing file.
+        if was_removed or not isinstance(cached, str):
             raise
-        if isinstance(cached, str):  # otherwise None, or an object that marks a missing file
-            return Path(cached)
-        raise
+        return Path(cached)
     if (metadata.size or 0) > LARGEST:
         raise ValueError(
             f"{filename} has {metadata.size} bytes, which exceeds the limit of {LARGEST} bytes"

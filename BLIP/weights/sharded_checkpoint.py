@@ -1,9 +1,10 @@
 """Reads sharded checkpoints, folders of torch.distributed.checkpoint, without running their code.
 
 A folder has the tensors model.KEY and optimizer.NUMBER.KEY, sharded as the processes of the run had
-them. Everything else is in REST, a file of torch.save. torch reads the shards. torch would also
-unpickle the index of the shards without restrictions, so that the index could run code. Therefore
-this module reads the index with an unpickler that allows only ALLOWED_CLASSES.
+them. Everything else is in the file NON_TENSORS, which torch.save has written. torch reads the
+shards. torch would also unpickle the index of the shards without restrictions, so that the index
+could run code. Therefore this module reads the index with an unpickler that allows only
+ALLOWED_CLASSES.
 """
 
 import math
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from BLIP.weights.safe_load import PickledError, first_line, read_pickled
 
-REST = "rest.pth"
+NON_TENSORS = "rest.pth"
 INDEX = ".metadata"
 # Prefixes of tensor names.
 MODEL = "model."
@@ -45,12 +46,12 @@ ALLOWED_CLASSES = {
 
 def is_sharded(path: Path) -> bool:
     """Return whether the path is the folder of a sharded checkpoint."""
-    return (path / REST).is_file()
+    return (path / NON_TENSORS).is_file()
 
 
-def read_rest(path: Path) -> dict[str, Any]:
-    """Return the content of REST, which is everything except the tensors. Raises PickledError."""
-    return read_pickled(path / REST)
+def read_non_tensors(path: Path) -> dict[str, Any]:
+    """Return everything in the folder except the tensors. Raises PickledError."""
+    return read_pickled(path / NON_TENSORS)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -64,7 +65,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
                 raise PickledError("is damaged: it states larger tensors than fit in its files")
             state[name] = torch.empty(size, dtype=dtype)
     fill_tensors(path, state, alone=True)
-    return {name[len(MODEL) :]: tensor for name, tensor in state.items()}
+    return {name.removeprefix(MODEL): tensor for name, tensor in state.items()}
 
 
 def tensor_sizes(path: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:

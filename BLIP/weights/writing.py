@@ -1,7 +1,8 @@
-"""Writes the files of exports and conversions, atomically or as JSON."""
+"""Writes the files and folders of exports and conversions, atomically or as JSON."""
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,18 +13,17 @@ from BLIP.weights.safe_load import first_line
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to. Its file replaces `path` if the `with` block succeeds.
+    """Yield a path of the same name in a temporary folder, for the block to write a file or folder.
 
+    If the block succeeds, its result is renamed to `path`. There it replaces a file, but no folder.
     Any error of the block becomes a CheckpointError, and `path` is unchanged.
     """
-    temporary = path.parent / f".{path.name}.{os.getpid()}"
     try:
-        yield temporary
-        os.replace(temporary, path)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            yield Path(folder, path.name)
+            os.replace(Path(folder, path.name), path)
     except Exception as error:  # torch and safetensors also raise other errors than OSError
         raise CheckpointError(f"cannot write {path}: {first_line(error)}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def write_json(content: dict, path: Path) -> None:

@@ -75,7 +75,7 @@ def captioner_from(
         # With a new adapter, `build` has already loaded the checkpoint's weights.
         if config.lora is not None and CONFIG not in content:
             return captioner, f"loaded {name}: its weights are frozen, lora's are new"
-        report = load_weights(captioner, content["model"], name, for_training)
+        report = load_weights(captioner, content["model"], name, new_null=for_training)
         if not for_training:
             _check_same_null(config, report, name)
     return captioner, f"loaded {name}: {report}"

@@ -22,7 +22,7 @@ import torch
 
 from BLIP.weights.checkpoint import check_finite, holds_tensors
 from BLIP.weights.safe_load import read_pickled
-from BLIP.weights.sharded_checkpoint import REST, is_sharded, read_rest
+from BLIP.weights.sharded_checkpoint import NON_TENSORS, is_sharded, read_non_tensors
 from captioning.files.cache import local, local_folder
 from captioning.files.manifest import HashedFile, manifest_path, verify, write_manifest
 from captioning.files.stores import Missing, check_address, is_bucket_address, stamp, stamps
@@ -119,15 +119,15 @@ def resolve(name: str) -> str:
         check_address(name)
         name = name.rstrip("/")
         files = stamps(name)
-        if not files or REST in files:
+        if not files or NON_TENSORS in files:
             return name
-        names = [file.removesuffix(f"/{REST}") for file in files]
+        names = [file.removesuffix(f"/{NON_TENSORS}") for file in files]
     else:
         folder = Path(name)
         if not os.path.isdir(name) or is_sharded(folder):  # Path.is_dir fails for long names
             return name
         names = os.listdir(folder)
-    paths = [Path(n) for n in names if n.endswith(".pth") and _STEM.fullmatch(n[: -len(".pth")])]
+    paths = [Path(n) for n in names if re.fullmatch(rf"{_STEM.pattern}\.pth", n)]
     chosen = BEST if BEST in names else max(paths, key=_position, default=None)
     if chosen is None:
         raise UserError(f"{name} contains no checkpoint of a run: give a file")
@@ -143,7 +143,7 @@ def version_of(name: str) -> Union[float, str, None]:
         try:
             return stamp(name)[1]
         except Missing:
-            return stamp(f"{name}/{REST}")[1]
+            return stamp(f"{name}/{NON_TENSORS}")[1]
     return os.path.getmtime(name) if os.path.exists(name) else None
 
 
@@ -156,7 +156,7 @@ def local_copy(address: str) -> Path:
         return local(address)
     except Missing:
         names = stamps(address)
-        if REST not in names:
+        if NON_TENSORS not in names:
             raise
         return local_folder(address, names)
 
@@ -237,7 +237,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         sharded = is_sharded(path)
-        content = {**read_rest(path), "folder": path} if sharded else read_pickled(path)
+        content = {**read_non_tensors(path), "folder": path} if sharded else read_pickled(path)
         _check_keys(content)
         check_finite(content["model"], "the file")
     except FileNotFoundError as error:

@@ -47,7 +47,7 @@ def caption_images(
     check_prompts(samples, captioner, config, "max_length")
     model = captioner.for_inference(precision.dtype, config.compile)
     generator = with_reranking(model, reranking, device)
-    results = []  # pairs (index, result)
+    results = {}  # by the index of the sample
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:
         for batch in until_stop_requested(Prefetcher(loader, device), rounds):
@@ -58,7 +58,7 @@ def caption_images(
                 result = {"image_id": image_id, "caption": candidates[0]["caption"]}
                 if config.save_candidates:
                     result["candidates"] = candidates
-                results.append((index, result))
+                results[index] = result
             bar.update(min(len(batch["index"]) * world_size(), len(samples) - bar.n))
     gathered = gather_on_main((results, loader.skipped))
     if gathered is None:

@@ -67,8 +67,8 @@ def _sum_losses(
     at each of the T TEMPERATURES. texts, prompts: see `Captioner.predictions`.
     """
     # A captioner whose prompt is a question has no argument `prompts`.
-    given = {} if prompts is None else {"prompts": prompts}
-    logits, labels = captioner.predictions(image, texts, **given)
+    arguments = {} if prompts is None else {"prompts": prompts}
+    logits, labels = captioner.predictions(image, texts, **arguments)
     losses = [smile_loss(logits, labels, reduction="sum")]
     losses += [mle_loss(logits / t, labels, reduction="sum") for t in TEMPERATURES]
     return torch.stack([(labels != -100).sum(), *losses]).double().cpu()

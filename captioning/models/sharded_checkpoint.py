@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from BLIP.weights.sharded_checkpoint import REST, first_failure
+from BLIP.weights.sharded_checkpoint import NON_TENSORS, first_failure
 from captioning.files.manifest import manifest_of, write_manifest_of_folder
 from captioning.files.writing import (
     SUFFIX,
@@ -26,12 +26,12 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, one_line
 
 
-def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
+def save_sharded(non_tensors: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a sharded checkpoint to the folder `path`. All ranks call this.
 
-    tensors: {name: tensor}; a tensor is sharded, or has the same values on all ranks. rest: the
-    rest of the checkpoint's content, which rank 0 writes. The manifest is written before the folder
-    gets its final name. Raises UserError on all ranks.
+    non_tensors: everything except the tensors, which rank 0 writes. tensors: {name: tensor}; a
+    tensor is sharded, or has the same values on all ranks. The manifest is written before the
+    folder gets its final name. Raises UserError on all ranks.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -41,8 +41,8 @@ def save_sharded(rest: Mapping[str, Any], tensors: Mapping[str, Tensor], path: P
         with user_errors(path):
             remove(temporary)
             temporary.mkdir()
-            with atomic_write(temporary / REST) as file:
-                torch.save(dict(rest), file)
+            with atomic_write(temporary / NON_TENSORS) as file:
+                torch.save(dict(non_tensors), file)
 
     distributed.run_on_main(begin)
     problem, files = None, {}

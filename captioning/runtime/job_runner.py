@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
@@ -154,42 +154,49 @@ def run_jobs(
     failures = {}
     cause = None  # why the first failed job failed
     stopping = False  # whether the running jobs have been asked to stop
-    with signals.watch():
-        try:
-            while running or (waiting and not stopping):
-                while waiting and free_slots and not stopping:
-                    running.append(_start(waiting.pop(0), free_slots.pop(0)))
-                    observer.began(running[-1].job)
-                for ended in _wait_for_ended(running, observer):
-                    running.remove(ended)
-                    free_slots.append(ended.slot)
-                    code, name, reason = ended.process.exitcode, ended.job.name, ended.reason()
-                    if code == STOPPED and (stopping or signals.stop_requested()):
-                        continue
-                    if reason:
-                        failures[name] = reason
-                        cause = cause or (reason if code == FAILED else f"{name} failed: {reason}")
-                    observer.ended(name, reason)
-                observer.poll()
-                if not stopping and (signals.stop_requested() or (cause and not keep_going)):
-                    stopping = True
-                    if signals.stop_requested():
-                        log_line(f"stopping by {signals.stop_requested()}: saving")
-                    elif running:
-                        log_line(f"{cause}; the others save and stop")
-                if stopping:
-                    # Send SIGTERM in every round, because a job that has just started ignores it.
-                    for entry in running:
-                        entry.process.terminate()
-        finally:
-            for entry in running:  # empty unless Ctrl-C was pressed twice or this code failed
-                entry.process.kill()
-                entry.process.join()
+    with signals.watch(), _killed_at_end(running):
+        while running or waiting:
+            while waiting and free_slots:
+                running.append(_start(waiting.pop(0), free_slots.pop(0)))
+                observer.began(running[-1].job)
+            for ended in _wait_for_ended(running, observer):
+                running.remove(ended)
+                free_slots.append(ended.slot)
+                code, name, reason = ended.process.exitcode, ended.job.name, ended.reason()
+                if code == STOPPED and (stopping or signals.stop_requested()):
+                    continue
+                if reason:
+                    failures[name] = reason
+                    cause = cause or (reason if code == FAILED else f"{name} failed: {reason}")
+                observer.ended(name, reason)
+            observer.poll()
+            if not stopping and (signals.stop_requested() or (cause and not keep_going)):
+                stopping = True
+                waiting.clear()
+                if signals.stop_requested():
+                    log_line(f"stopping by {signals.stop_requested()}: saving")
+                elif running:
+                    log_line(f"{cause}; the others save and stop")
+            if stopping:
+                # Send SIGTERM in every round, because a job that has just started ignores it.
+                for entry in running:
+                    entry.process.terminate()
         if signals.stop_requested():
             raise signals.Stopped
     if cause and not keep_going:
         raise UserError(cause)
     return failures
+
+
+@contextlib.contextmanager
+def _killed_at_end(running: Sequence[_RunningJob]) -> Iterator[None]:
+    """Kill the jobs that run when the block ends: after Ctrl-C twice, or an error of the block."""
+    try:
+        yield
+    finally:
+        for entry in running:
+            entry.process.kill()
+            entry.process.join()
 
 
 def _wait_for_ended(running: Sequence[_RunningJob], observer: Observer) -> list[_RunningJob]:

@@ -11,7 +11,11 @@ from tqdm import tqdm
 from captioning.runtime.distributed import is_main
 from captioning.runtime.errors import visible
 
+# Where this process sends its output. It is state of the module, so that code which logs or shows a
+# bar need not know who has started the process.
 _collected_lines: Optional[list[str]] = None  # see `collect_lines`; None if lines are printed
+_bar_listener: Optional[Callable[[str, float], None]] = None  # see `report_bars_to`
+_bar_prefixes: list[str] = []  # see `bar_prefix`; outermost first
 
 
 def collect_lines() -> list[str]:
@@ -32,28 +36,22 @@ def log_line(line: str) -> None:
         tqdm.write(visible(line), file=sys.stderr)
 
 
-_prefixes: list[str] = []  # prefixes of the bars' descriptions, outermost first
-
-
 @contextlib.contextmanager
 def bar_prefix(prefix: str) -> Iterator[None]:
     """Within the block, put `prefix`, such as a larger task's name, before descriptions of bars."""
-    _prefixes.append(prefix)
+    _bar_prefixes.append(prefix)
     try:
         yield
     finally:
-        _prefixes.pop()
+        _bar_prefixes.pop()
 
 
 class _ReportedBar(tqdm):
-    """A bar that is not drawn. Instead, `_listener` is called; see `report_bars_to`."""
+    """A bar that is not drawn. Instead, `_bar_listener` is called; see `report_bars_to`."""
 
     def display(self, msg=None, pos=None) -> None:
         if self.total:
-            _listener(self.desc, self.n / self.total)
-
-
-_listener: Optional[Callable[[str, float], None]] = None
+            _bar_listener(self.desc, self.n / self.total)
 
 
 def report_bars_to(listener: Callable[[str, float], None]) -> None:
@@ -61,8 +59,8 @@ def report_bars_to(listener: Callable[[str, float], None]) -> None:
 
     listener: called with a bar's description and its finished part, from 0 to 1.
     """
-    global _listener
-    _listener = listener
+    global _bar_listener
+    _bar_listener = listener
 
 
 def progress(total: Optional[int], description: str, unit: str = "img", initial: int = 0) -> tqdm:
@@ -72,12 +70,12 @@ def progress(total: Optional[int], description: str, unit: str = "img", initial:
     every 30 seconds. total: the count at the end; None if unknown. initial: the count that earlier
     calls of the program have reached.
     """
-    reported = _listener is not None
+    reported = _bar_listener is not None
     drawing_interval_s = 0.1 if sys.stderr.isatty() else 30.0
     return (_ReportedBar if reported else tqdm)(
         total=total,
         initial=initial,
-        desc=visible(" ".join([*_prefixes, description])),
+        desc=visible(" ".join([*_bar_prefixes, description])),
         unit=unit,
         disable=not is_main(),
         mininterval=0.3 if reported else drawing_interval_s,

@@ -156,8 +156,8 @@ class FineTuning:
         epoch, done, _ = self.progress
         per_step = self.config.accumulation_steps
         self.loader.set_epoch(epoch, done * per_step)
-        rest = islice(self.loader, (self.steps - done) * per_step)
-        return iter(Prefetcher(rest, self.device, self.preprocessing.normalise))
+        remaining = islice(self.loader, (self.steps - done) * per_step)
+        return iter(Prefetcher(remaining, self.device, self.preprocessing.normalise))
 
     def _steps_done(self) -> int:
         return self.progress.epoch * self.steps + self.progress.steps
@@ -286,8 +286,8 @@ class FineTuning:
         """
         config = self.config
         self.captioner = build_captioner(config, checkpoint)
-        tars = isinstance(self.samples, Shards)
-        annotated = self.samples.with_prompts() if tars else self.samples
+        has_shards = isinstance(self.samples, Shards)
+        annotated = self.samples.with_prompts() if has_shards else self.samples
         check_prompts(annotated, self.captioner, config, "max_tokens")
         check_prompts(self.evaluation.samples, self.captioner, config, "max_length")
         null = self.captioner.null_image
@@ -301,8 +301,7 @@ class FineTuning:
             with distributed.first_on_each_machine():
                 start = load_start(config, self.device)
             self.learner = SelfCritical(self.captioner, config, self.rewards, start)
-        dtype = self.precision.dtype
-        model = distribute(self.learner, self.captioner, config, self.device, dtype)
+        model = distribute(self.learner, self.captioner, config, self.device, self.precision.dtype)
         self.optimizer, self.rate_factors = build_optimizer(self.captioner, config)
         self.step = TrainingStep(config, model, self.learner, self.optimizer, self.precision)
         self.state = RunState(config, self.captioner, self.optimizer, self.precision)

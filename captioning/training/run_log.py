@@ -57,12 +57,13 @@ def record_run(config: Config, folder: Path, **more: Any) -> None:
     run.json has the command, the versions of libraries, and the entries `more`.
     """
     if is_main():
-        libraries = ("torch", "torchvision", "transformers", "timm", "pycocoevalcap")
         record = {
             "command": shell_command([sys.executable, *sys.argv]),
             "python": platform.python_version(),
             "processes": world_size(),
-            "versions": library_versions(*libraries),
+            "versions": library_versions(
+                "torch", "torchvision", "transformers", "timm", "pycocoevalcap"
+            ),
             **more,
         }
         write_json(record, folder / "run.json")
@@ -82,8 +83,11 @@ class RunLog:
         self.file = self.tensorboard = None
         self.step = step
         lines = read_log(self.path) if is_main() else []
-        lines = [line for line in lines if {"event", "step"} <= line.keys()]
-        self.kept_lines = [line for line in lines if _is_before(line, epoch, step)]
+        self.kept_lines = [
+            line
+            for line in lines
+            if {"event", "step"} <= line.keys() and _is_before(line, epoch, step)
+        ]
         self.written = {(line["event"], line["step"]) for line in self.kept_lines}
 
     def has(self, event: str, step: int) -> bool:

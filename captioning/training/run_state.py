@@ -36,10 +36,10 @@ class Progress(NamedTuple):
 
 def progress_of(content: dict[str, Any]) -> Progress:
     """Return the progress at which a run resumes, given the content of a checkpoint."""
-    within = content.get("within")
-    if within is None:
+    unfinished = content.get("within")
+    if unfinished is None:
         return Progress(content["epoch"] + 1)
-    return Progress(content["epoch"], within["steps"], within["sums"])
+    return Progress(content["epoch"], unfinished["steps"], unfinished["sums"])
 
 
 def batch_sizes(config: Config) -> dict[str, int]:
@@ -104,21 +104,21 @@ class RunState:
         after a crash each epoch with a full checkpoint also has the other. All ranks call this.
         Raises UserError on all ranks.
         """
-        weights = None
+        weights_path = None
         if self.config.keep_checkpoints == "all":
-            weights = checkpoints.weights_path(folder, epoch)
-        self._save(checkpoints.epoch_path(folder, epoch), weights, epoch=epoch)
+            weights_path = checkpoints.weights_path(folder, epoch)
+        self._save(checkpoints.epoch_path(folder, epoch), weights_path, epoch=epoch)
 
     def save_step(self, folder: Path, progress: Progress, step: int) -> None:
         """Write a checkpoint within an epoch. All ranks call this. Raises UserError on all ranks.
 
         step: the number of finished steps of the run, over all epochs.
         """
-        within = {"steps": progress.steps, "sums": progress.sums}
         path = checkpoints.step_path(folder, progress.epoch, step)
-        self._save(path, None, epoch=progress.epoch, within=within)
+        unfinished = {"steps": progress.steps, "sums": progress.sums}
+        self._save(path, None, epoch=progress.epoch, within=unfinished)
 
-    def _save(self, path: Path, weights: Optional[Path], epoch: int, **progress: Any) -> None:
+    def _save(self, path: Path, weights_path: Optional[Path], epoch: int, **progress: Any) -> None:
         distributed.broadcast_buffers(self.captioner)
         keep = self.config.keep_checkpoints
         content = {
@@ -135,37 +135,39 @@ class RunState:
         # Remove scores of this epoch that an earlier attempt has left: they are of other weights.
         distributed.run_on_main(lambda: remove_scores(path.parent, evaluation_name(epoch)))
         write = self._write_sharded if self.config.checkpoint_format == "sharded" else self._write
-        write(content, training, path, weights)
+        write(content, training, path, weights_path)
         min_kept = checkpoints.MIN_KEPT if keep == "all" else keep
         distributed.run_on_main(lambda: checkpoints.remove_oldest(path.parent, min_kept))
 
-    def _write(self, content, training, path: Path, weights: Optional[Path]) -> None:
-        """Gather the tensors, and write whole files on rank 0.
+    def _write(self, content, training, path: Path, weights_path: Optional[Path]) -> None:
+        """Gather the tensors, and write unsharded files on rank 0.
 
-        content: the entries for `path` and `weights`. training: further entries, only for `path`.
+        content: the entries for both files. training: further entries, only for `path`.
         """
-        model = sharding.full_state_dict(self.captioner, distributed.is_main())
-        optimizer = sharding.gather_full(self.optimizer.state_dict(), distributed.is_main())
+        is_main = distributed.is_main()
+        model = sharding.full_state_dict(self.captioner, keep=is_main)
+        optimizer = sharding.gather_full(self.optimizer.state_dict(), keep=is_main)
 
         def save():
-            whole = {"model": model, **content}
-            if weights is not None:
-                checkpoints.save(whole, weights)
-            checkpoints.save({**whole, "optimizer": optimizer, **training}, path)
+            weights = {"model": model, **content}
+            if weights_path is not None:
+                checkpoints.save(weights, weights_path)
+            checkpoints.save({**weights, "optimizer": optimizer, **training}, path)
 
         distributed.run_on_main(save)
 
-    def _write_sharded(self, content, training, path: Path, weights: Optional[Path]) -> None:
+    def _write_sharded(self, content, training, path: Path, weights_path: Optional[Path]) -> None:
         """Write sharded checkpoints, which are folders. Each rank writes its shards.
 
         For the parameters, see `_write`.
         """
         model, moments = sharding.named_tensors(self.captioner, self.optimizer)
         optimizer = {"param_groups": self.optimizer.state_dict()["param_groups"]}
-        rest = {"model": {}, **content}
-        if weights is not None:
-            save_sharded(rest, model, weights)
-        save_sharded({**rest, "optimizer": optimizer, **training}, {**model, **moments}, path)
+        non_tensors = {"model": {}, **content}
+        if weights_path is not None:
+            save_sharded(non_tensors, model, weights_path)
+        tensors = {**model, **moments}
+        save_sharded({**non_tensors, "optimizer": optimizer, **training}, tensors, path)
 
     def _objectives(self) -> list[Objective]:
         """Return the captioner's objectives, which may have state, such as recent losses."""

@@ -1,16 +1,8 @@
-"""Selects the best epoch by the key `select`, and keeps its weights as checkpoint_best.pth.
-
-The result is recorded in selected.json, in the run's folder. This file has the keys:
-
-- select: "last", or the metrics by which the best epoch was selected
-- epoch: the epoch whose weights checkpoint_best.pth has, counted from 0
-- epochs: the validated epochs, a list of {"epoch", "value", "scores"}; value is the sum of the
-  metrics in `select`
-"""
+"""Selects the best epoch by the key `select`, and keeps its weights as checkpoint_best.pth."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from captioning.config import Config
 from captioning.config.config import LAST
@@ -28,6 +20,20 @@ from captioning.training.validation_history import read_validations, reason_unav
 
 BLIP_METRICS = "CIDEr + Bleu_4"
 LENGTH_METRIC = "cap_len"  # caption length; shown with the metrics, because CIDEr depends on it
+
+
+class Selection(NamedTuple):
+    """The content of selected.json in the run's folder.
+
+    - select: "last", or the metrics by which the best epoch was selected
+    - epoch: the epoch whose weights checkpoint_best.pth has, counted from 0
+    - epochs: the validated epochs, a list of {"epoch", "value", "scores"}; value is the sum of the
+      metrics in `select`
+    """
+
+    select: str
+    epoch: int
+    epochs: list[dict[str, Any]]
 
 
 def check_select(config: Config, evaluation: SplitEvaluation) -> None:
@@ -88,51 +94,51 @@ def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
         )
     if selected != previous or selected == newest_epoch:
         checkpoints.keep_as_best(folder, selected)
-    record = {"select": select, "epoch": selected, "epochs": [v._asdict() for v in validations]}
-    if record != read_record(folder):
-        write_json(record, folder / SELECTED)
+    selection = Selection(select, selected, [v._asdict() for v in validations])
+    if selection != read_selection(folder):
+        write_json(selection._asdict(), folder / SELECTED)
     return message
 
 
 def best_epoch(folder: Path) -> Optional[int]:
-    """Return the epoch of checkpoint_best.pth; None without this file or its record."""
-    record = read_record(folder)
-    return record["epoch"] if record and checkpoints.best(folder) else None
+    """Return the epoch of checkpoint_best.pth; None without this file or selected.json."""
+    selection = read_selection(folder)
+    return selection.epoch if selection and checkpoints.best(folder) else None
 
 
-def read_record(folder: Path) -> Optional[dict[str, Any]]:
+def read_selection(folder: Path) -> Optional[Selection]:
     """Return the content of selected.json; None without this file. Raises UserError."""
     path = folder / SELECTED
-    return read_json(path) if path.exists() else None
+    return Selection(**read_json(path)) if path.exists() else None
 
 
-def shown_metrics(record: Mapping[str, Any]) -> list[str]:
+def shown_metrics(selection: Selection) -> list[str]:
     """Return the metrics to show: those in `select` (for "last": BLIP_METRICS), and LENGTH_METRIC.
 
-    record: the content of selected.json. Metrics without a score are left out.
+    Metrics without a score are left out.
     """
-    metrics = BLIP_METRICS if record["select"] == LAST else record["select"]
+    metrics = BLIP_METRICS if selection.select == LAST else selection.select
     names = dict.fromkeys([*MetricSum.parse(metrics).signs, LENGTH_METRIC])
-    return [n for n in names if any(n in epoch["scores"] for epoch in record["epochs"])]
+    return [n for n in names if any(n in epoch["scores"] for epoch in selection.epochs)]
 
 
-def describe_selection(record: Mapping[str, Any]) -> str:
+def describe_selection(selection: Selection) -> str:
     """Return a text such as "epoch 3, the last" or "epoch 3, by CIDEr + Bleu_4"."""
-    reason = "the last" if record["select"] == LAST else f"by {record['select']}"
-    return f"epoch {record['epoch'] + 1}, {reason}"
+    reason = "the last" if selection.select == LAST else f"by {selection.select}"
+    return f"epoch {selection.epoch + 1}, {reason}"
 
 
 def summary(folder: Path) -> Iterator[str]:
     """Yield log lines: the selected epoch, then the scores of each validated epoch."""
-    record = read_record(folder)
-    if record is None:
+    selection = read_selection(folder)
+    if selection is None:
         return
-    yield f"selected: {describe_selection(record)}, kept as {folder / checkpoints.BEST}"
-    for epoch in record["epochs"]:
+    yield f"selected: {describe_selection(selection)}, kept as {folder / checkpoints.BEST}"
+    for epoch in selection.epochs:
         cells = [] if epoch["value"] is None else [f"{epoch['value']:.3f}"]
-        for name in shown_metrics(record):
+        for name in shown_metrics(selection):
             column, score = metric_of(name), epoch["scores"].get(name)
             value = "none" if score is None else f"{score:.{column.decimals}f}"
             cells.append(f"{column.title} {value}")
-        chosen = "  (selected)" if epoch["epoch"] == record["epoch"] else ""
+        chosen = "  (selected)" if epoch["epoch"] == selection.epoch else ""
         yield f"  epoch {epoch['epoch'] + 1}: {', '.join(cells) or 'no scores'}{chosen}"

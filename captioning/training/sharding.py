@@ -188,14 +188,14 @@ def load_sharded(
         raise ValueError(f"checkpoint and model differ in {len(different)} keys, such as {first}")
     for name, (size, dtype) in saved.items():
         if name.startswith(OPTIMIZER):  # a moment of a parameter, or its number of steps, a scalar
-            number, key = name[len(OPTIMIZER) :].split(".")
+            number, key = name.removeprefix(OPTIMIZER).split(".")
             like = parameters[int(number)] if size else torch.zeros((), dtype=dtype)
             state.setdefault(int(number), {})[key] = tensors[name] = torch.zeros_like(like)
     fill_tensors(folder, tensors, alone=not dist.is_initialized())
     values = (t.to_local() if is_distributed(t) else t for t in tensors.values())
     if distributed.any_rank(not all(bool(t.isfinite().all()) for t in values)):
         raise ValueError("the checkpoint has nan or infinite values: use an earlier one")
-    weights = {name[len(MODEL) :]: t for name, t in tensors.items() if name.startswith(MODEL)}
+    weights = {n.removeprefix(MODEL): t for n, t in tensors.items() if n.startswith(MODEL)}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 

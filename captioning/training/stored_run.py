@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from BLIP.weights.sharded_checkpoint import REST
+from BLIP.weights.sharded_checkpoint import NON_TENSORS
 from captioning.files import stores, uploads
 from captioning.files.cache import fetch
 from captioning.files.reading import read_json
@@ -158,7 +158,7 @@ class StoredRun:
         incomplete.mkdir()
         for name, stamp in stored.items():
             folder = name.rpartition("/")[0]
-            complete = not folder.endswith(".pth") or f"{folder}/{REST}" in stored
+            complete = not folder.endswith(".pth") or f"{folder}/{NON_TENSORS}" in stored
             if complete and name != WRITER:
                 fetch(f"{self.address}/{name}", incomplete / name, stamp)
         _write_token(incomplete)
@@ -178,8 +178,10 @@ class StoredRun:
             if _top(name) in changed_tops or not is_checkpoint_file(_top(name))
         }
         # Remove the marker of a sharded checkpoint before its shards are replaced.
-        rewritten = {n for n in changed & self._uploaded.keys() if n.endswith(f".pth/{REST}")}
-        for name in _markers_first(outdated | rewritten):
+        replaced_markers = {
+            n for n in changed & self._uploaded.keys() if n.endswith(f".pth/{NON_TENSORS}")
+        }
+        for name in _markers_first(outdated | replaced_markers):
             self._remove(name)
         for name in sorted(changed, key=_upload_order):
             self._write(name, local[name])
@@ -240,9 +242,12 @@ def _top(name: str) -> str:
 
 
 def _is_marker(name: str) -> bool:
-    """Return whether a file marks a checkpoint as complete: *.pth, or REST in a folder *.pth."""
-    top, _, within = name.partition("/")
-    return is_checkpoint_file(top) and top.endswith(".pth") and within in ("", REST)
+    """Return whether a file marks a checkpoint as complete.
+
+    That is the checkpoint itself or, if the checkpoint is a folder, NON_TENSORS in the folder.
+    """
+    top, _, name_in_folder = name.partition("/")
+    return is_checkpoint_file(top) and top.endswith(".pth") and name_in_folder in ("", NON_TENSORS)
 
 
 def _markers_first(names: Iterable[str]) -> list[str]:

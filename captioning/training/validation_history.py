@@ -44,8 +44,8 @@ def metric_values(folder: Path, epochs: int, metrics: str) -> list[float]:
 
     Epochs without this value, such as epochs that were not validated, are left out.
     """
-    values = (validation.value for validation in read_validations(folder, epochs, metrics))
-    return [value for value in values if value is not None]
+    validations = read_validations(folder, epochs, metrics)
+    return [v.value for v in validations if v.value is not None]
 
 
 def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:

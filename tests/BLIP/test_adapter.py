@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
@@ -113,6 +114,20 @@ def test_peft_loads_the_adapter(path, adapted, checkpoint, base, tmp_path):
     PeftModel.from_pretrained(plain, tmp_path / "adapter")
     expected, _ = captioner_from(adapted, checkpoint)
     torch.testing.assert_close(logits(plain), logits(expected))
+
+
+def test_an_adapter_that_cannot_be_written_is_one_line_and_leaves_nothing(
+    checkpoint, tmp_path, monkeypatch, capsys
+):
+    def full_disk(*_):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(merge, "save_file", full_disk)
+    for _ in range(2):  # the second call finds no folder of the first
+        assert merge.main([checkpoint, str(tmp_path / "adapter"), "--adapter"]) == 2
+        line = f"error: cannot write {tmp_path / 'adapter'}: No space left on device\n"
+        assert capsys.readouterr().err == line
+    assert not list(tmp_path.iterdir())
 
 
 def test_each_mistake_is_one_line(path, adapted, checkpoint, base, tmp_path, capsys):

@@ -126,11 +126,3 @@ def test_one_compilation_serves_all_batches_and_all_copies(captioner):
             captions.append(made.captions)
     assert counter.frame_count == 1
     assert captions[0] == captions[3] == captions[6]
-
-
-def test_a_compiled_copy_is_asked_for_by_name(captioner):
-    quick = inference_copy(captioner, compiled=True)
-    assert isinstance(quick.step_factory, CompiledStepFactory)
-    assert quick.visual_encoder._compiled_call_impl is not None
-    assert captioner.step_factory is CachedStep
-    assert captioner.visual_encoder._compiled_call_impl is None

@@ -193,6 +193,7 @@ def test_each_failure_is_one_line(server, hub_folder):
         "hf://owner/name/../../file.pth": r"is not hf://\[spaces/\]owner/name",
         "hf://owner/name@../file.pth": r"is not hf://\[spaces/\]owner/name",
         "hf://name/file.pth": r"is not hf://\[spaces/\]owner/name",
+        "hf://spaces/owner/name": r"is not hf://\[spaces/\]owner/name",  # no model's repository
         "hf://spaces/owner/name/model/file.pth": "cannot download hf://spaces/owner/name/model",
     }
     for source, message in cases.items():
@@ -341,9 +342,3 @@ def test_a_hub_without_tls_is_not_asked(stated, monkeypatch):
     with pytest.raises(ValueError, match="HF_ENDPOINT gives http://mirror"):
         hub.hub_file("some/model", "a/b.json")
     assert stated.calls == []
-
-
-def test_a_kind_needs_a_repository_and_a_file():
-    """Without a file, "spaces/owner" would be read as a model's repository."""
-    with pytest.raises(hub.DownloadError, match=r"is not hf://\[spaces/\]owner/name"):
-        hub.fetch("hf://spaces/owner/name")

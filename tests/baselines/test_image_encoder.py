@@ -9,9 +9,8 @@ from baselines.image_encoder import ImageEncoder
 from baselines.torchvision_network import encoder_names
 
 ONE_OF_EACH = (
-    *("resnet18", "resnext50_32x4d", "wide_resnet50_2", "squeezenet1_1", "densenet121"),
-    *("shufflenet_v2_x0_5", "mobilenet_v2", "mobilenet_v3_small", "mnasnet0_5", "regnet_x_400mf"),
-    "regnet_y_400mf",
+    *("resnet18", "squeezenet1_1", "densenet121", "shufflenet_v2_x0_5", "mobilenet_v2"),
+    *("mobilenet_v3_small", "mnasnet0_5", "regnet_x_400mf"),
 )
 
 
@@ -45,7 +44,8 @@ def test_it_ends_where_torchvisions_head_begins(name):
 
 def test_every_listed_network_can_be_named():
     names = encoder_names()
-    assert {"resnet152", "densenet201", "mnasnet1_3", "regnet_y_128gf", *ONE_OF_EACH} <= set(names)
+    some = {"resnet152", "resnext50_32x4d", "wide_resnet50_2", "mnasnet1_3", "regnet_y_128gf"}
+    assert {*some, *ONE_OF_EACH} <= set(names)
     with pytest.raises(ValueError, match="encoder: 'vit_b_16' is unknown"):
         ImageEncoder("vit_b_16")
 

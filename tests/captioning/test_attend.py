@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning import attend
 from captioning.attend import draw
 from captioning.models.score_tokens import ScoredCaption, scored_captions
@@ -39,18 +38,6 @@ def test_blips_attention_map_is_its_cross_attention(make_captioner, monkeypatch)
     assert found.attention_map.shape == (len(found.words), 3, 3)
     assert len(layers) == 2 and len(found.words) == len(expected)
     torch.testing.assert_close(found.attention_map.flatten(1), expected)
-
-
-@pytest.mark.parametrize("model", ["attn", "sat"])
-def test_a_classic_attention_map_has_a_frame_for_each_word(model):
-    words = Vocabulary(["a", "dog", "runs"])
-    captioner = ClassicCaptioner(model, ImageEncoder("shufflenet_v2_x0_5", grid=3), words).eval()
-    image = torch.randn(1, 3, 64, 64)
-    [found] = scored_captions(captioner, image, SETTINGS)
-    caption = captioner.generate(image, SETTINGS)[0]
-    assert [word for word in found.words if word != "(end)"] == caption.split()
-    assert found.attention_map.shape[1:] == (3, 3)
-    torch.testing.assert_close(found.attention_map.sum((1, 2)), torch.ones(len(found.words)))
 
 
 def scored(words, attention_map):

@@ -13,6 +13,7 @@ import torch
 from captioning.metrics.diversity import Length
 from captioning.training.split_evaluation import caption_images
 from tests.soak.runs import Run, be_quick, before_steps, difference, last_step, log, saved_step
+from tests.tiny_run import CLASSIC
 
 pytestmark = pytest.mark.slow
 
@@ -56,28 +57,24 @@ def test_one_process_stopped_at_any_step(config, finished, tmp_path):
     assert difference(finished(processes=1), tmp_path / "run") is None, SOME_STEPS
 
 
-def test_sampling_teacher_forcing_and_accumulation(config, finished, tmp_path):
-    """The most random numbers: scheduled sampling in training, and sampled captions."""
-    settings = ["model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "image_size=48"]
-    settings += ["teacher_forcing=linear", "teacher_forcing_k=3", "sample=true", "embed_dim=16"]
-    settings += ["hidden_dim=16", "batch_size=4", "accumulation_steps=2", "bucket_batches=true"]
-    settings += ["max_epoch=2", "encoder_lr=1e-3"]
-    step = DICE.randrange(2, 16)
-    run = Run(config, tmp_path / "run", *settings, hook=stop_at(step))
-    assert run.wait() == [0], (step, run.said())
-    run = Run(config, tmp_path / "run", *settings)
-    assert run.wait() == [0], run.said()
+# The most random numbers: scheduled sampling in training, and sampled captions.
+SAMPLING = ["model=lstm", *CLASSIC, "image_size=48", "max_epoch=2", "batch_size=4"]
+SAMPLING += ["teacher_forcing=linear", "teacher_forcing_k=3", "sample=true"]
+SAMPLING += ["accumulation_steps=2", "bucket_batches=true"]
+# The first scale is too high for float16: steps overflow and are skipped.
+SCALED = ["precision=fp16", "max_epoch=1", "init_lr=1e-2"]
+
+
+@pytest.mark.parametrize("settings", [SAMPLING, SCALED], ids=["sampling", "loss_scaling"])
+def test_other_state_than_weights(config, finished, tmp_path, settings):
+    step = DICE.randrange(2, STEPS)
+    for hook in (stop_at(step), None):
+        run = Run(config, tmp_path / "run", *settings, hook=hook)
+        assert run.wait() == [0], (step, run.said())
     assert difference(finished(*settings, processes=1), tmp_path / "run") is None, step
-
-
-def test_loss_scaling(config, finished, tmp_path):
-    """The first scale is too high for float16: steps overflow and are skipped."""
-    settings = ["precision=fp16", "max_epoch=1", "init_lr=1e-2"]
-    assert Run(config, tmp_path / "run", *settings, hook=stop_at(4)).wait() == [0]
-    assert Run(config, tmp_path / "run", *settings).wait() == [0]
-    assert difference(finished(*settings, processes=1), tmp_path / "run") is None
-    scaler = torch.load(tmp_path / "run" / "checkpoint_00.pth")["scaler"]
-    assert scaler["_growth_tracker"] > 4 or scaler["scale"] < 2**16
+    if settings == SCALED:
+        scaler = torch.load(tmp_path / "run" / "checkpoint_00.pth")["scaler"]
+        assert scaler["_growth_tracker"] > 4 or scaler["scale"] < 2**16
 
 
 def test_two_processes_stopped_by_a_signal_to_either(config, finished, tmp_path):

@@ -34,8 +34,7 @@ def results(scenes, tmp_path_factory, repository):
     train = ["--config", str(config)]
     here, there = ["--output_dir", str(run)], ["--output_dir", str(whole)]
     best, out = str(run / "checkpoint_best.pth"), str(folder / "captions.jsonl")
-    photos, sweep = str(scenes / "images"), folder / "sweep"
-    few = ["max_epoch=1", "num_beams=1"]
+    photos = str(scenes / "images")
     programs = [
         ("captioning.train", [*train, *here, "max_epoch=1", "checkpoint_every=2"], 0),
         ("captioning.train", [*train, *here, "max_epoch=2", "checkpoint_every=2"], 0),
@@ -43,7 +42,6 @@ def results(scenes, tmp_path_factory, repository):
         ("captioning.train", [*train, *here, "max_epoch=2", "--evaluate", "--eval_split=test"], 0),
         ("captioning.train", [*train, *there, "max_epoch=2"], 0),
         ("captioning.caption", [str(run), photos, "--out", out, "--batch_size", "3"], 0),
-        ("captioning.sweep.__main__", [str(config), "--mle=1", f"--output_dir={sweep}", *few], 0),
         ("captioning.calibrate", ["--checkpoint", best], 0),
         ("captioning.report.__main__", [str(run), "--output", str(folder / "report.html")], 0),
         ("captioning.attend", ["--checkpoint", best, str(min((scenes / "images").iterdir()))], 2),
@@ -70,10 +68,8 @@ def test_it_captions_the_same_everywhere(results):
     assert label == "model, MLE+SMILE 0.5:0.5"
 
 
-def test_it_is_swept_scored_and_reported(results):
+def test_it_is_scored_and_reported(results):
     folder, shown, said = results
-    table = (folder / "sweep" / "table.md").read_text()
-    assert "| MLE |" in table and table in shown
     assert "Cap. Len." in said and "negative log-likelihood" in shown
     assert "model, MLE+SMILE 0.5:0.5" in (folder / "report.html").read_text()
     assert "this captioner sees the image once, before all words" in said

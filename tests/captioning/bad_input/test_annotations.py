@@ -42,6 +42,7 @@ BAD = [
     ([{**ROW, "image_id": True}], "row 1 has image_id True: expected an integer or a string"),
     ([{**ROW, "image_id": i} for i in (1, 2)], "row 2: x.jpg has image_id 2 here and 1 before: "),
     ([{**ROW, "image_id": 1}, {**ROW, "image": "b/01.jpg"}], "x.jpg and b/01.jpg have the same im"),
+    ([{**ROW, "prompt": p} for p in ("a", "b")], "row 2: x.jpg has the prompt 'b' here and 'a' be"),
     ([{"image": "x.jpg"}], "row 1 has no caption: add caption or captions"),
     ([ROW, {"image": "y.jpg", "captions": ["", " \n"]}], "row 2: y.jpg has no caption: add one"),
     (

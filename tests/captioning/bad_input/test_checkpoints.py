@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import os
 import pickle
 import zipfile
 
@@ -13,20 +12,12 @@ from BLIP import load_weights, read_checkpoint
 from BLIP.weights.safe_load import OmittedObject
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-
-RAN = "ran"  # the folder that an attack makes
-
-
-class Attack:
-    """Runs a function of Python where a file is unpickled: what the others do differently."""
-
-    def __reduce__(self):
-        return os.mkdir, (RAN,)
+from tests.test_safety import Attack, here  # noqa: F401 - a fixture
 
 
 class AttackByEval:
     def __reduce__(self):
-        return eval, (f"__import__('os').mkdir({RAN!r})",)
+        return eval, ("__import__('os').mkdir('ran')",)
 
 
 def saved(content, **settings):
@@ -97,14 +88,6 @@ HOSTILE = {
     "plain pickle.pth": pickle.dumps(Attack()),
     "plain text pickle.pth": pickle.dumps(AttackByEval(), protocol=0),
 }
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    """Run every test in a folder of its own, which an attack would leave its mark in."""
-    monkeypatch.chdir(tmp_path)
-    yield
-    assert not (tmp_path / RAN).exists()
 
 
 @pytest.mark.parametrize("name", UNREADABLE)

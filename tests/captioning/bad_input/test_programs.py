@@ -1,6 +1,5 @@
 """The programs in the folder of a finished run: bad input is one line and changes no byte there."""
 
-import os
 import pickle
 import shutil
 
@@ -9,14 +8,8 @@ import torch
 from PIL import Image
 
 from captioning import attend, calibrate, train
-from captioning.report.__main__ import main as report
-
-
-class Attack:
-    """A pickle that makes a folder when it is read."""
-
-    def __reduce__(self):
-        return os.mkdir, ("ran",)
+from captioning.report import __main__ as report
+from tests.test_safety import Attack
 
 
 @pytest.fixture(scope="module")
@@ -50,67 +43,49 @@ def files(finished, scenes, tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def names(scenes_config, scenes, finished, files):
+    photo = next((scenes / "images").iterdir())
+    return {"config": scenes_config, "run": finished, "files": files, "photo": photo}
+
+
 def tree(folder):
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-EVALUATE = ("--evaluate", "--eval_split", "test")
-ROWS = [  # arguments, {f} being the folder of bad files, and a part of what is said
-    (["num_beam=3"], "unknown key 'num_beam'; did you mean 'num_beams'?"),
-    (["train_file={f}/empty.json"], "empty.json: the file is empty: download or write it again"),
-    (["init_lr=2e-3"], "had other settings (init_lr was 0.001, is 0.002); set another output_dir"),
-    ([*EVALUATE, "image_root={f}/images"], ": not a readable image (none of JPEG, PNG,"),
+TRAIN = ("--config", "{config}", "--output_dir", "{run}", "metrics=[length]", "max_epoch=1")
+EVALUATE = (*TRAIN, "--evaluate", "--eval_split", "test")
+ROWS = [  # program, arguments, {files} being the folder of bad files, and a part of what is said
+    (train, [*TRAIN, "num_beam=3"], "unknown key 'num_beam'; did you mean 'num_beams'?"),
+    (train, [*TRAIN, "train_file={files}/empty.json"], "empty.json: the file is empty: download"),
+    (train, [*TRAIN, "init_lr=2e-3"], "had other settings (init_lr was 0.001, is 0.002); set "),
+    (train, [*EVALUATE, "image_root={files}/images"], ": not a readable image (none of JPEG, PNG,"),
     (
-        [*EVALUATE, "image_root={f}/images", "skip_bad_images=true"],
+        *(train, [*EVALUATE, "image_root={files}/images", "skip_bad_images=true"]),
         "test: no image could be read, so there is nothing to score",
     ),
-    ([*EVALUATE, "pretrained={f}/attack.pth"], "attack.pth has objects that could run code ("),
-    ([*EVALUATE, "pretrained={f}/pickle.pth", "trust_checkpoint=true"], "pickle.pth "),
+    (train, [*EVALUATE, "pretrained={files}/attack.pth"], "attack.pth has objects that could run"),
+    (train, [*EVALUATE, "pretrained={files}/pickle.pth", "trust_checkpoint=true"], "pickle.pth "),
+    (attend, ["--checkpoint", "{files}/attack.pth", "{files}/text.jpg"], "text.jpg: not a readab"),
+    (attend, ["--checkpoint", "{files}/attack.pth", "{photo}"], "attack.pth has objects"),
+    (
+        *(attend, ["--checkpoint", "{files}/nan.pth", "{files}/strip.png"]),
+        "strip.png: 2 x 3000 pixels are too long and thin to draw on: crop it",
+    ),
+    (calibrate, ["--checkpoint", "{files}/pickle.pth"], "pickle.pth "),
+    (calibrate, ["--checkpoint", "{files}/other.pth"], "other.pth does not contain the config"),
+    (report, ["{files}"], "not a run: it has no config.yaml"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), ROWS)
-def test_training_and_evaluation(
-    scenes_config, finished, files, tmp_path, monkeypatch, capsys, arguments, message
-):
+@pytest.mark.parametrize(("program", "arguments", "message"), ROWS)
+def test_bad_input_is_one_line(names, tmp_path, monkeypatch, capsys, program, arguments, message):
     monkeypatch.chdir(tmp_path)
-    before = tree(finished)
-    arguments = [argument.replace("{f}", str(files)) for argument in arguments]
-    call = ["--config", str(scenes_config), "--output_dir", str(finished), "metrics=[length]"]
-    assert train.main([*call, "max_epoch=1", *arguments]) == 2
+    before = tree(names["run"])
+    assert program.main([argument.format(**names) for argument in arguments]) == 2
     printed = capsys.readouterr()
-    errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
-    assert printed.out == "" and len(errors) == 1 and message in errors[0]
-    assert "Traceback" not in printed.err
-    assert tree(finished) == before and not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("program", "arguments", "message"),
-    [
-        (attend.main, ["--checkpoint", "{f}/attack.pth", "{f}/text.jpg"], "text.jpg: not a readab"),
-        (attend.main, ["--checkpoint", "{f}/attack.pth", "{s}"], "attack.pth has objects"),
-        (
-            attend.main,
-            ["--checkpoint", "{f}/nan.pth", "{f}/strip.png"],
-            "strip.png: 2 x 3000 pixels are too long and thin to draw on: crop it",
-        ),
-        (calibrate.main, ["--checkpoint", "{f}/pickle.pth"], "pickle.pth "),
-        (
-            calibrate.main,
-            ["--checkpoint", "{f}/other.pth"],
-            "other.pth does not contain the config",
-        ),
-        (report, ["{f}"], "not a run: it has no config.yaml"),
-    ],
-)
-def test_the_other_programs(
-    files, scenes, tmp_path, monkeypatch, capsys, program, arguments, message
-):
-    monkeypatch.chdir(tmp_path)
-    photo = next((scenes / "images").iterdir())
-    given = [a.replace("{f}", str(files)).replace("{s}", str(photo)) for a in arguments]
-    assert program(given) == 2
-    printed = capsys.readouterr()
-    assert message in printed.err and printed.err.startswith("error: ")
-    assert printed.err.count("\n") == 1 and not list(tmp_path.iterdir())
+    lines = printed.err.splitlines()
+    errors = [line for line in lines if line.startswith("error: ")]
+    assert len(errors) == 1 and message in errors[0] and (program is train or lines == errors)
+    assert printed.out == "" and "Traceback" not in printed.err
+    assert tree(names["run"]) == before and not list(tmp_path.iterdir())

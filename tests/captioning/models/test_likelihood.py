@@ -130,7 +130,10 @@ def test_probabilities_of_a_classic_captioner_make_up_its_score(model):
     ids = captioner.generate_details(image, settings).token_ids[0, 0]
     length = int((ids != words.end).sum())
     assert scored.probabilities.log().sum().item() == pytest.approx(scored.score * length, rel=1e-5)
-    assert (scored.attention_map is None) == (model == "lstm")
+    assert [word for word in scored.words if word != END] == scored.caption.split()
+    has_map = scored.attention_map is not None
+    assert has_map == (model == "sat")
+    assert not has_map or scored.attention_map.shape == (len(scored.words), 2, 2)
 
 
 def test_a_word_of_two_pieces_has_their_product_and_the_mean_of_their_gaze(make_captioner):

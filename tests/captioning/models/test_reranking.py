@@ -19,10 +19,9 @@ from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
 from tests.captioning.metrics.test_clip import siglip_folder  # noqa: F401
+from tests.tiny_run import CLASSIC
 
-SMALL = ["encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"]
-SMALL += ["embed_dim=16", "hidden_dim=16", "attention_dim=8", "prompt='a '"]
-MODELS = {"blip": ["vit.embed_dim=32"], "lstm": ["model=lstm", *SMALL]}
+MODELS = {"blip": ["vit.embed_dim=32"], "lstm": ["model=lstm", *CLASSIC, "prompt='a '"]}
 WHOLE = DecodingSettings(num_beams=2, max_length=12, min_length=0, top_p=1.0, top_k=0)
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ import torch
 pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no processes")
 
 from BLIP import read_checkpoint
-from BLIP.weights.sharded_checkpoint import INDEX, REST
+from BLIP.weights.sharded_checkpoint import INDEX, NON_TENSORS
 from captioning import gather
 from captioning.models import checkpoints
 from captioning.models.sharded_checkpoint import save_sharded
@@ -18,7 +18,7 @@ from tests.captioning.models.test_checkpoints import killed_at_each_operation, n
 from tests.test_safety import Attack
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-REST_OF_IT = {"model": {}, "optimizer": {"param_groups": []}, "config": {"seed": 3}}
+OTHER_CONTENT = {"model": {}, "optimizer": {"param_groups": []}, "config": {"seed": 3}}
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def save(tmp_path):
         weights = torch.full((3, 2), float(epoch), dtype=dtype)
         tensors = {"model.a.w": weights, "model.n": torch.tensor(7), "optimizer.0.step": weights}
         path = checkpoints.epoch_path(folder, epoch)
-        save_sharded({**REST_OF_IT, "epoch": epoch}, tensors, path)
+        save_sharded({**OTHER_CONTENT, "epoch": epoch}, tensors, path)
         return path
 
     return save
@@ -54,7 +54,7 @@ def test_one_is_written_in_the_place_of_another_and_of_a_file(save, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == names
 
 
-@pytest.mark.parametrize("part", [REST, INDEX, "__0_0.distcp"])
+@pytest.mark.parametrize("part", [NON_TENSORS, INDEX, "__0_0.distcp"])
 @pytest.mark.parametrize("harm", ["cut", "missing"])
 def test_a_damaged_one_is_passed_over(save, tmp_path, part, harm):
     save(0)
@@ -99,7 +99,7 @@ def test_nothing_in_it_is_run(save, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"checkpoint_00.pth "):
         read_checkpoint(str(path))
     (path / INDEX).write_bytes(index)
-    torch.save(Attack(), path / REST)
+    torch.save(Attack(), path / NON_TENSORS)
     with pytest.raises(ValueError, match="has objects that could run code"):
         read_checkpoint(str(path))
     with pytest.raises(UserError):

@@ -177,7 +177,6 @@ import sys
 from functools import partial
 from pathlib import Path
 from captioning.runtime.job_runner import Job, Observer, run_jobs
-from tests.captioning.conftest import is_running
 from tests.captioning.runtime import jobs
 
 do = partial(jobs.until_stop_requested, sys.argv[1])

@@ -10,13 +10,11 @@ from captioning.config import load_config
 from captioning.metrics.coco import Coco
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from tests.tiny_run import log_of
+from tests.tiny_run import CLASSIC, log_of
 
 GIVEN = [
-    *("encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3", "image_size=64"),
-    *("embed_dim=16", "hidden_dim=16", "attention_dim=8", "dropout=0.1", "max_epoch=2"),
-    *("batch_size=8", "log_every=1", "prompt=''", "metrics=[length, facts]"),
-    "facts_file=scenes.json",
+    *(*CLASSIC, "image_size=64", "dropout=0.1", "max_epoch=2", "batch_size=8", "log_every=1"),
+    *("prompt=''", "metrics=[length, facts]", "facts_file=scenes.json"),
 ]
 
 
@@ -165,9 +163,9 @@ def test_what_cannot_be_trained_is_one_line(run, more, message):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.slow
-def test_under_compile_the_loop_over_words_stays_as_it_is(run, quick_compiler):
-    tuning = run("model=sat", "compile=true", "max_epoch=1", "dropout=0")
+def test_under_compile_the_loop_over_words_stays_as_it_is(run, scored, quick_compiler):
+    small = ["encoder=squeezenet1_1", "captions_per_image=1", "dropout=0"]
+    tuning = run("model=sat", "compile=true", "max_epoch=1", *small)
     assert tuning.captioner.encoder._compiled_call_impl is not None
     assert tuning.captioner.decoder._compiled_call_impl is None
     tuning.run()

@@ -47,9 +47,11 @@ def test_a_run_learns_and_leaves_everything(run):
 
 REMEMBERS = "objective={truncation: {drop: 0.5, window: 12}}"  # losses
 NULL_IMAGES = [["drop_image=0.4", f"null_image={null}"] for null in ("zeros", "mean", "learnt")]
+REWARDED = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "max_tokens=12"]
+REWARDED += ["reward_samples=3", "reward_kl=0.1", "objective={smile: 0.1}"]
 
 
-@pytest.mark.parametrize("settings", [[REMEMBERS], *NULL_IMAGES])
+@pytest.mark.parametrize("settings", [[REMEMBERS], *NULL_IMAGES, REWARDED])
 def test_an_interrupted_run_ends_as_the_undisturbed_one(run, resumed, scored, settings):
     run(*settings, "max_epoch=2", folder="whole").run()
     again = resumed(*settings, "max_epoch=2").folder
@@ -149,13 +151,13 @@ def test_bf16_follows_float32(run, scored):
     assert (full[name] - mixed[name]).norm() < 0.1 * full[name].norm()
 
 
-@pytest.mark.slow
-def test_compiled_parts_give_the_same_gradient(run, scored):
+def test_compiled_parts_give_the_same_gradient(run, scored, quick_compiler):
     eager = one_step(run, batch_size=24)
     tuning = run(*NO_DROPOUT, "max_epoch=1", "resume=never", "batch_size=24", "compile=true")
     parts = (tuning.captioner.visual_encoder, tuning.captioner.text_decoder)
     assert all(part._compiled_call_impl is not None for part in parts)
     compiled = first_gradient(tuning)
+    assert quick_compiler.frame_count > 1
     torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-5)
 
 
@@ -164,7 +166,7 @@ def test_too_few_batches_to_accumulate_is_one_line(run):
         run("accumulation_steps=9")
 
 
-def test_validation_every_few_epochs_and_after_the_last(run):
+def test_validation_every_few_epochs_and_after_the_last(run, scored):
     tuning = run("eval_every=2", "max_epoch=3")
     tuning.run()
     assert [line["step"] for line in log_of(tuning.folder, "val")] == [1, 2]

@@ -9,6 +9,7 @@ from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.training.optimiser import build_optimizer, scheduled_rate
 from captioning.training.validation_history import count_plateaus
+from tests.tiny_run import CLASSIC
 
 
 def config(scenes_config, *overrides):
@@ -85,19 +86,11 @@ def test_plateaus_are_those_of_torch(values, patience):
     assert 0.5 ** count_plateaus(values, patience) == optimiser.param_groups[0]["lr"]
 
 
-CLASSIC = ["model=attn", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_dim=8"]
-CLASSIC += ["hidden_dim=8", "embed_dim=8"]
-
-
-def built(scenes_config, *overrides):
-    config = load_config(scenes_config, overrides)
-    captioner, _ = captioner_from(config, None)
-    return captioner, *build_optimizer(captioner, config)
-
-
 def test_word_vectors_may_have_a_rate_of_their_own_beside_the_encoders(scenes_config):
     rates = ["encoder_lr=1e-4", "embedding_lr=2e-2"]
-    captioner, optimiser, shares = built(scenes_config, *CLASSIC, *rates)
+    chosen = load_config(scenes_config, ["model=attn", *CLASSIC, *rates])
+    captioner, _ = captioner_from(chosen, None)
+    optimiser, shares = build_optimizer(captioner, chosen)
     assert shares == pytest.approx([1.0, 0.1, 20])
     rest, encoder, words = (group["params"] for group in optimiser.param_groups)
     assert set(map(id, encoder)) == set(map(id, captioner.encoder.network.parameters()))

@@ -12,7 +12,7 @@ from captioning.models import checkpoints
 from captioning.models.build import load_trained
 from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
-from captioning.training.selection import keep_selected, read_record
+from captioning.training.selection import keep_selected, read_selection
 from tests.tiny_run import log_of
 
 CPU = torch.device("cpu")
@@ -50,7 +50,7 @@ def test_the_epoch_that_is_kept(run, overrides, select, epoch):
     tuning = run(*overrides)
     tuning.run()
     assert tuning.config.select == load_config(tuning.folder / "config.yaml").select == select
-    assert best_of(tuning.folder) == read_record(tuning.folder)["epoch"] == epoch
+    assert best_of(tuning.folder) == read_selection(tuning.folder).epoch == epoch
 
 
 def test_of_equals_and_without_scores_the_latest(tmp_path, monkeypatch):
@@ -65,7 +65,7 @@ def test_of_equals_and_without_scores_the_latest(tmp_path, monkeypatch):
 
     def selected(select, epochs):
         keep_selected(select, tmp_path, epochs)
-        return read_record(tmp_path)["epoch"]
+        return read_selection(tmp_path).epoch
 
     assert [selected("CIDEr + Bleu_4", epochs) for epochs in range(1, 6)] == [0, 0, 2, 2, 4]
     assert [selected("CIDEr", epochs) for epochs in range(1, 6)] == [0, 0, 0, 3, 3]
@@ -154,7 +154,7 @@ def test_another_select_takes_another_epoch_of_a_run_that_is_over(run, capsys):
     assert best_of(tuning.folder) == 2
     capsys.readouterr()
     run("objective=smile", ALL, "select=CIDEr").run()
-    assert best_of(tuning.folder) == read_record(tuning.folder)["epoch"] == 0
+    assert best_of(tuning.folder) == read_selection(tuning.folder).epoch == 0
     shown = capsys.readouterr().err
     assert "checkpoint_best.pth now has the weights of epoch 1, by select: CIDEr" in shown
     run("objective=smile", ALL, "select=last").run()
@@ -169,7 +169,7 @@ def test_an_epoch_whose_weights_are_gone_cannot_be_taken(run, capsys):
         "epoch 1 is best by select: CIDEr, but its weights were not kept (keep_checkpoints); "
         "checkpoint_best.pth has the weights of epoch 3" in capsys.readouterr().err
     )
-    assert best_of(tuning.folder) == read_record(tuning.folder)["epoch"] == 2
+    assert best_of(tuning.folder) == read_selection(tuning.folder).epoch == 2
     checkpoints.best(tuning.folder).unlink()
     run("objective=smile", "select=CIDEr").run()
     assert best_of(tuning.folder) == 2

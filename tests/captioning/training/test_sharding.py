@@ -15,6 +15,7 @@ from captioning.training.fine_tuning import FineTuning
 from captioning.training.sharding import MIN_TORCH, check_sharding
 from tests.e2e.test_stopped_runs import stop_at
 from tests.soak.runs import Run, log
+from tests.tiny_run import CLASSIC
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 pytestmark = [
@@ -22,10 +23,7 @@ pytestmark = [
     pytest.mark.skipif(TORCH < MIN_TORCH, reason="sharding: fsdp needs a later torch"),
 ]
 BLIP = ("batch_size=4", "max_epoch=1", "vit.depth=2", "med_config.num_hidden_layers=2")
-CLASSIC = (
-    *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
-    *("image_size=48", "embed_dim=16", "hidden_dim=16", "batch_size=4", "max_epoch=1"),
-)
+LSTM = ("model=lstm", *CLASSIC, "image_size=48", "batch_size=4", "max_epoch=1")
 IN_PARTS = ("sharding=fsdp", "checkpoint_format=sharded", "keep_checkpoints=all")
 CLIPPED = ("accumulation_steps=2", "clip_grad_norm=0.1", "clip_grad_value=0.01")
 
@@ -90,7 +88,7 @@ def test_a_classic_captioner_and_losses_that_are_remembered(finished):
 
     Weights before a normalisation have gradients of nothing but rounding, which Adam makes large.
     """
-    settings = (*CLASSIC, "objective={truncation: {drop: 0.5, window: 12}}")
+    settings = (*LSTM, "objective={truncation: {drop: 0.5, window: 12}}")
     losses = each_step(finished(*settings), "loss")
     assert each_step(finished(*settings, "sharding=fsdp"), "loss") == pytest.approx(
         losses, rel=0.01
