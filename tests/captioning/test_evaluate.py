@@ -99,6 +99,16 @@ def test_a_stop_is_one_line(files, capsys, monkeypatch):
     assert capsys.readouterr().err == "stopped: nothing was written\n"
 
 
+def test_an_option_that_no_chosen_metric_uses_is_a_warning(files, capsys):
+    arguments = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
+    options = ["--synonyms", "none.txt", "--itm_model", "none.pth", "--spice_timeout", "5"]
+    assert main([*arguments, "--metrics", "coco", *options]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "warning: --synonyms has no effect without --metrics chair",
+        "warning: --itm_model has no effect without --metrics itm",
+    ]
+
+
 def test_metrics_are_chosen_by_name(files, capsys):
     arguments = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
     assert main([*arguments, "--spice"]) == 0
