@@ -55,10 +55,25 @@ class Token(NamedTuple):
 
 
 class TokenFigure(NamedTuple):
+    """The losses of the tokens of one human caption, computed with the captioner of `run`."""
+
     run: Run
     caption: str
     image: Optional[Picture]
     tokens: list[Token]
+
+    @property
+    def spared(self) -> Optional[tuple[int, Token]]:
+        return find_spared(self.tokens)
+
+    @property
+    def charged(self) -> Optional[tuple[int, Token]]:
+        return find_charged(self.tokens)
+
+    @property
+    def largest_loss(self) -> float:
+        """The largest MLE or SMILE loss of a token, which sets the scale of the bars."""
+        return max(max(token.mle, token.smile) for token in self.tokens)
 
 
 def token_figure(comparison: Comparison) -> TokenFigure:
