@@ -109,7 +109,7 @@ class Scores:
     def update(self, others: "Scores") -> None:
         """Add the scores of another evaluator on the same captions."""
         for each in fields(self):
-            getattr(self, each.name).update(getattr(others, field.name))
+            getattr(self, each.name).update(getattr(others, each.name))
 
 
 class Evaluator(ABC):
