@@ -175,7 +175,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("ratings", type=Path, help="rated captions, or a folder of runs on scenes")
     parser.add_argument("--references", type=Path, help="human captions, if RATINGS has none")
     add_scoring_flags(parser, "the folder of the rated images")
-    arguments = parse_scoring_arguments(parser, argv)
+    arguments = parse_scoring_arguments(parser, argv, used_by_program=["facts_file"])
     return exit_code(lambda: _run(arguments), "stopped: nothing was computed")
 
 
