@@ -30,7 +30,11 @@ from captioning.data.caption_files import (
 )
 from captioning.files.cache import local
 from captioning.files.writing import require_folder, write_json
-from captioning.metrics.arguments import add_scoring_flags, parse_scoring_arguments
+from captioning.metrics.arguments import (
+    add_scoring_flags,
+    parse_scoring_arguments,
+    warn_of_unused_options,
+)
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images
 from captioning.metrics.evaluator import Settings, build_evaluators
@@ -83,6 +87,7 @@ def _evaluate(arguments, argv):
     predictions, *second = [_read_predictions(path, references, ids) for path in files]
     if is_main and arguments.output_dir:
         require_folder(Path(arguments.output_dir))  # fail before the captions are scored
+    warn_of_unused_options(arguments)
     evaluators = _build_evaluators(arguments, predictions, device)
     command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
     if arguments.compare:

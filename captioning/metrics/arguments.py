@@ -31,25 +31,29 @@ def add_scoring_flags(parser: argparse.ArgumentParser, images_help: str) -> None
 
 
 def parse_scoring_arguments(
-    parser: argparse.ArgumentParser,
-    argv: Optional[Sequence[str]],
-    used_by_program: Sequence[str] = (),
+    parser: argparse.ArgumentParser, argv: Optional[Sequence[str]]
 ) -> argparse.Namespace:
-    """Return the parsed arguments. The attribute `options` is {option: value} of all evaluators.
-
-    Logs a warning for each option that has a value although no chosen evaluator uses it.
-    used_by_program: options without this warning, because the program itself uses them.
-    """
+    """Return the parsed arguments. The attribute `options` is {option: value} of all evaluators."""
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 1:
         parser.error("--batch_size has to be 1 or more")
     arguments.options = {name: getattr(arguments, name) for name in _option_fields(EVALUATORS)}
+    return arguments
+
+
+def warn_of_unused_options(
+    arguments: argparse.Namespace, used_by_program: Sequence[str] = ()
+) -> None:
+    """Log a warning for each option that has a value although no chosen evaluator uses it.
+
+    used_by_program: options without this warning, because the program itself uses them. Call it
+    after `distributed.start`, so that only rank 0 logs.
+    """
     used = {*used_by_program, *_option_fields(arguments.metrics)}
     for name, field in _option_fields(EVALUATORS).items():
         if name not in used and arguments.options[name] != field.default:
             users = [evaluator for evaluator in EVALUATORS if name in _option_fields([evaluator])]
             log_line(f"warning: --{name} has no effect without --metrics {' or '.join(users)}")
-    return arguments
 
 
 def _option_fields(evaluators: Iterable[str]) -> dict[str, Any]:
