@@ -30,7 +30,11 @@ from captioning.data.caption_files import (
 )
 from captioning.files.cache import local
 from captioning.files.writing import require_folder, write_json
-from captioning.metrics.arguments import add_scoring_flags, parse_scoring_arguments
+from captioning.metrics.arguments import (
+    add_scoring_flags,
+    parse_scoring_arguments,
+    warn_of_unused_options,
+)
 from captioning.metrics.bootstrap import INTERVALS
 from captioning.metrics.compare_scores import compare, format_comparison, same_images
 from captioning.metrics.evaluator import Settings, build_evaluators
@@ -80,23 +84,29 @@ def _evaluate(arguments, argv):
     references = read_references(arguments.references)
     ids = ids_by_name(local(arguments.references))
     files = arguments.compare or [arguments.predictions]
-    predictions, *others = [_read_predictions(path, references, ids) for path in files]
+    predictions, *second = [_read_predictions(path, references, ids) for path in files]
     if is_main and arguments.output_dir:
         require_folder(Path(arguments.output_dir))  # fail before the captions are scored
+    warn_of_unused_options(arguments)
     evaluators = _build_evaluators(arguments, predictions, device)
     command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
-    if others:
-        second = same_images(predictions, others[0])
-        both_scores = [
-            score(captions, references, evaluators) for captions in (predictions, second)
-        ]
+    if arguments.compare:
+        both = predictions, same_images(predictions, *second)
+        first_scores, second_scores = (score(each, references, evaluators) for each in both)
         if is_main:
-            _show_comparison(*both_scores, arguments.output_dir, command)
+            _show_comparison(first_scores, second_scores, arguments.output_dir, command)
         return
     scores = score(predictions, references, evaluators)
     if not is_main:
         return
     print(format_table(scores, len(predictions)))
+    _warn_of_unscored(references, predictions)
+    if arguments.output_dir:
+        write_scores(arguments.output_dir, scores, predictions, command)
+
+
+def _warn_of_unscored(references, predictions):
+    """Warn if images with references have no prediction. Both: {image id: captions}."""
     scored = {str(name) for i in predictions for name in (i, image_of(i))}
     num_unscored = len(set(map(str, references)) - scored)
     if num_unscored:
@@ -104,8 +114,6 @@ def _evaluate(arguments, argv):
             f"warning: {num_unscored} of {len(references)} images with references have no "
             "prediction and were not scored"
         )
-    if arguments.output_dir:
-        write_scores(arguments.output_dir, scores, predictions, command)
 
 
 def _read_predictions(path, references, ids):

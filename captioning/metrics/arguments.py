@@ -1,12 +1,13 @@
 """Adds the command-line flags of programs that score captions: metrics, options and device."""
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional, get_args, get_origin
 
 from captioning.metrics.options import option_classes
 from captioning.metrics.registry import DEFAULT_EVALUATORS, EVALUATORS
+from captioning.runtime.progress import log_line
 
 
 def add_scoring_flags(parser: argparse.ArgumentParser, images_help: str) -> None:
@@ -24,7 +25,7 @@ def add_scoring_flags(parser: argparse.ArgumentParser, images_help: str) -> None
     add("--cache_dir", type=Path, help="where metrics keep features and downloads")
     add("--device", default="auto", help="device of models: auto, cpu, cuda, cuda:1")
     add("--batch_size", type=int, default=64, help="batch size of models")
-    for name, field in _option_fields().items():
+    for name, field in _option_fields(EVALUATORS).items():
         parsing = _parsing_of(field.annotation, field.default)
         add(f"--{name}", default=field.default, help=field.description, **parsing)
 
@@ -36,13 +37,28 @@ def parse_scoring_arguments(
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 1:
         parser.error("--batch_size has to be 1 or more")
-    arguments.options = {name: getattr(arguments, name) for name in _option_fields()}
+    arguments.options = {name: getattr(arguments, name) for name in _option_fields(EVALUATORS)}
     return arguments
 
 
-def _option_fields() -> dict[str, Any]:
-    """Return {option: pydantic field} of all evaluators."""
-    classes = option_classes(EVALUATORS.values())
+def warn_of_unused_options(
+    arguments: argparse.Namespace, used_by_program: Sequence[str] = ()
+) -> None:
+    """Log a warning for each option that has a value although no chosen evaluator uses it.
+
+    used_by_program: options without this warning, because the program itself uses them. Call it
+    after `distributed.start`, so that only rank 0 logs.
+    """
+    used = {*used_by_program, *_option_fields(arguments.metrics)}
+    for name, field in _option_fields(EVALUATORS).items():
+        if name not in used and arguments.options[name] != field.default:
+            users = [evaluator for evaluator in EVALUATORS if name in _option_fields([evaluator])]
+            log_line(f"warning: --{name} has no effect without --metrics {' or '.join(users)}")
+
+
+def _option_fields(evaluators: Iterable[str]) -> dict[str, Any]:
+    """Return {option: pydantic field} of the named evaluators."""
+    classes = option_classes(EVALUATORS[evaluator] for evaluator in evaluators)
     return {name: field for options in classes for name, field in options.model_fields.items()}
 
 

@@ -10,7 +10,7 @@ RESAMPLES = 1000
 SEED = 0
 INTERVALS = f"95 % percentile bootstrap over images, {RESAMPLES} resamples, seed {SEED}"
 
-_COUNTS_AT_ONCE = 2**20  # the maximum of images * resamples in memory, 8 bytes each
+_MAX_BLOCK_SIZE = 2**20  # the maximum of resamples * images in a block, 8 bytes each
 
 Interval = tuple[Optional[float], Optional[float]]  # (low, high) of an interval
 
@@ -90,17 +90,17 @@ def resampled_sums(columns: np.ndarray) -> np.ndarray:
 def resampled_counts(n: int) -> Iterator[np.ndarray]:
     """Yield how often each image occurs in each resample, in blocks (R, n) of RESAMPLES rows."""
     for indices in _resampled_indices(n):
-        size = len(indices)
-        cells = indices + n * np.arange(size)[:, None]  # different cells for each resample
-        yield np.bincount(cells.ravel(), minlength=size * n).reshape(size, n)
+        rows = len(indices)
+        cells = indices + n * np.arange(rows)[:, None]  # numbers the cells of the block (R, n)
+        yield np.bincount(cells.ravel(), minlength=rows * n).reshape(rows, n)
 
 
 def _resampled_indices(n):
     """Yield the indices of the images in each resample, in blocks (R, n) of RESAMPLES rows."""
-    random = np.random.default_rng(SEED)
-    at_once = max(1, _COUNTS_AT_ONCE // n)
-    for start in range(0, RESAMPLES, at_once):
-        yield random.integers(n, size=(min(at_once, RESAMPLES - start), n))
+    rng = np.random.default_rng(SEED)
+    block_rows = max(1, _MAX_BLOCK_SIZE // n)
+    for start in range(0, RESAMPLES, block_rows):
+        yield rng.integers(n, size=(min(block_rows, RESAMPLES - start), n))
 
 
 def _percentile_interval(scores, n):

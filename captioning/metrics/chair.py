@@ -151,7 +151,7 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
     objects from all files. Raises UserError for a missing or wrong file, and for an object that is
     not in `names`.
     """
-    found = {}
+    objects_by_image = {}
     for path in paths:
         for image_id, objects in _read_object_lists(path).items():
             unknown = next((word for word in objects if word not in names), None)
@@ -160,8 +160,8 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
                     f"{path}: image {image_id!r} has the object {unknown!r}, which is not among "
                     "the synonyms: give a file of synonyms for these objects"
                 )
-            found.setdefault(image_id, set()).update(names[word] for word in objects)
-    return found
+            objects_by_image.setdefault(image_id, set()).update(names[word] for word in objects)
+    return objects_by_image
 
 
 def _read_object_lists(path: Path) -> dict[ImageId, list[str]]:

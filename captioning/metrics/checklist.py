@@ -87,12 +87,12 @@ def checklist_scores(
     answers: for each caption, one answer per question, or None if the judge gave no valid reply.
     checklists: for each caption, its questions.
     """
-    asked, said, right = [], [], []  # numbers of questions of each caption
-    for given, questions in zip(answers, checklists):
-        given = list(given or ())
-        asked.append(len(given))
-        said.append(len(given) - given.count(NOT_SAID))
-        right.append([q.answer == answer for q, answer in zip(questions, given)].count(True))
+    asked, said, right = [], [], []  # per caption: the number of such questions
+    for caption_answers, questions in zip(answers, checklists):
+        valid = list(caption_answers or ())
+        asked.append(len(valid))
+        said.append(len(valid) - valid.count(NOT_SAID))
+        right.append([q.answer == answer for q, answer in zip(questions, valid)].count(True))
     return Scores.of_shares(
         {"checklist_coverage": (said, asked), "checklist_precision": (right, said)},
         settings={"checklist_question": QUESTION, "checklist_unread": answers.count(None)},
@@ -112,15 +112,15 @@ def judge_prompt(caption: str, questions: Sequence[Question]) -> str:
 def read_reply(reply: str, questions: Sequence[Question]) -> Optional[list[str]]:
     """Return the answer to each question; None if a question has no valid answer in the reply."""
 
-    def answers(found):
-        given = []
+    def parse_answers(reply_object):
+        answers = []
         for number, each in enumerate(questions, 1):
             choices = {choice.strip().casefold(): choice for choice in (*each.choices, NOT_SAID)}
-            answer = str(found[str(number)])
-            given.append(choices[answer.strip().casefold()])
-        return given
+            answer = str(reply_object[str(number)])
+            answers.append(choices[answer.strip().casefold()])
+        return answers
 
-    return first_object(reply, answers)
+    return first_object(reply, parse_answers)
 
 
 def read_checklist(path: Path) -> dict[ImageId, list[Question]]:
@@ -141,19 +141,19 @@ def read_checklist(path: Path) -> dict[ImageId, list[Question]]:
         return {
             image_id: _parse_questions(path, image_id, listed) for image_id, listed in rows.items()
         }
-    found = {}
+    questions_by_name = {}
     for number, row in enumerate(rows if isinstance(rows, list) else [None], 1):
         if not isinstance(row, dict) or not isinstance(row.get("id"), (str, int)):
             raise UserError(f"{path}: entry {number} is no object with an id")
         listed = row.get("questions")
         if listed is None:
-            kinds = (row[name] for name in row if name.endswith("_checklist"))
-            listed = [item for kind in kinds if isinstance(kind, list) for item in kind]
+            lists = (row[name] for name in row if name.endswith("_checklist"))
+            listed = [item for each in lists if isinstance(each, list) for item in each]
         questions = _parse_questions(path, row["id"], listed)
         for name in _names_of(row):
-            if found.setdefault(name, questions) != questions:
+            if questions_by_name.setdefault(name, questions) != questions:
                 raise UserError(f"{path}: {name!r} names two entries: keep one")
-    return found
+    return questions_by_name
 
 
 def _names_of(row):

@@ -65,35 +65,35 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
     the means of these values are compared, even if the metric's score of a set is no mean, as for
     BLEU.
     """
-    found = {}
+    differences = {}
     for name in first.per_caption.keys() & second.per_caption.keys():
         a, b = (np.array(each.per_caption[name], dtype=float) for each in (first, second))
         if not (np.isnan(a).all() or np.isnan(b).all()):
-            found[name] = _compare_columns(a, b)
-    for name in first.metrics.keys() & second.metrics.keys() - found.keys():
+            differences[name] = _compare_columns(a, b)
+    for name in first.metrics.keys() & second.metrics.keys() - differences.keys():
         if name != "median_rank":  # the mean of `rank` is compared instead
             a, b = first.metrics[name].value, second.metrics[name].value
-            found[name] = Difference(a, b, b - a, n=first.metrics[name].n)
-    ordered = sorted(sorted(found), key=lambda name: (*METRICS, name).index(name))
-    return {name: found[name] for name in ordered}
+            differences[name] = Difference(a, b, b - a, n=first.metrics[name].n)
+    ordered = sorted(sorted(differences), key=lambda name: (*METRICS, name).index(name))
+    return {name: differences[name] for name in ordered}
 
 
 def _compare_columns(first, second):
     """Return the `Difference` of two columns, one value per image; nan for a missing value."""
-    both = ~np.isnan(first) & ~np.isnan(second)
-    first, second = first[both], second[both]
+    in_both = ~np.isnan(first) & ~np.isnan(second)
+    first, second = first[in_both], second[in_both]
     if not len(first):
         return Difference(math.nan, math.nan, math.nan)
-    pairs = second - first
-    estimate = mean_estimate(pairs)
+    differences = second - first
+    estimate = mean_estimate(differences)
     return Difference(
         float(first.mean()),
         float(second.mean()),
         estimate.value,
         low=estimate.low,
         high=estimate.high,
-        p=p_value(pairs) if len(pairs) > 1 else None,
-        n=len(pairs),
+        p=p_value(differences) if len(differences) > 1 else None,
+        n=len(differences),
     )
 
 
@@ -104,24 +104,24 @@ def p_value(differences: np.ndarray) -> float:
     from 0 as the observed mean. The sample itself counts as a resample, so that p is never 0
     (Davison & Hinkley 1997, section 4.2.3).
     """
-    found = abs(differences.mean())
+    observed = abs(differences.mean())
     centred = differences - differences.mean()
     resampled = abs(resampled_sums(centred) / len(centred))
     # The tolerance allows for rounding errors.
-    return float((1 + (resampled >= found - 1e-12 * (1 + found)).sum()) / (1 + RESAMPLES))
+    return float((1 + (resampled >= observed - 1e-12 * (1 + observed)).sum()) / (1 + RESAMPLES))
 
 
 def format_comparison(differences: Mapping[str, Difference]) -> str:
     """Return one line per metric: both means, the difference, its interval and p."""
     rows = [("", "first", "second", "difference", "95 % interval", "p")]
-    for name, found in differences.items():
+    for name, each in differences.items():
         metric = Metric(name, "Mean Rank") if name == "rank" else metric_of(name)
         decimals = metric.decimals
-        cells = [f"{value:.{decimals}f}" for value in (found.first, found.second, found.difference)]
+        cells = [f"{value:.{decimals}f}" for value in (each.first, each.second, each.difference)]
         interval = p = ""
-        if found.p is not None:
-            interval = f"{found.low:.{decimals}f} to {found.high:.{decimals}f}"
-            p = f"{found.p:.3f}"
+        if each.p is not None:
+            interval = f"{each.low:.{decimals}f} to {each.high:.{decimals}f}"
+            p = f"{each.p:.3f}"
         rows.append((metric.title, *cells, interval, p))
     note = "means over captions; p: paired bootstrap over images, two-sided"
     return f"{align(rows)}\n{note}"

@@ -26,7 +26,11 @@ from typing import Optional
 
 import numpy as np
 
-from captioning.metrics.arguments import add_scoring_flags, parse_scoring_arguments
+from captioning.metrics.arguments import (
+    add_scoring_flags,
+    parse_scoring_arguments,
+    warn_of_unused_options,
+)
 from captioning.metrics.bootstrap import Estimate, percentile_intervals, resampled_counts
 from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators
 from captioning.metrics.meteor import shared_process
@@ -124,6 +128,7 @@ def score_rated(
 
 def _evaluators(rows: Mapping[str, Rated], arguments: argparse.Namespace) -> list[Evaluator]:
     device = str(distributed.start(arguments.device))
+    warn_of_unused_options(arguments, used_by_program=["facts_file"])
     images = None
     if arguments.images:
         images = {key: arguments.images / row.image for key, row in rows.items()}

@@ -49,27 +49,28 @@ def count_words_by_kind(caption: str) -> Counter[str]:
         from textblob.en import tag
     except ImportError:
         raise UserError("detail needs TextBlob: pip install textblob") from None
-    text = _COMPOUND.sub(lambda found: _COMPOUNDS[" ".join(found[1].split())], caption.lower())
+    text = _COMPOUND.sub(lambda match: _COMPOUNDS[" ".join(match[1].split())], caption.lower())
     tagged = tag(text)
-    found = Counter()
-    for (word, part), (next_word, following) in zip(tagged, [*tagged[1:], ("", "")]):
-        if part == "TO" and not following.startswith("VB"):  # "to the sea", but not "to swim"
-            part = "IN"
-        if part == "IN" and not _relates(word, next_word, following):
+    counts = Counter()
+    # pos: part of speech, a tag of the Penn Treebank
+    for (word, pos), (next_word, next_pos) in zip(tagged, [*tagged[1:], ("", "")]):
+        if pos == "TO" and not next_pos.startswith("VB"):  # "to the sea", but not "to swim"
+            pos = "IN"
+        if pos == "IN" and not _relates(word, next_word, next_pos):
             continue
-        if part[:2] in _KINDS:
-            found[_KINDS[part[:2]]] += 1
-    return found
+        if pos[:2] in _KINDS:
+            counts[_KINDS[pos[:2]]] += 1
+    return counts
 
 
-def _relates(word: str, next_word: str, following: str) -> bool:
+def _relates(word: str, next_word: str, next_pos: str) -> bool:
     """Return whether an object follows a preposition. In "up for a ball" this is so only for "for".
 
-    following: the part of speech of the next word.
+    next_pos: the part of speech of the next word.
     """
     if word in _NO_RELATIONS:
         return False
-    return next_word == "of" or (following[:1].isalpha() and following not in ("IN", "TO"))
+    return next_word == "of" or (next_pos[:1].isalpha() and next_pos not in ("IN", "TO"))
 
 
 class Detail(Evaluator):

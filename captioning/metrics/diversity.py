@@ -95,5 +95,5 @@ def _distinct_words(texts: Iterable[str]) -> set[str]:
     return {word for text in texts for word in text.split()}
 
 
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else float("nan")
+def _share(count: int, total: int) -> float:
+    return count / total if total else float("nan")

@@ -85,16 +85,16 @@ class Scores:
 
     @classmethod
     def of_shares(cls, counts: dict[str, tuple[Sequence, Sequence]], **others: Any) -> "Scores":
-        """Return scores that are shares in per cent: sum of the parts / sum of the wholes.
+        """Return scores that are shares in per cent: sum(numerators) / sum(denominators).
 
-        counts: {metric: (N parts, N wholes)}, one part and one whole per caption. others: the other
-        fields of Scores.
+        counts: {metric: (numerators, denominators)}, both with one number per caption. others: the
+        other fields of Scores.
         """
         metrics, per_caption = {}, {}
-        for name, (parts, wholes) in counts.items():
-            metrics[name] = ratio_estimate(parts, wholes, scale=100)
-            pairs = zip(parts, wholes)
-            per_caption[name] = [100 * part / whole if whole else None for part, whole in pairs]
+        for name, (numerators, denominators) in counts.items():
+            metrics[name] = ratio_estimate(numerators, denominators, scale=100)
+            pairs = zip(numerators, denominators)
+            per_caption[name] = [100 * a / b if b else None for a, b in pairs]
         return cls(metrics, per_caption, **others)
 
     @classmethod
@@ -108,8 +108,8 @@ class Scores:
 
     def update(self, others: "Scores") -> None:
         """Add the scores of another evaluator on the same captions."""
-        for part in fields(self):
-            getattr(self, part.name).update(getattr(others, part.name))
+        for each in fields(self):
+            getattr(self, each.name).update(getattr(others, each.name))
 
 
 class Evaluator(ABC):
@@ -204,9 +204,9 @@ def build_evaluators(
     options: the options of all these evaluators; each evaluator gets the options that it declares.
     Raises UserError for an impossible value, a missing option or file, and missing images.
     """
-    kinds = [load(EVALUATORS[name]) for name in dict.fromkeys(names)]
+    classes = [load(EVALUATORS[name]) for name in dict.fromkeys(names)]
     evaluators = []
-    for kind in kinds:
-        declared = options.keys() & kind.Options.model_fields.keys()
-        evaluators.append(kind(settings, **{name: options[name] for name in declared}))
+    for evaluator_class in classes:
+        declared = options.keys() & evaluator_class.Options.model_fields.keys()
+        evaluators.append(evaluator_class(settings, **{name: options[name] for name in declared}))
     return evaluators

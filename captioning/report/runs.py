@@ -51,6 +51,10 @@ class Run:
         return self.kind != "weights"
 
     @property
+    def has_loss_log(self) -> bool:
+        return any("loss" in event for event in self.log)
+
+    @property
     def objective(self) -> str:
         return training_name(self.config)
 

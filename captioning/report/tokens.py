@@ -55,10 +55,42 @@ class Token(NamedTuple):
 
 
 class TokenFigure(NamedTuple):
+    """The losses of the tokens of one human caption, computed with the captioner of `run`."""
+
     run: Run
     caption: str
     image: Optional[Picture]
     tokens: list[Token]
+
+    @property
+    def spared(self) -> Optional[tuple[int, Token]]:
+        """The token that SMILE spares most, and its position from 1; None if there is none.
+
+        Candidates are the tokens for which the likeliest word is not in the caption. The one with
+        the largest difference of MLE loss - SMILE loss is returned. The first token is left out,
+        because in training its loss is MLE, not SMILE (first-token MLE).
+        """
+        candidates = [(n, t) for n, t in enumerate(self.tokens[1:], 2) if not t.best.in_caption]
+        return max(candidates, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
+
+    @property
+    def charged(self) -> Optional[tuple[int, Token]]:
+        """The token that SMILE charges most, and its position from 1; None if there is none.
+
+        Candidates are the tokens for which the likeliest word is another word of the caption. The
+        one with the largest SMILE loss is returned. The first token is left out as in `spared`.
+        """
+        candidates = [
+            (n, t)
+            for n, t in enumerate(self.tokens[1:], 2)
+            if t.best.in_caption and t.best.word != t.label
+        ]
+        return max(candidates, key=lambda pair: pair[1].smile, default=None)
+
+    @property
+    def largest_loss(self) -> float:
+        """The largest MLE or SMILE loss of a token, which sets the scale of the bars."""
+        return max(max(token.mle, token.smile) for token in self.tokens)
 
 
 def token_figure(comparison: Comparison) -> TokenFigure:
@@ -143,27 +175,3 @@ def _word(tokenizer, token_id: int, position: int) -> str:
     piece = tokenizer.token(token_id)
     dash = "-" if position else ""
     return f"{dash}{piece[2:]}" if piece.startswith("##") else piece
-
-
-def find_spared(tokens: list[Token]) -> Optional[tuple[int, Token]]:
-    """Return the token that SMILE spares most, and its position from 1; None if there is none.
-
-    Candidates are the tokens for which the likeliest word is not in the caption. The candidate with
-    the largest difference of MLE loss - SMILE loss is returned. The first token is left out,
-    because in training its loss is MLE, not SMILE (first-token MLE).
-    """
-    candidates = [(n, t) for n, t in enumerate(tokens[1:], 2) if not t.best.in_caption]
-    return max(candidates, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
-
-
-def find_charged(tokens: list[Token]) -> Optional[tuple[int, Token]]:
-    """Return the token that SMILE charges most, and its position from 1; None if there is none.
-
-    Candidates are the tokens for which the likeliest word is another word of the caption. The
-    candidate with the largest SMILE loss is returned. The first token is left out as in
-    `find_spared`.
-    """
-    candidates = [
-        (n, t) for n, t in enumerate(tokens[1:], 2) if t.best.in_caption and t.best.word != t.label
-    ]
-    return max(candidates, key=lambda pair: pair[1].smile, default=None)

@@ -57,12 +57,12 @@ def write_files(done: Sequence[variants.Variant], collected: Sequence[Path], fol
         runs_by_label.setdefault(variant.label, []).append(run)
     weights = {variant.label: variant.weight for variant in done}
     entries = [Entry(comparison.human)] if comparison.human else []
-    for label, seeds in runs_by_label.items():
-        run = replace(seeds[0], label=label, metrics=mean_over_seeds(seeds, label).metrics)
+    for label, runs in runs_by_label.items():
+        run = replace(runs[0], label=label, metrics=mean_over_seeds(runs, label).metrics)
         entries.append(Entry(run, weights[label]))
     for run in comparison.runs[len(done) :]:
         entries.append(Entry(run, variants.mle_share(run.config) if run.is_trained else None))
-    runs = [entry.row for entry in entries if isinstance(entry.row, Run)]
+    reported_runs = [entry.row for entry in entries if isinstance(entry.row, Run)]
     for line in comparison.missing:
         log_line(line)
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def write_files(done: Sequence[variants.Variant], collected: Sequence[Path], fol
     print(table, end="")
     most_seeds = max(map(len, runs_by_label.values()), default=1)
     note = SEED_NOTE.format(most_seeds) if most_seeds > 1 else None
-    write_report(replace(comparison, runs=runs), folder / "report.html", note)
+    write_report(replace(comparison, runs=reported_runs), folder / "report.html", note)
     figure = folder / "frontier.svg"
     if draw_frontier(entries, figure) is None:
         log_line("no figure: fewer than two runs have both metrics of the axes")
@@ -156,8 +156,8 @@ def _run(arguments) -> int:
     if JUDGE in decodings:
         for variant in planned:
             choose_judge(variant, planned)
-    keys = [*arguments.overrides, *(QUICK if arguments.quick else ())]
-    sweep = Sweep(arguments.config, arguments.pretrain, folder, keys, planned)
+    overrides = [*arguments.overrides, *(QUICK if arguments.quick else ())]
+    sweep = Sweep(arguments.config, arguments.pretrain, folder, overrides, planned)
     failures = sweep.train(arguments.jobs)
     if decodings and not failures:
         failures = sweep.decode(decodings, arguments.jobs)

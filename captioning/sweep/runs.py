@@ -27,7 +27,7 @@ SWEEP_KEYS = ("output_dir", "resume")
 class Sweep:
     """The runs of one configuration's variants, each in its own subfolder of `folder`.
 
-    config: the YAML file of the configuration. keys: overrides for all runs, as key=value.
+    config: the YAML file of the configuration. overrides: for all runs, as key=value.
     pretrain: a YAML file that is trained first; the variants start from its best checkpoint. Raises
     UserError if a key is invalid, or if the sweep itself sets it.
 
@@ -40,29 +40,30 @@ class Sweep:
         config: str,
         pretrain: Optional[str],
         folder: Path,
-        keys: Sequence[str],
+        overrides: Sequence[str],
         variants: Sequence[Variant],
     ):
         keys_of_sweep = {*SWEEP_KEYS, *varied_keys(), *overridden_keys(variants)}
         if pretrain:
             keys_of_sweep.add("pretrained")
-        for override in keys:
+        for override in overrides:
             key = override.partition("=")[0]
             if key in keys_of_sweep:
                 raise UserError(f"{key} is set by the sweep: leave it out")
         self.folder, self.variants = folder, variants
-        start = []
+        initial_weights = []  # the override that sets them
         # {run's name: its command line of captioning.train}; the key PRETRAIN is the pre-training
         self.arguments = {}
         if pretrain:
-            self.arguments[PRETRAIN] = self._arguments(pretrain, PRETRAIN, keys)
+            self.arguments[PRETRAIN] = self._arguments(pretrain, PRETRAIN, overrides)
             read_config(self.arguments[PRETRAIN])
-            start = [f"pretrained={folder / PRETRAIN / checkpoints.BEST}"]
+            initial_weights = [f"pretrained={folder / PRETRAIN / checkpoints.BEST}"]
         self.trained = {}
         self.scored = {}
         for variant in variants:
             name = variant.name
-            arguments = self._arguments(config, name, [*keys, *variant.overrides, *start])
+            all_overrides = [*overrides, *variant.overrides, *initial_weights]
+            arguments = self._arguments(config, name, all_overrides)
             self.arguments[name] = arguments
             self.trained[name] = read_config(arguments)
             self.scored[name] = read_config(remove_pretrained(arguments))

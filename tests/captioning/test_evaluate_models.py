@@ -80,13 +80,3 @@ def test_an_image_that_one_process_cannot_read_costs_its_metrics(arguments, tmp_
     names = "R@1, R@5, CLIPScore, R@10, Med. Rank, RefCLIPScore, CLIPScore Sent., ITM, ITC"
     assert f"{names} skipped: " in run.said()
     assert "000000000004.png: not a readable image" in run.said()
-
-
-def test_weights_that_are_missing_cost_their_metrics_alone(arguments, capsys):
-    at = arguments.index("--clip_model") + 1
-    assert main([*arguments[:at], "nobody/nothing", *arguments[at + 1 :]]) == 0
-    printed = capsys.readouterr().out
-    assert "skipped: clip_model: found no config.json of nobody/nothing here or on" in printed
-    titles, values = (line.split() for line in printed.splitlines()[:2])
-    assert titles[2:6] == ["R@1", "R@5", "CLIPScore", "PPL"]
-    assert values[1:4] == ["-"] * 3 and float(values[4]) > 1

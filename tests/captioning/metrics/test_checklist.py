@@ -100,7 +100,6 @@ def test_each_caption_of_an_image_is_asked_its_questions(server, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({}, "has no entry for image 7"),
         ({7: []}, "image '7' has no questions"),
         ({7: [{"question": "A dog?", "answer": "maybe"}]}, 'image \'7\': {"question": "A dog?", '),
         ([{"img_path": "a.jpg"}], "entry 1 is no object with an id"),

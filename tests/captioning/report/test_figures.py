@@ -17,9 +17,8 @@ from captioning.report.runs import read_runs
 from captioning.report.tokens import (
     Prediction,
     Token,
+    TokenFigure,
     choose_caption,
-    find_charged,
-    find_spared,
     token_figure,
     token_losses,
 )
@@ -160,9 +159,10 @@ def test_the_tokens_that_are_told_of():
         token("on", "near", True, 2.0, 1.0),
         token("the", "on", True, 3.0, 1.5),
     ]
-    assert find_spared(tokens) == (2, tokens[1])
-    assert find_charged(tokens) == (5, tokens[4])
-    assert find_spared(tokens[:1]) is None and find_charged(tokens[:3]) is None
+    figure = TokenFigure(None, "", None, tokens)
+    assert figure.spared == (2, tokens[1]) and figure.charged == (5, tokens[4])
+    assert figure._replace(tokens=tokens[:1]).spared is None
+    assert figure._replace(tokens=tokens[:3]).charged is None
 
 
 def test_the_caption_and_the_run_that_are_shown(runs):

@@ -155,8 +155,7 @@ EOS = 7
 TEXTS = ("a cat on the sand", "two dogs")
 
 
-@pytest.mark.parametrize("name", REWARDS)
-@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize(("name", "chat"), [*((name, False) for name in REWARDS), ("cider", True)])
 def test_every_reward_is_a_function_of_trl(name, chat, photos, scenes, clip_folder, itm_checkpoint):
     files = dict(zip([0, 1], photos))
     images = TrainingImages({0: ["a cat"], 1: ["two dogs play", "dogs"]}, files, "cpu")
