@@ -17,7 +17,7 @@ from captioning.bulk import tars
 from captioning.bulk.shards import Entry
 from captioning.captioners.interface import Images
 from captioning.files import stores, tables
-from captioning.files.images import prompt_of
+from captioning.files.image_lists import prompt_of_row
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError, one_line
 
@@ -153,7 +153,7 @@ def _prompt(member: tars.SampleImage, template: Optional[str]) -> dict[str, str]
     template: the value of --prompt.
     """
     try:
-        prompt = prompt_of(member.fields(), member.name, template)
+        prompt = prompt_of_row(member.fields(), member.name, template)
     except UserError as error:
         return {"error": str(error)}
     return {"prompt": prompt} if prompt else {}

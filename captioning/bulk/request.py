@@ -16,14 +16,8 @@ from captioning.bulk.shards import LOCK, OutputLine, PlanHeader, has_captions, r
 from captioning.bulk.sidecars import Sidecars
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, tables, uploads
-from captioning.files.images import (
-    LISTS,
-    ListedImage,
-    has_columns,
-    images_in,
-    is_image,
-    read_list,
-)
+from captioning.files.image_lists import LISTS, ListedImage, has_columns, read_list
+from captioning.files.images import images_in, is_image
 from captioning.files.tars import is_tars
 from captioning.files.writing import require_folder, unfinished_writes
 from captioning.runtime.errors import UserError

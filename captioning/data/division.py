@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from captioning.data.annotations import Sample
 from captioning.data.randomness import derived_seed
-from captioning.files.images import read_list
+from captioning.files.image_lists import read_list
 from captioning.runtime.errors import UserError
 
 SPLITS = ("train", "val", "test")

@@ -16,7 +16,8 @@ from torch import Tensor
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from captioning.files.images import FORMATS, MAX_SCANS, MAX_SEGMENTS, has_many_scans
+from captioning.data.jpeg import MAX_SCANS, MAX_SEGMENTS, has_many_scans
+from captioning.files.images import FORMATS
 from captioning.files.reading import StrPath
 from captioning.files.tables import image_bytes, is_row
 from captioning.runtime.errors import UserError, one_line, value_errors_as_user_errors
