@@ -123,8 +123,8 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
     if not ranges:
         return []
     address = ranges[0][0]
-    patience = web_module(address).patience_with(address)
-    if not patience.allows():
+    breaker = web_module(address).circuit_breaker_of(address)
+    if not breaker.allows_request():
         return [no_answer(address)] * len(ranges)
     system, _ = system_of(address)
     paths = [system._strip_protocol(each.address) for each in ranges]
@@ -137,10 +137,11 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
         if not isinstance(data, bytes) or len(data) != each.count
     ]
     if len(failed) < len(ranges):
-        patience.end(None)
+        breaker.record(None)
     answer = b""
     for number in failed:
-        # After a StoreError no more ranges are retried: `Patience` counts the outage as one file.
+        # After a StoreError no more ranges are retried: the circuit breaker
+        # counts the outage as one file.
         if not isinstance(answer, StoreError):
             try:
                 answer = read_range(*ranges[number])
