@@ -4,6 +4,7 @@ import ctypes
 import gc
 import os
 import sys
+import warnings
 
 
 def tune_process() -> None:
@@ -23,6 +24,12 @@ def tune_process() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
     keep_memory()
+    ignore_image_sizes()
+
+
+def ignore_image_sizes() -> None:
+    """Ignore Pillow's warning of large images: `captioning.data.image` has a limit of its own."""
+    warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
 
 
 def keep_memory() -> None:
