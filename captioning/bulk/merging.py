@@ -68,7 +68,7 @@ def _write_filtered(request: Request, new_lines: Callable[[], Iterable[OutputLin
         # Lines without a "filter" were written by another program and stay.
         if not ((line.get("settings") or {}).get("filter") and line.get("image") in again)
     )
-    dropped = filter(None, (request.split(line)[1] for line in new_lines()))
+    dropped = filter(None, (request.split(line).dropped for line in new_lines()))
     write_lines(request.filtered, itertools.chain(old, dropped), request.parts)
     if not request.filtered.stat().st_size:
         request.filtered.unlink()
