@@ -67,7 +67,7 @@ def test_another_run_is_refused_in_the_folder_of_a_killed_one(call, tmp_path):
 
 
 def test_of_two_runs_at_once_one_is_refused(start, tmp_path):
-    for number in range(3):
+    for number in range(2):
         folder = tmp_path / f"tars{number}"
         outs = [tmp_path / f"{name}{number}.jsonl" for name in "ab"]
         both = [start(out, "--write-shards", folder) for out in outs]
