@@ -178,15 +178,14 @@ def test_prompts_of_a_tar_are_those_of_a_list(run, photos, tmp_path):
     found = sorted(photos.rglob("*.png"))[: len(prompts)]
     rows = [{"image": str(path), "prompt": prompt} for path, prompt in zip(found, prompts)]
     (tmp_path / "list.json").write_text(json.dumps(rows))
-    expected, _ = run(tmp_path / "list.json", "--batch_size", "1")
-    (tmp_path / "out" / "captions.jsonl").unlink()
+    expected, _ = run(tmp_path / "list.json", "--batch_size", "1", folder="list")
     members = []
     for number, (path, row) in enumerate(zip(found, rows)):
         text = (f"{path.stem}.json", json.dumps(row).encode())
         members += [text, (path.name, path.read_bytes())][:: 1 - 2 * (number % 2)]
     members += [("x.json", b"{"), ("x.png", found[0].read_bytes())]
     write_members(tmp_path / "a.tar", members)
-    lines, _ = run(tmp_path / "a.tar", "--restart", "--batch_size", "4")
+    lines, _ = run(tmp_path / "a.tar", "--batch_size", "4")
     assert len(lines) == len(expected) == 5
     for line, one in zip(lines, expected):
         assert (line["caption"], line.get("prompt")) == (one["caption"], one.get("prompt"))
