@@ -2,10 +2,10 @@
 
 import pytest
 
-from captioning.data import ShardDataset, Shards, training_loader, training_transform
+from captioning.data import training_loader
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
-from tests.captioning.data.test_shards import assert_same, members
+from tests.captioning.data.test_shards import assert_same, dataset, members
 from tests.captioning.object_store import FAULTS
 from tests.captioning.tar_files import write_members
 
@@ -24,8 +24,7 @@ def tars(s3, photos, samples):
 
 
 def loader(tars, workers=0, skip=False):
-    dataset = ShardDataset(Shards(tars), "", training_transform(8), 7, skip_bad_images=skip)
-    return training_loader(dataset, 3, 7, num_workers=workers)
+    return training_loader(dataset(tars, skip=skip), 3, 7, num_workers=workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
