@@ -20,6 +20,7 @@ from captioning.bulk.shards import ShardFiles
 from captioning.data import ShardDataset, Shards, training_transform
 from captioning.files.tars import expand
 from captioning.runtime.errors import UserError
+from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.tar_files import write_members
 
 
@@ -60,7 +61,7 @@ def test_every_image_of_every_tar(run, photos, shards, expected, tmp_path, monke
     for path in photos.rglob("*.png"):
         assert by_id[path.stem]["caption"] == expected(path)[0][0]
     assert lines[0]["image"] == shards.replace("{00..02}", "00") + "/scene_000000.png"
-    (failed,) = (json.loads(line) for line in (tmp_path / "out/failed.jsonl").open())
+    (failed,) = read_lines(tmp_path / "out/failed.jsonl")
     assert failed["image"].endswith("01.tar/bad.jpg") and "not a readable" in failed["error"]
     assert "BytesIO" not in failed["error"]
     assert "done 10 (" in log and "failed 1" in log
@@ -189,7 +190,7 @@ def test_prompts_of_a_tar_are_those_of_a_list(run, photos, tmp_path):
     assert len(lines) == len(expected) == 5
     for line, one in zip(lines, expected):
         assert (line["caption"], line.get("prompt")) == (one["caption"], one.get("prompt"))
-    failed = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").open()]
+    failed = read_lines(tmp_path / "out/failed.jsonl")
     assert failed[-1]["error"].startswith(f"{tmp_path}/a.tar/x.png: not valid JSON at line 1")
 
 
@@ -199,7 +200,7 @@ def test_a_truncated_tar_is_continued_when_it_is_whole(run, photos, shards, tmp_
     tar.write_bytes(whole[: len(whole) * 2 // 5])
     lines, log = run(shards)
     assert 6 <= len(lines) < 10 and "failed 2" in log
-    failed = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").open()]
+    failed = read_lines(tmp_path / "out/failed.jsonl")
     assert [line["error"] for line in failed if line["image"] == str(tar)] == [
         f"{tar}: cannot be read further: unexpected end of data"
     ]
@@ -209,9 +210,8 @@ def test_a_truncated_tar_is_continued_when_it_is_whole(run, photos, shards, tmp_
     images = [line["image"] for line in more]
     assert len(images) == len(set(images)) == 10
     assert f"done {10 - len(lines)} (" in log and f"skipped {len(lines)}, failed 1" in log
-    assert str(tar) not in [
-        json.loads(line)["image"] for line in (tmp_path / "out/failed.jsonl").open()
-    ]
+    failed = read_lines(tmp_path / "out/failed.jsonl")
+    assert str(tar) not in [line["image"] for line in failed]
 
 
 def test_captions_of_tars_are_replaced(run, shards):
