@@ -36,12 +36,10 @@ def images_in(folder: str, recursive: bool = True, glob: Optional[str] = None) -
     compared with the path relative to `folder`, another pattern with the file name. A symbolic link
     is followed, unless it leads to a folder that contains the link. Raises UserError.
     """
-    if stores.is_store(folder):
-        return _in_store(folder.rstrip("/"), recursive, glob)
-    return _in_folder(folder, "", recursive, glob, frozenset())
-
-
-def _in_store(folder: str, recursive: bool, glob: Optional[str]) -> Iterator[str]:
+    if not stores.is_store(folder):
+        yield from _in_folder(folder, "", recursive, glob, frozenset())
+        return
+    folder = folder.rstrip("/")
     for address in stores.list_files(folder, recursive):
         relative = address[len(folder) + 1 :]
         if "/." not in f"/{relative}" and _is_wanted(relative, glob):
