@@ -10,6 +10,8 @@ import warnings
 def tune_process() -> None:
     """Configure the garbage collector, the threads and the memory allocator for speed.
 
+    Also ignores Pillow's warning of large images.
+
     Environment variables of the user take precedence: OMP_WAIT_POLICY, GOMP_SPINCOUNT, MALLOC_*.
     `captioning.runtime.program.exit_code` enables the collector again.
     """
@@ -28,7 +30,7 @@ def tune_process() -> None:
 
 
 def ignore_image_sizes() -> None:
-    """Ignore Pillow's warning of large images: `captioning.data.image` has a limit of its own."""
+    """Ignore Pillow's warning of large images: `captioning.data.image` limits their size itself."""
     warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
 
 
