@@ -97,7 +97,7 @@ def make_scenes(
 
 
 def _write_data_set(folder: Path, made_from: dict):
-    """Write all files. made_from: version, seed, splits, and "paragraphs" if captions are some."""
+    """Write all files. made_from: {"version", "seed", "splits"}; and "paragraphs": True, or not."""
     splits = made_from["splits"]
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
