@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 NAME = "README.md"
 UNKNOWN = "unknown"  # the Hub's name for a licence that nobody stated
@@ -109,7 +109,7 @@ def _results(checkpoint: Path, config: Mapping[str, Any]) -> Iterable[Any]:
         if not evaluated or Path(evaluated).resolve() != checkpoint.resolve():
             continue
         for name, found in _read_json(folder / "metrics.json").get("metrics", {}).items():
-            value: Optional[float] = found["value"]
+            value = found["value"]
             if value is None or not math.isfinite(value):
                 continue
             bounds = found["low"], found["high"]

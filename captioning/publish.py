@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from adapters.card import NAME, UNKNOWN, is_repository
+from adapters import card
 from captioning.data.formats import METADATA
 from captioning.files.reading import read_lines
 from captioning.files.tables import IMAGE
@@ -22,69 +22,70 @@ from captioning.files.writing import unfinished_writes
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.program import exit_code
 
-# A folder with one of the files MODEL is a model, else a folder with one of DATA is a data set.
-MODEL = ("config.json", "adapter_config.json")
-DATA = ("*.parquet", METADATA[0], "*.tar")
-PICKLED = ("*.pth", "*.pt", "*.bin", "*.pkl")  # files that run code when they are loaded
+# A folder with one of MODEL_FILES is a model, else a folder with one of DATASET_FILES a data set.
+MODEL_FILES = ("config.json", "adapter_config.json")
+DATASET_FILES = ("*.parquet", METADATA[0], "*.tar")
+PICKLE_FILES = ("*.pth", "*.pt", "*.bin", "*.pkl")  # they can run code when they are loaded
 
 
-def kind_of(folder: Path) -> str:
+def repo_type_of(folder: Path) -> str:
     """Return the type of the folder's repository on the Hub: "model" or "dataset".
 
     Raises UserError if the folder has no file of either type.
     """
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: give one that was exported")
-    if any((folder / name).is_file() for name in MODEL):
+    if any((folder / name).is_file() for name in MODEL_FILES):
         return "model"
-    if any(next(folder.glob(pattern), None) for pattern in DATA):
+    if any(next(folder.glob(pattern), None) for pattern in DATASET_FILES):
         return "dataset"
     raise UserError(
-        f"{folder} has neither {' or '.join(MODEL)} nor {', '.join(DATA)}: export the checkpoint "
-        "with BLIP.convert or vlm.export"
+        f"{folder} has neither {' or '.join(MODEL_FILES)} nor {', '.join(DATASET_FILES)}: export "
+        "the checkpoint with BLIP.convert or vlm.export"
     )
 
 
-def problems(folder: Path, kind: str) -> Iterator[str]:
-    """Yield a line for each reason not to upload the folder. kind: from `kind_of`."""
-    yield from _card_problems(folder / NAME, kind)
+def problems(folder: Path, repo_type: str) -> Iterator[str]:
+    """Yield a line for each reason not to upload the folder. repo_type: from `repo_type_of`."""
+    yield from _card_problems(folder / card.NAME, repo_type)
     for path in sorted({*unfinished_writes(folder), *folder.rglob("*.parts")}):
         yield f"{path} is of an unfinished run: finish the run, or remove the file"
-    if kind == "model":
+    if repo_type == "model":
         yield from _model_problems(folder)
     else:
-        yield from _data_problems(folder)
+        yield from _parquet_problems(folder)
+        yield from _metadata_problems(folder)
 
 
-def _card_problems(path: Path, kind: str) -> Iterator[str]:
+def _card_problems(path: Path, repo_type: str) -> Iterator[str]:
     from huggingface_hub import DatasetCard, ModelCard
 
     if not path.is_file():
         yield f"{path} is missing: export again, or write a card"
         return
     try:
-        data = (ModelCard if kind == "model" else DatasetCard).load(path).data
+        data = (ModelCard if repo_type == "model" else DatasetCard).load(path).data
     except Exception as error:  # YAML and the Hub's model-index raise many types
         yield f"{path}: its metadata cannot be read: {one_line(error)}"
         return
-    if not data.license or data.license == UNKNOWN:
+    if not data.license or data.license == card.UNKNOWN:
         yield f"{path} states no licence: set `license`, such as bsd-3-clause"
     base = data.get("base_model")
     for name in [base] if isinstance(base, str) else base or []:
-        if not is_repository(name):
+        if not card.is_repository(name):
             yield f"{path}: base_model {name} is not OWNER/NAME on the Hub: correct it"
 
 
 def _model_problems(folder: Path) -> Iterator[str]:
     from safetensors import SafetensorError, safe_open
 
-    for path in filter(Path.is_file, (folder / name for name in MODEL)):
+    for path in filter(Path.is_file, (folder / name for name in MODEL_FILES)):
         try:
             base = json.loads(path.read_text(encoding="utf-8")).get("base_model_name_or_path")
         except (ValueError, AttributeError) as error:
             yield f"{path}: not a JSON object: {one_line(error)}"
             continue
-        if base and "://" not in str(base) and not is_repository(str(base)):
+        if base and "://" not in str(base) and not card.is_repository(str(base)):
             yield f"{path}: base_model_name_or_path {base} is not OWNER/NAME on the Hub: correct it"
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
@@ -95,11 +96,11 @@ def _model_problems(folder: Path) -> Iterator[str]:
                 file.keys()
         except (OSError, SafetensorError) as error:
             yield f"{path}: cannot be read: {one_line(error)}"
-    for path in sorted(path for pattern in PICKLED for path in folder.rglob(pattern)):
+    for path in sorted(path for pattern in PICKLE_FILES for path in folder.rglob(pattern)):
         yield f"{path} is pickled, which runs code when it is loaded: remove it"
 
 
-def _data_problems(folder: Path) -> Iterator[str]:
+def _parquet_problems(folder: Path) -> Iterator[str]:
     for path in sorted(folder.rglob("*.parquet")):
         from pyarrow import ArrowException, parquet, types
 
@@ -119,6 +120,9 @@ def _data_problems(folder: Path) -> Iterator[str]:
                 f"{path}: {len(paths)} images are paths of this machine, the first is {paths[0]}: "
                 "caption in the images' folder, or with --write-shards, which stores the images"
             )
+
+
+def _metadata_problems(folder: Path) -> Iterator[str]:
     rows = list(read_lines(folder / METADATA[0]))
     names = [str(row["file_name"]) for row in rows if row and "file_name" in row]
     if len(names) < len(rows):
@@ -133,15 +137,15 @@ def _data_problems(folder: Path) -> Iterator[str]:
 
 def publish(folder: Path) -> None:
     """Print the problems and raise UserError. Without problems, print the upload command."""
-    kind = kind_of(folder)
-    found = list(problems(folder, kind))
+    repo_type = repo_type_of(folder)
+    found = list(problems(folder, repo_type))
     for line in found:
         print(line)
     if found:
         raise UserError(f"{folder} is not ready: the {len(found)} lines above say why")
     print(f"{folder} is ready, and nothing was uploaded. To upload it (after `hf auth login`):")
     place = shlex.quote(str(folder))
-    print(f"hf upload OWNER/{shlex.quote(folder.resolve().name)} {place} --repo-type {kind}")
+    print(f"hf upload OWNER/{shlex.quote(folder.resolve().name)} {place} --repo-type {repo_type}")
 
 
 def main(argv=None) -> int:

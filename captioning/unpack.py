@@ -17,26 +17,26 @@ from pathlib import Path
 
 from PIL import Image
 
-from captioning.data.tensor_file import Part, read_tensor_file
+from captioning.data.tensor_file import Split, read_tensor_file
 from captioning.files.writing import require_folder, user_errors, write_json
 from captioning.runtime.program import exit_code
 from captioning.runtime.progress import log_line, progress
 
 
-def write_part(part: Part, name: str, folder: Path, first_id: int) -> int:
+def write_split(split: Split, name: str, folder: Path, first_id: int) -> int:
     """Write the images that have a caption, then NAME.json; return the number of these images.
 
-    name: the name of the part, such as "train". Image ids start at `first_id`.
+    name: the name of the split, such as "train". Image ids start at `first_id`.
     """
     rows = []
-    with user_errors(folder / name), progress(len(part.captions), name) as bar:
+    with user_errors(folder / name), progress(len(split.captions), name) as bar:
         (folder / name).mkdir(exist_ok=True)
-        for index, caption in enumerate(part.captions):
+        for index, caption in enumerate(split.captions):
             bar.update()
             if caption:
                 image_id = first_id + index
                 row = {"image": f"{name}/{image_id:06d}.png", "caption": caption}
-                pixels = part.images[index].permute(1, 2, 0).numpy()
+                pixels = split.images[index].permute(1, 2, 0).numpy()
                 Image.fromarray(pixels).save(folder / row["image"])
                 rows.append({**row, "image_id": image_id})
     write_json(rows, folder / f"{name}.json")
@@ -44,12 +44,12 @@ def write_part(part: Part, name: str, folder: Path, first_id: int) -> int:
 
 
 def unpack(path: Path, folder: Path) -> str:
-    """Write the images and annotations of all parts; return a summary. Raises UserError."""
-    parts = read_tensor_file(path)
+    """Write the images and annotations of all splits; return a summary. Raises UserError."""
+    splits = read_tensor_file(path)
     require_folder(folder)
     summary, first_id = [], 0
-    for name, part in parts.items():
-        written, count = write_part(part, name, folder, first_id), len(part.captions)
+    for name, split in splits.items():
+        written, count = write_split(split, name, folder, first_id), len(split.captions)
         first_id += count
         left_out = f", {count - written} without a caption left out" if written < count else ""
         summary.append(f"{written} images of {name}{left_out}")

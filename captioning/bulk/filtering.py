@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from functools import cache, partial
-from typing import Any, BinaryIO, Callable, Optional
+from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
 import torch
 
@@ -23,17 +23,19 @@ DIGITS = 5  # scores are rounded to this many decimals
 AT_ONCE = 16  # images that are scored in one batch
 
 
-def split_by_score(
-    line: OutputLine, threshold: float
-) -> tuple[Optional[OutputLine], Optional[OutputLine]]:
-    """Split an output line of `FilteredModel` into a kept and a dropped line.
+class SplitLine(NamedTuple):
+    """An output line for the kept captions, and one for the dropped; None without captions."""
 
-    Captions with a score above the threshold are kept. A line without captions is None.
-    """
+    kept: Optional[OutputLine]
+    dropped: Optional[OutputLine] = None
+
+
+def split_by_score(line: OutputLine, threshold: float) -> SplitLine:
+    """Split an output line of `FilteredModel`: keep captions with scores above the threshold."""
     scores = line.get("itms", [line["itm"]])
     kept = [place for place, score in enumerate(scores) if score > threshold]
     dropped = [place for place in range(len(scores)) if place not in kept]
-    return _with_captions_at(kept, line), _with_captions_at(dropped, line)
+    return SplitLine(_with_captions_at(kept, line), _with_captions_at(dropped, line))
 
 
 def _with_captions_at(places: list[int], line: OutputLine) -> Optional[OutputLine]:

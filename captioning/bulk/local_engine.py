@@ -44,7 +44,7 @@ class LocalEngine:
             shard = unfinished[batch.shard]
             if not batch.entries:
                 shard.seal()
-                publish(request, plan, shard)
+                finish_shard(request, plan, shard)
                 del unfinished[batch.shard]
                 continue
             lines = model.lines(batch, len(shard.lines), request)
@@ -52,7 +52,7 @@ class LocalEngine:
             on_images(len(lines))
 
 
-def publish(request: Request, plan: Plan, shard: ShardFiles) -> None:
+def finish_shard(request: Request, plan: Plan, shard: ShardFiles) -> None:
     """Write the sidecars and the tar of a complete shard, then its marker."""
     tar_number, entries = plan.tar_number(shard.number), plan.entries(shard.number)
     counts = write_outputs(request, tar_number, entries, shard.read())

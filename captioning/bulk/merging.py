@@ -62,17 +62,13 @@ def _write_filtered(request: Request, new_lines: Callable[[], Iterable[OutputLin
     if not (request.filter or request.filtered.exists()):
         return
     again = {line["image"] for line in new_lines()}
-
-    def stays(line: OutputLine) -> bool:
-        """Return whether a line of `filtered` is kept.
-
-        A line is dropped if this program wrote it and its image was captioned again.
-        """
-        ours = (line.get("settings") or {}).get("filter")
-        return not (ours and line.get("image") in again)
-
-    old = filter(stays, read_objects(request.filtered))
-    dropped = filter(None, (request.split(line)[1] for line in new_lines()))
+    old = (
+        line
+        for line in read_objects(request.filtered)
+        # Lines without a "filter" were written by another program and stay.
+        if not ((line.get("settings") or {}).get("filter") and line.get("image") in again)
+    )
+    dropped = filter(None, (request.split(line).dropped for line in new_lines()))
     write_lines(request.filtered, itertools.chain(old, dropped), request.parts)
     if not request.filtered.stat().st_size:
         request.filtered.unlink()

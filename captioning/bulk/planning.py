@@ -56,7 +56,7 @@ class Tally:
     - settings: names of settings that differ between a line of `out` and this run
     """
 
-    found = 0
+    found: int = 0
     skipped: int = 0
     failed: int = 0
     damaged: int = 0
@@ -66,7 +66,7 @@ class Tally:
     settings: set[str] = field(default_factory=set)
 
 
-class Earlier(NamedTuple):
+class EarlierImages(NamedTuple):
     """Images that earlier calls have tried, as the keys of dicts in the order of their lines.
 
     captioned: also images of other programs. dropped: the captions did not pass this filter, so
@@ -102,9 +102,9 @@ def make_plan(request: Request, settings: Settings, resumed: bool) -> tuple[Plan
     name, count = f"plan_{time.time_ns():x}.jsonl", 0
     with atomic_write(request.parts / name) as file:
         if request.in_tars:
-            entries = _tars(request, earlier, tally)
+            entries = _tar_entries(request, earlier, tally)
         else:
-            entries = _images(request, earlier, tally, resumed)
+            entries = _image_entries(request, earlier, tally, resumed)
         for entry in entries:
             file.write(json_line(entry))
             count += 1
@@ -124,9 +124,9 @@ def make_plan(request: Request, settings: Settings, resumed: bool) -> tuple[Plan
     return Plan(request.parts, header), tally
 
 
-def _earlier_images(request: Request, settings: Settings, tally: Tally) -> Earlier:
+def _earlier_images(request: Request, settings: Settings, tally: Tally) -> EarlierImages:
     """Read the images in `out`, `failed` and `filtered`. tally: counts the lines of `out`."""
-    earlier = Earlier({}, {}, {}, {})
+    earlier = EarlierImages({}, {}, {}, {})
     for line in _valid_lines(request.out, tally):
         earlier.captioned[line["image"]] = None
         tally.checkpoints.add(str(line.get("checkpoint")))
@@ -173,8 +173,8 @@ def _valid_lines(out: Path, tally: Tally) -> Iterator[OutputLine]:
             yield line
 
 
-def _images(
-    request: Request, earlier: Earlier, tally: Tally, resumed: bool
+def _image_entries(
+    request: Request, earlier: EarlierImages, tally: Tally, resumed: bool
 ) -> Iterator[ImageEntry]:
     """Yield the plan's entries for a folder or list: the images to caption.
 
@@ -182,10 +182,10 @@ def _images(
     """
     outputs = map(request.location, (request.out, request.failed, request.marker))
     sidecars = request.sidecars([request.source, *outputs]) if request.sidecar else None
-    file, listed = request.captions, set()
+    file, annotated = request.captions, set()
     if file:
-        listed = {sample.image for sample in read_annotations(local(file))}
-    found = {}  # {name in the file of --captions: image of this run}
+        annotated = {sample.image for sample in read_annotations(local(file))}
+    image_of = {}  # {name in the file of --captions: image of this run}
     skips = request.skips_existing
     for item in request.images():
         tally.found += 1
@@ -197,10 +197,10 @@ def _images(
         if request.metadata:
             path_beside(item.image, request.metadata)  # raises UserError for another folder
         # Look up every image, even one with a caption, to detect a name that fits two images.
-        name = named_in(item.image, listed) if listed else None
-        if name and found.setdefault(name, item.image) != item.image:
+        name = named_in(item.image, annotated) if annotated else None
+        if name and image_of.setdefault(name, item.image) != item.image:
             raise UserError(
-                f"--captions: {name} in {file} may be {found[name]} or {item.image}: use longer "
+                f"--captions: {name} in {file} may be {image_of[name]} or {item.image}: use longer "
                 "names there"
             )
         if resumed and not skips and (in_out or has_failed):
@@ -213,11 +213,13 @@ def _images(
         else:
             entry = {"image": item.image, "image_id": item.image_id, "prompt": item.prompt}
             yield {name: value for name, value in entry.items() if value is not None}
-    if listed and not found:
-        raise UserError(f"--captions: {file} names {min(listed)}, and no image of {request.source}")
+    if annotated and not image_of:
+        raise UserError(
+            f"--captions: {file} names {min(annotated)}, and no image of {request.source}"
+        )
 
 
-def _tars(request: Request, earlier: Earlier, tally: Tally) -> Iterator[TarEntry]:
+def _tar_entries(request: Request, earlier: EarlierImages, tally: Tally) -> Iterator[TarEntry]:
     """Yield the plan's entries for tars: the tars that have images to caption.
 
     tally: counts what is found.
@@ -235,16 +237,16 @@ def _tars(request: Request, earlier: Earlier, tally: Tally) -> Iterator[TarEntry
         stamps = dict(zip(urls, pool.map(stamp_if_any, urls)))
     captioned_in = _group_by_tar([*earlier.captioned, *earlier.dropped], urls)
     failed_in = _group_by_tar(skipped_failures, urls)
-    again_in = _group_by_tar(earlier.dropped_before, urls)
+    dropped_before_in = _group_by_tar(earlier.dropped_before, urls)
     for url in urls:
         entry = {"tar": url, "stamp": stamps[url], "prompt": request.prompt}
         tally.found += 1
         if request.skips_existing:
-            with_caption, without = captioned_in.get(url, []), failed_in.get(url, [])
-            tally.skipped += len(with_caption)
-            tally.failed += len(without) + (url in skipped_failures)
-            skip = with_caption + without
-            if url not in again_in and _is_done(request, entry, records.get(url), skip):
+            captioned, failed = captioned_in.get(url, []), failed_in.get(url, [])
+            tally.skipped += len(captioned)
+            tally.failed += len(failed) + (url in skipped_failures)
+            skip = captioned + failed
+            if url not in dropped_before_in and _is_done(request, entry, records.get(url), skip):
                 continue
             if skip:
                 entry["skip"] = skip
@@ -257,29 +259,29 @@ def _group_by_tar(images: Iterable[str], urls: Collection[str]) -> dict[str, lis
     An image's name is URL/MEMBER. A folder in the URL may also be named like a tar, so that each
     part of the name up to ".tar/" is compared with `urls`.
     """
-    found = {}
+    grouped = {}
     for image in images:
         ends = (match.end() for match in _TAR.finditer(image))
         tar = next((image[:end] for end in ends if image[:end] in urls), None)
         if tar:
-            found.setdefault(tar, []).append(image)
-    return found
+            grouped.setdefault(tar, []).append(image)
+    return grouped
 
 
 def _is_done(
-    request: Request, entry: TarEntry, record: Optional[ShardCounts], known: list[str]
+    request: Request, entry: TarEntry, record: Optional[ShardCounts], done_images: list[str]
 ) -> bool:
     """Return whether all images of a tar are done.
 
     Compares the tar's stamp with its record. With --verify, reads the tar instead and compares the
-    names of its images with `known`. record: the tar's counts in the marker of `out`, if any.
-    known: the names of the tar's images that are done.
+    names of its images with `done_images`. record: the tar's counts in the marker of `out`, if any.
+    done_images: the names of the tar's images that are done.
     """
     if not request.verify:
         if not record or not entry["stamp"] or record.get("stamp") != entry["stamp"]:
             return False
         return not (request.retry_failed and record["failed"])
-    names = set(known)
+    names = set(done_images)
     try:
         return all(member.name in names for member in tars.members(entry["tar"]))
     except Exception:  # the tar is broken; when it is captioned, this is reported

@@ -17,7 +17,7 @@ from captioning.bulk import tars
 from captioning.bulk.shards import Entry
 from captioning.captioners.interface import Images
 from captioning.files import stores, tables
-from captioning.files.images import prompt_of
+from captioning.files.image_lists import prompt_of_row
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError, one_line
 
@@ -64,25 +64,25 @@ class ShardImages(IterableDataset):
         as a traceback. `batches` raises it in the main process.
         """
         worker = get_worker_info()
-        own = self.shards[worker.id :: worker.num_workers] if worker else self.shards
-        for shard, done in own:
-            images = itertools.chain.from_iterable(map(self._images, self.entries(shard)))
-            images = itertools.islice(images, done, None)
+        shards = self.shards[worker.id :: worker.num_workers] if worker else self.shards
+        for shard, finished in shards:
+            entries = itertools.chain.from_iterable(map(self._image_entries, self.entries(shard)))
+            remaining = itertools.islice(entries, finished, None)
             try:
-                while (batch := self._batch(shard, images)).entries:
+                while (batch := self._batch(shard, remaining)).entries:
                     yield batch
             except stores.StoreError as error:
                 yield UserError(f"{error}; nothing is lost; run the same command again to continue")
                 return
             yield batch
 
-    def _batch(self, shard: int, source: Iterator[Entry]) -> Batch:
+    def _batch(self, shard: int, remaining: Iterator[Entry]) -> Batch:
         """Return the next batch. A file's bytes are freed before the next file is read.
 
-        source: the remaining entries of the shard, one per image, from `_images`.
+        remaining: the other entries of the shard, one per image, from `_image_entries`.
         """
         entries, images, failure = [], [], None
-        for entry in itertools.islice(source, self.batch_size):
+        for entry in itertools.islice(remaining, self.batch_size):
             entries.append(entry)
             data = entry.pop("data", None)
             if "error" in entry:
@@ -127,7 +127,7 @@ class ShardImages(IterableDataset):
             pass
         raise error
 
-    def _images(self, entry: Entry) -> Iterator[Entry]:
+    def _image_entries(self, entry: Entry) -> Iterator[Entry]:
         """Yield one entry per image: the plan's entry itself, or one for each image of its tar.
 
         The entry of a tar's image also has "data", the bytes of the image file.
@@ -140,20 +140,20 @@ class ShardImages(IterableDataset):
             for member in tars.members(tar):
                 if member.name not in skip:
                     found = {"image": member.name, "image_id": member.key, "data": member.data}
-                    yield {**found, **_prompt(member, entry.get("prompt"))}
+                    yield {**found, **_prompt_or_error(member, entry.get("prompt"))}
         except stores.StoreError:
             raise
         except Exception as error:  # raised by tarfile, gzip or another decompressor
             yield {"image": tar, "error": f"{tar}: cannot be read further: {one_line(error)}"}
 
 
-def _prompt(member: tars.SampleImage, template: Optional[str]) -> dict[str, str]:
+def _prompt_or_error(member: tars.SampleImage, template: Optional[str]) -> dict[str, str]:
     """Return {"prompt"} for a tar's image, {} without a prompt, or {"error"} if it is unreadable.
 
     template: the value of --prompt.
     """
     try:
-        prompt = prompt_of(member.fields(), member.name, template)
+        prompt = prompt_of_row(member.fields(), member.name, template)
     except UserError as error:
         return {"error": str(error)}
     return {"prompt": prompt} if prompt else {}

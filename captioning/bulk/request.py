@@ -11,19 +11,13 @@ from typing import Optional
 from filelock import FileLock, Timeout
 
 from captioning.bulk import xmp
-from captioning.bulk.filtering import split_by_score, threshold_of
+from captioning.bulk.filtering import SplitLine, split_by_score, threshold_of
 from captioning.bulk.shards import LOCK, OutputLine, PlanHeader, has_captions, remove_plan
 from captioning.bulk.sidecars import Sidecars
 from captioning.bulk.tar_folder import TarFolder
 from captioning.files import stores, tables, uploads
-from captioning.files.images import (
-    LISTS,
-    ListedImage,
-    has_columns,
-    images_in,
-    is_image,
-    read_list,
-)
+from captioning.files.image_lists import LISTS, ListedImage, has_columns, read_list
+from captioning.files.images import images_in, is_image
 from captioning.files.tars import is_tars
 from captioning.files.writing import require_folder, unfinished_writes
 from captioning.runtime.errors import UserError
@@ -103,20 +97,18 @@ class Request:
         """Whether the input is tar files. False for a folder whose name ends in .tar."""
         return is_tars(self.source) and not os.path.isdir(self.source)
 
-    def split(self, line: OutputLine) -> tuple[Optional[OutputLine], Optional[OutputLine]]:
-        """Split a line of a shard into a line for `out` and a line for `filtered`.
+    def split(self, line: OutputLine) -> SplitLine:
+        """Split a line of a shard into a line for `out`, `kept`, and one for `filtered`, `dropped`.
 
-        Each is None if no caption goes there. Both are None for a line with an error.
+        Both are None for a line with an error.
         """
-        if "error" in line:
-            return None, None
-        if self.filter is None:
-            return line, None
+        if "error" in line or self.filter is None:
+            return SplitLine(None if "error" in line else line)
         return split_by_score(line, threshold_of(self.filter))
 
     def kept(self, lines: Iterable[OutputLine]) -> Iterator[OutputLine]:
         """Yield what `split` puts into `out` for each line of a shard."""
-        return filter(None, (self.split(line)[0] for line in lines))
+        return filter(None, (self.split(line).kept for line in lines))
 
     def location(self, path: Path) -> str:
         """Return the path or store address to show to the user. path: `out` or a file beside it."""

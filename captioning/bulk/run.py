@@ -9,12 +9,13 @@ from typing import Union
 from adapters import card
 from captioning.bulk import exports, stored_output
 from captioning.bulk.exports import printable
-from captioning.bulk.local_engine import LocalEngine, disk_errors, publish
+from captioning.bulk.local_engine import LocalEngine, disk_errors, finish_shard
 from captioning.bulk.merging import merge
 from captioning.bulk.planning import Tally, make_plan
 from captioning.bulk.ray_engine import RayEngine
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Plan, Settings, find_plan, remove_plan
+from captioning.bulk.tar_folder import TarFolder
 from captioning.files.reading import read_objects
 from captioning.models.build import trained_config
 from captioning.runtime.errors import UserError
@@ -66,7 +67,7 @@ class BulkCaptioning:
                 self._plan(resumed)
                 self.tally.skipped -= counted_before
                 self._finish()
-            self._end()
+            self._log_results()
 
     def _begin(self, locks: ExitStack) -> None:
         request = self.request
@@ -141,7 +142,7 @@ class BulkCaptioning:
             if shard.captions.exists():
                 tar_is_missing = folder and plan.tar_number(shard.number) not in numbers
                 if tar_is_missing or not shard.marker.exists():
-                    publish(request, plan, shard)
+                    finish_shard(request, plan, shard)
                 counts = shard.counts()
                 done += counts["images"] + counts["failed"] + counts.get("filtered", 0)
             else:
@@ -196,7 +197,8 @@ class BulkCaptioning:
         request = self.request
         return bool(plan.header["entries"] or request.verify or not request.marker.exists())
 
-    def _end(self) -> None:
+    def _log_results(self) -> None:
+        """Log what was done. Raises UserError for bad tars, and if no image has a caption."""
         request, tally = self.request, self.tally
         rate = f" ({self.processed / self.seconds:.1f} images per second)" if self.seconds else ""
         failed = self.failed + tally.failed
@@ -215,17 +217,21 @@ class BulkCaptioning:
                 f"captions are in {request.location(request.filtered)}"
             )
         if request.verify and (folder := request.tars()):
-            wrong, foreign = folder.verify()
-            if foreign:
-                log_line(
-                    f"verify: {folder.place} has {len(foreign)} tars that are not of this run: "
-                    f"{foreign[0]}"
-                )
-            if wrong:
-                raise UserError(
-                    f"{folder.place}: {len(wrong)} tars are missing or were changed, the first is "
-                    f"{wrong[0]}: --existing overwrite with another --write-shards writes all again"
-                )
+            _verify_tars(folder)
         if failed and not (self.captioned or self.filtered or tally.skipped):
             raise UserError(f"none of {failed} images has a caption{why}")
         log_line(f"captions are in {self.name}")
+
+
+def _verify_tars(folder: TarFolder) -> None:
+    """Log the tars of other runs. Raise UserError if one of this run is missing or changed."""
+    wrong, foreign = folder.verify()
+    if foreign:
+        log_line(
+            f"verify: {folder.place} has {len(foreign)} tars that are not of this run: {foreign[0]}"
+        )
+    if wrong:
+        raise UserError(
+            f"{folder.place}: {len(wrong)} tars are missing or were changed, the first is "
+            f"{wrong[0]}: --existing overwrite with another --write-shards writes all again"
+        )

@@ -63,8 +63,7 @@ def begin(request: Request, restart: bool) -> None:
         header = None
     if header and restart:
         request.remove_tars(header)
-        header = None
-    if header and _name_in_store(header, header["file"]) not in remote:
+    if header and (restart or _name_in_store(header, header["file"]) not in remote):
         header = None
     local = find_plan(request.parts)
     if not (local and header and local.header["file"] == header["file"]):

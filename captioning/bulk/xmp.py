@@ -21,9 +21,9 @@ NAMES = {
 }
 ROOT = f"{{{NAMES['x']}}}xmpmeta"
 _IN_RDF = f"{{{NAMES['rdf']}}}"
-RDF, PART, ABOUT = _IN_RDF + "RDF", _IN_RDF + "Description", _IN_RDF + "about"
+RDF, RDF_DESCRIPTION, ABOUT = _IN_RDF + "RDF", _IN_RDF + "Description", _IN_RDF + "about"
 ALT, ITEM = _IN_RDF + "Alt", _IN_RDF + "li"
-DESCRIPTION = f"{{{NAMES['dc']}}}description"
+DC_DESCRIPTION = f"{{{NAMES['dc']}}}description"
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _PACKET = '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>\n{}\n<?xpacket end="w"?>\n'
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
@@ -35,7 +35,7 @@ def has_description(sidecar: bytes, name: str) -> bool:
     sidecar: the file's content. name: the file's name, for the error. Raises UserError if the
     content is not XML.
     """
-    items = _parsed(sidecar, name).iterfind(f".//{DESCRIPTION}//{ITEM}")
+    items = _parsed(sidecar, name).iterfind(f".//{DC_DESCRIPTION}//{ITEM}")
     return any((item.text or "").strip() for item in items)
 
 
@@ -52,11 +52,12 @@ def with_description(caption: str, language: str, sidecar: bytes, name: str) -> 
     root = _parsed(sidecar, name)
     rdf = next(root.iter(RDF), None)
     rdf = SubElement(root, RDF) if rdf is None else rdf
-    found = next(rdf.iter(DESCRIPTION), None)
+    found = next(rdf.iter(DC_DESCRIPTION), None)
     if found is None:
-        part = rdf.find(PART)
-        part = SubElement(rdf, PART, {ABOUT: ""}) if part is None else part
-        found = SubElement(part, DESCRIPTION)
+        described = rdf.find(RDF_DESCRIPTION)
+        if described is None:
+            described = SubElement(rdf, RDF_DESCRIPTION, {ABOUT: ""})
+        found = SubElement(described, DC_DESCRIPTION)
     texts = {item.get(LANGUAGE): item.text for item in found.iter(ITEM)}
     caption = _NOT_IN_XML.sub("", caption)
     texts = {DEFAULT: caption, **texts, **dict.fromkeys((DEFAULT, language), caption)}

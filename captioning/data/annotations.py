@@ -5,7 +5,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple, Optional, Union
 
 from captioning.data.formats import CAPTION_NAMES, IMAGE_NAMES, captions_file, read_rows
-from captioning.files.images import prompt_in
+from captioning.files.image_lists import prompt_field
 from captioning.files.reading import StrPath
 from captioning.runtime.errors import UserError
 
@@ -51,7 +51,7 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
         image, texts, image_id = checked_row(fields, f"{path}: {where}")
         captions.setdefault(image, []).extend(texts)
         first_row.setdefault(image, where)
-        prompt = prompt_in(fields, f"{path}: {where}")
+        prompt = prompt_field(fields, f"{path}: {where}")
         if prompts.setdefault(image, prompt) != prompt:
             raise UserError(
                 f"{path}: {where}: {image} has the prompt {prompt!r} here and {prompts[image]!r} "

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from captioning.data.annotations import Sample
 from captioning.data.randomness import derived_seed
-from captioning.files.images import read_list
+from captioning.files.image_lists import read_list
 from captioning.runtime.errors import UserError
 
 SPLITS = ("train", "val", "test")
@@ -50,10 +50,10 @@ def divided(
     split_of = (
         _split_by_lists(samples, split, path_of) if lists else _split_by_shares(samples, split)
     )
-    rest = None if "train" in split else "train"
+    unlisted = None if "train" in split else "train"
     parts = {name: [] for name in SPLITS if name in (*split, "train")}
     for sample in samples:
-        name = split_of.get(sample.image, rest)
+        name = split_of.get(sample.image, unlisted)
         if name:
             parts[name].append(sample)
     for name, part in parts.items():

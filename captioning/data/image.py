@@ -3,7 +3,6 @@
 import io
 import os
 import stat
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -16,7 +15,8 @@ from torch import Tensor
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from captioning.files.images import FORMATS, MAX_SCANS, MAX_SEGMENTS, has_many_scans
+from captioning.data.jpeg import MAX_SCANS, MAX_SEGMENTS, has_many_scans
+from captioning.files.images import FORMATS
 from captioning.files.reading import StrPath
 from captioning.files.tables import image_bytes, is_row
 from captioning.runtime.errors import UserError, one_line, value_errors_as_user_errors
@@ -25,9 +25,7 @@ MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
 # Pillow's default limit. `open_image` checks it too, because other libraries may change Pillow's.
-# Pillow warns of images above half of the limit. The warning is ignored.
 MAX_PIXELS = 178_956_970
-warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 
 def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:

@@ -117,9 +117,9 @@ def described_division(config) -> str:
     Raises UserError if photos are missing in image_root.
     """
     splits, count = _divided(config)
-    used = [sample for part in splits.values() for sample in part]
+    assigned = [sample for part in splits.values() for sample in part]
     if not is_store(config.image_root) and not config.skip_bad_images:
-        paths = [Path(config.image_root, sample.image) for sample in used]
+        paths = [Path(config.image_root, sample.image) for sample in assigned]
         missing = [path for path in paths if not (path.is_file() or is_row(path))]
         if missing:
             raise UserError(
@@ -127,8 +127,8 @@ def described_division(config) -> str:
                 "correct image_root, or set skip_bad_images=true to leave them out"
             )
     counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.items())
-    rest = f", {count - len(used):,} in no list" if count > len(used) else ""
-    return f"split of {config.train_file}: {counts} photos{rest}"
+    unlisted = f", {count - len(assigned):,} in no list" if count > len(assigned) else ""
+    return f"split of {config.train_file}: {counts} photos{unlisted}"
 
 
 def _divided(config) -> tuple[dict[str, list[Sample]], int]:

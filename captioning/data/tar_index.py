@@ -10,7 +10,8 @@ from typing import Any, BinaryIO, Optional, TypedDict
 from captioning.data.annotations import checked_row
 from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
-from captioning.files.images import is_image, prompt_in
+from captioning.files.image_lists import prompt_field
+from captioning.files.images import is_image
 from captioning.files.reading import parse_json, read_lines
 from captioning.files.tars import MAX_MEMBER_BYTES, MAX_TEXT_BYTES, Tar
 from captioning.files.writing import user_errors, write_lines
@@ -185,7 +186,7 @@ def _captions_and_prompt(texts: dict[str, Optional[bytes]], where: str) -> dict[
     try:
         if texts.get("json") is not None:
             fields = parse_json(texts["json"].decode("utf-8-sig"), f"{where}.json")
-        prompt = prompt_in(fields, where) if isinstance(fields, dict) else None
+        prompt = prompt_field(fields, where) if isinstance(fields, dict) else None
         if texts.get("txt") is not None:
             fields = {"captions": texts["txt"].decode("utf-8-sig").split("\n")}
     except UnicodeDecodeError:

@@ -10,14 +10,14 @@ from torch import Tensor
 from BLIP.weights.safe_load import PickledError, read_pickled
 from captioning.runtime.errors import UserError
 
-PARTS = ("train", "val")
+SPLITS = ("train", "val")
 KEYS = ("train_images", "train_captions", "val_images", "val_captions", "vocab")
 INTEGERS = (torch.uint8, torch.int16, torch.int32, torch.int64)
 START, END, PADDING, UNKNOWN = "<START>", "<END>", "<NULL>", "<UNK>"
 
 
-class Part(NamedTuple):
-    """A part of the data set, train or val.
+class Split(NamedTuple):
+    """The train or val split of the data set.
 
     images: uint8 (N, 3, H, W). captions: N texts, in which <unk> stands for an unknown word.
     """
@@ -26,8 +26,8 @@ class Part(NamedTuple):
     captions: list[str]
 
 
-def read_tensor_file(path: Path) -> dict[str, Part]:
-    """Return {part: images and captions} of a file, without running code from the file.
+def read_tensor_file(path: Path) -> dict[str, Split]:
+    """Return {split: images and captions} of a file, without running code from the file.
 
     The file is a dict with KEYS. The images are uint8 (N, 3, H, W) and the captions integers
     (N, L). `vocab` has `idx_to_token`, a list, and `token_to_idx`, a dict. For a wrong file, raises
@@ -43,7 +43,7 @@ def read_tensor_file(path: Path) -> dict[str, Part]:
         found = ", ".join(map(str, content)) if isinstance(content, dict) else type(content)
         raise UserError(f"{path}: expected the keys {', '.join(KEYS)}; found {found or 'none'}")
     words = _words(content["vocab"], path)
-    return {part: _part(content, part, words, path) for part in PARTS}
+    return {split: _split(content, split, words, path) for split in SPLITS}
 
 
 def _words(vocab: Any, path: Path) -> list[str]:
@@ -61,20 +61,22 @@ def _words(vocab: Any, path: Path) -> list[str]:
     return words
 
 
-def _part(content: Mapping[str, Any], part: str, words: list[str], path: Path) -> Part:
-    images, ids = (content[f"{part}_{kind}"] for kind in ("images", "captions"))
+def _split(content: Mapping[str, Any], split: str, words: list[str], path: Path) -> Split:
+    images, ids = (content[f"{split}_{kind}"] for kind in ("images", "captions"))
     is_uint8 = isinstance(images, Tensor) and images.dtype == torch.uint8 and images.ndim == 4
     if not is_uint8 or images.size(1) != 3 or not images[:1].numel():
         raise UserError(
-            f"{path}: {part}_images must be uint8 (N, 3, H, W); found {_described(images)}"
+            f"{path}: {split}_images must be uint8 (N, 3, H, W); found {_described(images)}"
         )
     if not isinstance(ids, Tensor) or ids.dtype not in INTEGERS or ids.ndim != 2:
-        raise UserError(f"{path}: {part}_captions must be integers (N, L); found {_described(ids)}")
+        raise UserError(
+            f"{path}: {split}_captions must be integers (N, L); found {_described(ids)}"
+        )
     if len(images) != len(ids):
-        raise UserError(f"{path}: {part} has {len(images)} images and {len(ids)} captions")
+        raise UserError(f"{path}: {split} has {len(images)} images and {len(ids)} captions")
     if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < len(words):
-        raise UserError(f"{path}: {part}_captions has ids beyond the {len(words)} words of vocab")
-    return Part(images, [" ".join(_words_of(row, words)) for row in ids.tolist()])
+        raise UserError(f"{path}: {split}_captions has ids beyond the {len(words)} words of vocab")
+    return Split(images, [" ".join(_words_of(row, words)) for row in ids.tolist()])
 
 
 def _words_of(ids: list[int], words: list[str]) -> Iterator[str]:

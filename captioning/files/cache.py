@@ -17,20 +17,20 @@ from captioning.files.reading import StrPath
 from captioning.files.writing import atomic_write, locked, replace, user_errors
 from captioning.runtime.errors import UserError
 
-AT_ONCE = 8  # pieces downloaded concurrently, and held in memory
+AT_ONCE = 8  # chunks downloaded concurrently, and held in memory
 
 
-def cache_folder(given: Optional[Path] = None) -> Path:
-    """Return `given`, else `smile` in XDG_CACHE_HOME or ~/.cache. The folder may not exist."""
-    return given or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smile"
+def cache_folder(folder: Optional[Path] = None) -> Path:
+    """Return `folder`, else `smile` in XDG_CACHE_HOME or ~/.cache. The folder may not exist."""
+    return folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smile"
 
 
-def cache_key(of: str, length: int = 64) -> str:
+def cache_key(text: str, length: int = 64) -> str:
     """Return a name for a cache file: the first `length` hex digits of the SHA-256 of a text.
 
-    of: the text, which may be a path with bytes that are not UTF-8.
+    text: may be a path with bytes that are not UTF-8.
     """
-    return hashlib.sha256(of.encode(errors="surrogateescape")).hexdigest()[:length]
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:length]
 
 
 def local(name: StrPath) -> Path:
@@ -44,8 +44,8 @@ def local(name: StrPath) -> Path:
         return Path(name)
     if "*" in name:
         folder = name.partition("*")[0].rpartition("/")[0]
-        within = [found[len(folder) + 1 :] for found in stores.matching(name)]
-        return local_folder(folder, within) / name[len(folder) + 1 :]
+        names = [found[len(folder) + 1 :] for found in stores.matching(name)]
+        return local_folder(folder, names) / name[len(folder) + 1 :]
     stores.check_address(name)
     return _local_copy(name, {"": stores.stamp(name)})
 
@@ -80,8 +80,8 @@ def _local_copy(address: str, files: dict[str, stores.Stamp]) -> Path:
                 shutil.rmtree(earlier)
             unfinished = copy.parent.with_name(".begun")
             unfinished.mkdir()
-            for within, stamp in files.items():
-                fetch(f"{address}/{within}".rstrip("/"), unfinished / name / within, stamp)
+            for file_name, stamp in files.items():
+                fetch(f"{address}/{file_name}".rstrip("/"), unfinished / name / file_name, stamp)
             replace(unfinished, copy.parent)
     return copy
 
@@ -95,14 +95,14 @@ def fetch(address: str, path: Path, stamp: stores.Stamp) -> None:
     with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
-            pieces = [
-                stores.ByteRange(address, first, min(stores.PIECE, size - first))
-                for first in range(0, size, stores.PIECE)
+            chunks = [
+                stores.ByteRange(address, first, min(stores.CHUNK_BYTES, size - first))
+                for first in range(0, size, stores.CHUNK_BYTES)
             ]
-            for number in range(0, len(pieces), AT_ONCE):
-                for piece in stores.read_ranges(pieces[number : number + AT_ONCE]):
-                    if isinstance(piece, UserError):
-                        raise piece
-                    file.write(piece)
+            for number in range(0, len(chunks), AT_ONCE):
+                for chunk in stores.read_ranges(chunks[number : number + AT_ONCE]):
+                    if isinstance(chunk, UserError):
+                        raise chunk
+                    file.write(chunk)
             if stores.stamp(address) != stamp:
                 raise UserError(f"{address}: the file was replaced during the download: try again")

@@ -15,7 +15,7 @@ from typing import BinaryIO
 from captioning.files.writing import write_json
 from captioning.runtime.errors import UserError
 
-PIECE = 1 << 22  # bytes read at once
+CHUNK_BYTES = 1 << 22  # bytes read at once
 
 
 class HashedFile:
@@ -71,7 +71,7 @@ def manifest_of_content(file: BinaryIO) -> dict[str, object]:
     """Return the manifest of the rest of an open file. Raises the errors of `file.read`."""
     with open(os.devnull, "wb") as null:
         hashed = HashedFile(null)
-        shutil.copyfileobj(file, hashed, PIECE)
+        shutil.copyfileobj(file, hashed, CHUNK_BYTES)
     return hashed.manifest()
 
 

@@ -71,8 +71,8 @@ def retry(address: str, request: Callable[[], T]) -> T:
     nor quoted.
     """
     web = web_module(address)
-    patience = web.patience_with(address)
-    if not patience.allows():
+    breaker = web.circuit_breaker_of(address)
+    if not breaker.allows_request():
         raise no_answer(address)
     for attempt in range(1, TRIES + 1):
         if attempt > 1:
@@ -84,7 +84,7 @@ def retry(address: str, request: Callable[[], T]) -> T:
         except Exception as error:
             problem = web.cause(error)
         else:
-            patience.end(None)
+            breaker.record(None)
             return result
         if isinstance(problem, FileNotFoundError):
             refusal = no_such_file(address)
@@ -97,11 +97,11 @@ def retry(address: str, request: Callable[[], T]) -> T:
         else:
             refusal = None
         if refusal:
-            patience.end(None)
+            breaker.record(None)
             raise refusal
-        if address.startswith("http") and patience.is_over(attempt, problem):
+        if address.startswith("http") and breaker.gives_up(attempt, problem):
             break
-    patience.end(problem)
+    breaker.record(problem)
     raise StoreError(
         f"{address}: {attempt} requests failed ({type(problem).__name__}): check the address "
         "and the network, then run the same command again"

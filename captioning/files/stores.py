@@ -30,7 +30,7 @@ from captioning.runtime.errors import UserError
 Stamp = list[Any]
 
 PAGE = 1000  # names per page of an S3 listing
-PIECE = 1 << 22  # bytes per request when a file is read sequentially
+CHUNK_BYTES = 1 << 22  # bytes per request when a file is read sequentially
 
 
 class ByteRange(NamedTuple):
@@ -123,8 +123,8 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
     if not ranges:
         return []
     address = ranges[0][0]
-    patience = web_module(address).patience_with(address)
-    if not patience.allows():
+    breaker = web_module(address).circuit_breaker_of(address)
+    if not breaker.allows_request():
         return [no_answer(address)] * len(ranges)
     system, _ = system_of(address)
     paths = [system._strip_protocol(each.address) for each in ranges]
@@ -137,10 +137,11 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
         if not isinstance(data, bytes) or len(data) != each.count
     ]
     if len(failed) < len(ranges):
-        patience.end(None)
+        breaker.record(None)
     answer = b""
     for number in failed:
-        # After a StoreError no more ranges are retried: `Patience` counts the outage as one file.
+        # After a StoreError no more ranges are retried: the circuit breaker
+        # counts the outage as one file.
         if not isinstance(answer, StoreError):
             try:
                 answer = read_range(*ranges[number])
@@ -186,7 +187,7 @@ def read_if_any(address: str) -> bytes:
 def open_file(address: str) -> BinaryIO:
     """Open a file, on disk or in a store, for reading with seek. Raises UserError."""
     if is_store(address):
-        return io.BufferedReader(_StoredFile(address), PIECE)
+        return io.BufferedReader(_StoredFile(address), CHUNK_BYTES)
     with read_errors(address):
         return open(address, "rb")
 
@@ -233,8 +234,8 @@ def list_files(folder: str, recursive: bool) -> Iterator[str]:
 
 
 def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
-    bucket, _, within = place.partition("/")
-    query = {"Bucket": bucket, "Prefix": f"{within}/" if within else "", "MaxKeys": PAGE}
+    bucket, _, folder_key = place.partition("/")
+    query = {"Bucket": bucket, "Prefix": f"{folder_key}/" if folder_key else "", "MaxKeys": PAGE}
     if not recursive:
         query["Delimiter"] = "/"
     while True:
@@ -296,10 +297,10 @@ def stamps(folder: str) -> dict[str, Stamp]:
     for name, info in found.items():
         # Some programs create a name that ends in a slash to stand for a folder.
         if info["type"] == "file" and name != path and not name.endswith("/"):
-            within = name[len(path) + 1 :]
-            if not {"", ".", ".."}.isdisjoint(within.split("/")):
-                raise UserError(f"{folder}: contains {within!r}, which is impossible on a disk")
-            stamps[within] = _stamp_of(info)
+            relative = name[len(path) + 1 :]
+            if not {"", ".", ".."}.isdisjoint(relative.split("/")):
+                raise UserError(f"{folder}: contains {relative!r}, which is impossible on a disk")
+            stamps[relative] = _stamp_of(info)
     return stamps
 
 

@@ -59,7 +59,7 @@ def open_to_write(name: str) -> Iterator[BinaryIO]:
             yield file
         return
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "whole")
+        path = Path(folder, "content")
         with open(path, "wb") as file:
             yield file
         upload(path, name)

@@ -16,15 +16,15 @@ SUFFIX = ".staged"  # of temporary files and folders
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path, within: Optional[Path] = None) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, temporary_folder: Optional[Path] = None) -> Iterator[BinaryIO]:
     """Open a temporary file to write; rename it to `path` when the block ends without an error.
 
-    within: the temporary file's folder, on the same disk; by default the folder of `path`. Raises
-    OSError, also if `path` is a folder.
+    temporary_folder: the temporary file's folder, on the same disk; by default the folder of
+    `path`. Raises OSError, also if `path` is a folder.
     """
     # The random part is needed because machines that share a disk may have equal process ids.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}")
-    temporary = (within or path.parent) / temporary.name
+    temporary = (temporary_folder or path.parent) / temporary.name
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -149,7 +149,9 @@ def json_line(entry: Any) -> bytes:
         return json.dumps(entry).encode() + b"\n"
 
 
-def write_lines(path: Path, entries: Iterable[Any], within: Optional[Path] = None) -> None:
+def write_lines(
+    path: Path, entries: Iterable[Any], temporary_folder: Optional[Path] = None
+) -> None:
     """Write a line of JSON for each entry; see `atomic_write`. Raises OSError."""
-    with atomic_write(path, within) as file:
+    with atomic_write(path, temporary_folder) as file:
         file.writelines(map(json_line, entries))

@@ -11,7 +11,8 @@ from pydantic import Field
 
 from captioning.data import annotation_paths
 from captioning.files.cache import local
-from captioning.files.images import LISTS, images_in, read_list
+from captioning.files.image_lists import LISTS, read_list
+from captioning.files.images import images_in
 from captioning.metrics.bootstrap import median_estimate
 from captioning.metrics.clip import ClipOptions
 from captioning.metrics.clip_features import READ_ERRORS, ClipEvaluator, read_arrays
@@ -140,7 +141,7 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
     """Return the images of a pool. Raises UserError. `path` is one of:
 
     - a folder; its subfolders are included
-    - a list, see `captioning.files.images.read_list`. In a list of names only, file names are
+    - a list, see `captioning.files.image_lists.read_list`. In a list of names only, file names are
       relative to the list's folder. In rows with fields, as in .csv and annotation files, they are
       relative to `root` (default: the list's folder). Repeated rows count once
     - an `.npz` file with `features`, CLIP features (P, D), and `files`, P file names. The files

@@ -4,10 +4,13 @@ import ctypes
 import gc
 import os
 import sys
+import warnings
 
 
 def tune_process() -> None:
     """Configure the garbage collector, the threads and the memory allocator for speed.
+
+    Also ignores Pillow's warning of large images.
 
     Environment variables of the user take precedence: OMP_WAIT_POLICY, GOMP_SPINCOUNT, MALLOC_*.
     `captioning.runtime.program.exit_code` enables the collector again.
@@ -23,6 +26,12 @@ def tune_process() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
     keep_memory()
+    ignore_image_sizes()
+
+
+def ignore_image_sizes() -> None:
+    """Ignore Pillow's warning of large images: `captioning.data.image` limits their size itself."""
+    warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
 
 
 def keep_memory() -> None:

@@ -96,8 +96,8 @@ def make_scenes(
     return True
 
 
-# made_from: {"version", "seed", "splits"}, and "paragraphs": True if captions are paragraphs.
 def _write_data_set(folder: Path, made_from: dict):
+    """Write all files. made_from: {"version", "seed", "splits"}; and "paragraphs": True, or not."""
     splits = made_from["splits"]
     temporary = folder.with_name(folder.name + ".tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -190,6 +190,6 @@ def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, rng: random.Random):
         canvas.polygon(_to_pixels([(x + r * u, y + r * v) for u, v in points]), colour)
 
 
-# Converts points from units of the world to pixels of the enlarged image.
 def _to_pixels(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Convert points from units of the world to pixels of the enlarged image."""
     return [(UNIT * x, UNIT * y) for x, y in points]

@@ -89,8 +89,8 @@ def killed_after(batches, number=signal.SIGTERM):
 def run(checkpoint, tmp_path, capsys):
     """Return a function that captions an input, and returns the lines and the log."""
 
-    def call(source, *arguments, code=0):
-        out = tmp_path / "out" / "captions.jsonl"
+    def call(source, *arguments, code=0, folder="out"):
+        out = tmp_path / folder / "captions.jsonl"
         given = [str(checkpoint), str(source), "--out", str(out), "--device", "cpu", *arguments]
         assert caption.main(given) == code, capsys.readouterr().err
         return (read_lines(out) if code == 0 and out.exists() else []), capsys.readouterr().err

@@ -58,11 +58,8 @@ def test_signs_of_xml_and_control_characters(tmp_path):
 def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(
     run, call, photos, tmp_path, capsys
 ):
-    table, metadata, kohya = (
-        tmp_path / "data" / "train.parquet",
-        photos / "metadata.jsonl",
-        tmp_path / "meta.json",
-    )
+    table, kohya = tmp_path / "data" / "train.parquet", tmp_path / "meta.json"
+    metadata = photos / "metadata.jsonl"
     flags = ["--parquet", str(table), "--metadata", str(metadata), "--kohya", str(kohya)]
     flags += ["--license", "cc-by-4.0", "--language", "en"]
     known = str(min(photos.glob("*.png")))
@@ -107,8 +104,7 @@ def test_a_table_for_others_has_no_path_of_this_machine(run, photos, tmp_path, c
     assert publish.main(["data"]) == 2
     first = min(photos.rglob("*.png"))
     assert f"10 images are paths of this machine, the first is {first}" in capsys.readouterr().out
-    (tmp_path / "out" / "captions.jsonl").unlink()
-    run("photos", *flags)
+    run("photos", *flags, folder="relative")
     assert publish.main(["data"]) == 0
     assert "hf upload OWNER/data data --repo-type dataset" in capsys.readouterr().out
 
@@ -140,17 +136,15 @@ def test_captions_of_parquet_are_those_of_the_files(run, photos, tmp_path, monke
     paths = sorted(photos.glob("*.png"))
     rows = [{"image": p.read_bytes(), "id": p.name} for p in paths]
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet", row_group_size=4)
-    of_files, _ = run(photos, "--no-recursive", "--batch_size", "3")
-    flags = ["--restart", "--batch_size", "3"]
-    (tmp_path / "out" / "captions.jsonl").unlink()
+    batches = ["--batch_size", "3"]
+    of_files, _ = run(photos, "--no-recursive", *batches, folder="files")
     tars = ["--write-shards", str(tmp_path / "tars")]
-    of_disk, _ = run(tmp_path / "a.parquet", *flags, *tars)
-    (tmp_path / "out" / "captions.jsonl").unlink()
+    of_disk, _ = run(tmp_path / "a.parquet", *batches, *tars, folder="disk")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with serving({"data/a.parquet": (tmp_path / "a.parquet").read_bytes()}) as address:
         monkeypatch.setitem(fsspec.config.conf, "hf", {"endpoint": address})
         hub = "hf://datasets/owner/birds/data"
-        of_hub, _ = run(f"{hub}/*.parquet", *flags, "--num_workers", "0")
+        of_hub, _ = run(f"{hub}/*.parquet", *batches, "--num_workers", "0")
     for lines, folder in ((of_disk, tmp_path), (of_hub, hub)):
         assert [line["caption"] for line in lines] == [line["caption"] for line in of_files]
         names = [f"{folder}/a.parquet/{number}" for number in range(len(paths))]

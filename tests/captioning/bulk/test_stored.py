@@ -26,8 +26,7 @@ def results(lines, before):
 
 
 def test_a_folder_is_captioned_as_on_disk_whatever_fails(run, s3, photos, stored, tmp_path):
-    on_disk, _ = run(photos)
-    (tmp_path / "out" / "captions.jsonl").unlink()
+    on_disk, _ = run(photos, folder="disk")
     s3.faults += FAULTS * 3
     in_store, log = run(stored, "--num_workers", "2", "--write-shards", str(tmp_path / "tars"))
     assert s3.faults == [] and "done 10" in log
@@ -47,9 +46,7 @@ def failures(tmp_path):
 @pytest.mark.parametrize("given", [0, 6])
 def test_a_store_that_returns_nothing_any_more_ends_the_run(run, s3, stored, tmp_path, given):
     """For example when credentials expire: no image is reported as failed."""
-    undisturbed, _ = run(stored)
-    (tmp_path / "out/captions.jsonl").unlink()
-    (tmp_path / "out/captions.jsonl.done").unlink()
+    undisturbed, _ = run(stored, folder="undisturbed")
     requests = itertools.count()
     s3.withheld = lambda path: next(requests) >= given
     _, log = run(stored, "--num_workers", "2", "--shard_size", "3", code=2)
@@ -107,9 +104,7 @@ def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path)
         path = tmp_path / f"{number}.tar"
         write_members(path, [(photo.name, photo.read_bytes()) for photo in found[number::2]])
         s3.files.put_file(str(path), f"bucket/{number}.tar")
-    on_disk, _ = run(f"{tmp_path}/{{0..1}}.tar")
-    (tmp_path / "out" / "captions.jsonl").unlink()
-    (tmp_path / "out" / "captions.jsonl.done").unlink()
+    on_disk, _ = run(f"{tmp_path}/{{0..1}}.tar", folder="disk")
     s3.withheld = lambda path: path.endswith("1.tar")
     _, log = run("s3://bucket/{0..1}.tar", code=2)  # not reported as damaged
     assert "s3://bucket/1.tar: not allowed" in log and failures(tmp_path) == []
@@ -129,6 +124,7 @@ def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path)
         ("s3://no-bucket/photos", [], "s3://no-bucket/photos: no such file or bucket"),
         ("s3://bucket/empty", [], "s3://bucket/empty: found no images"),
         ("s3://key:S3CR3T@bucket/a", [], "s3://bucket/a: an address with a user or a query"),
+        ("https://host/a.png?token=S3CR3T", [], "https://host/a.png: an address with a user or a"),
         ("https://host/folder/", [], "https://host/folder: an https server has no folders"),
         ("https://host/a.png", ["--sidecar"], "--sidecar: https://host is read-only: use --out"),
         ("s3://bucket/photos", ["--write-shards", "s3://no-bucket/a"], "no such file or bucket"),
@@ -136,6 +132,11 @@ def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, tmp_path)
         ("s3://bucket/photos", ["--parquet", "s3://k:S3CR3T@b/a"], "may contain a secret"),
         ("s3://bucket/photos", ["--parquet", "s3://a.parquet"], "--parquet is s3://a.parquet; it"),
         ("s3://bucket/photos", ["--out", "https://host/a.jsonl"], "--out is on https; use a path"),
+        (
+            "s3://bucket/photos",
+            ["--out", "hf://datasets/a/b.jsonl"],
+            "--out is on hf; use a path",
+        ),
         ("s3://bucket/photos", ["--out", "s3://bucket/a"], "--out is s3://bucket/a; it has to be"),
         ("s3://bucket/photos", ["--out", "s3://no-bucket/a.jsonl"], "no such file or bucket"),
     ],

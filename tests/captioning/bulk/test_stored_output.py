@@ -66,16 +66,16 @@ def in_store():
 def until_done(call, dice, *arguments, elsewhere=True, **named):
     """Call, perhaps on other machines, until a call is not killed; returns how many were."""
     for kills in range(30):
-        hook = kill_before(dice.randint(4, 14))
+        hook = kill_before(dice.randint(8, 20))
         if call(f"m{kills if elsewhere else 0}", *arguments, hook=hook, **named)[0] == 0:
             return kills
     raise AssertionError("it never ended")
 
 
-@pytest.mark.parametrize("elsewhere", [False, True])
-def test_killed_it_continues_here_or_elsewhere(s3, call, on_disk, elsewhere):
+def test_killed_it_continues_here(s3, call, on_disk):
+    """The next test continues elsewhere."""
     s3.faults += FAULTS * 2
-    assert until_done(call, random.Random(4), elsewhere=elsewhere) > 1 and s3.faults == []
+    assert until_done(call, random.Random(4), elsewhere=False) > 1 and s3.faults == []
     assert in_store() == on_disk
     code, log = call("another")
     assert code == 0 and "done 0, skipped 10, failed 1" in log and OUT in log

@@ -20,6 +20,7 @@ from captioning.bulk.shards import ShardFiles
 from captioning.data import ShardDataset, Shards, training_transform
 from captioning.files.tars import expand
 from captioning.runtime.errors import UserError
+from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.tar_files import write_members
 
 
@@ -60,7 +61,7 @@ def test_every_image_of_every_tar(run, photos, shards, expected, tmp_path, monke
     for path in photos.rglob("*.png"):
         assert by_id[path.stem]["caption"] == expected(path)[0][0]
     assert lines[0]["image"] == shards.replace("{00..02}", "00") + "/scene_000000.png"
-    (failed,) = (json.loads(line) for line in (tmp_path / "out/failed.jsonl").open())
+    (failed,) = read_lines(tmp_path / "out/failed.jsonl")
     assert failed["image"].endswith("01.tar/bad.jpg") and "not a readable" in failed["error"]
     assert "BytesIO" not in failed["error"]
     assert "done 10 (" in log and "failed 1" in log
@@ -178,19 +179,18 @@ def test_prompts_of_a_tar_are_those_of_a_list(run, photos, tmp_path):
     found = sorted(photos.rglob("*.png"))[: len(prompts)]
     rows = [{"image": str(path), "prompt": prompt} for path, prompt in zip(found, prompts)]
     (tmp_path / "list.json").write_text(json.dumps(rows))
-    expected, _ = run(tmp_path / "list.json", "--batch_size", "1")
-    (tmp_path / "out" / "captions.jsonl").unlink()
+    expected, _ = run(tmp_path / "list.json", "--batch_size", "1", folder="list")
     members = []
     for number, (path, row) in enumerate(zip(found, rows)):
         text = (f"{path.stem}.json", json.dumps(row).encode())
         members += [text, (path.name, path.read_bytes())][:: 1 - 2 * (number % 2)]
     members += [("x.json", b"{"), ("x.png", found[0].read_bytes())]
     write_members(tmp_path / "a.tar", members)
-    lines, _ = run(tmp_path / "a.tar", "--restart", "--batch_size", "4")
+    lines, _ = run(tmp_path / "a.tar", "--batch_size", "4")
     assert len(lines) == len(expected) == 5
     for line, one in zip(lines, expected):
         assert (line["caption"], line.get("prompt")) == (one["caption"], one.get("prompt"))
-    failed = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").open()]
+    failed = read_lines(tmp_path / "out/failed.jsonl")
     assert failed[-1]["error"].startswith(f"{tmp_path}/a.tar/x.png: not valid JSON at line 1")
 
 
@@ -200,7 +200,7 @@ def test_a_truncated_tar_is_continued_when_it_is_whole(run, photos, shards, tmp_
     tar.write_bytes(whole[: len(whole) * 2 // 5])
     lines, log = run(shards)
     assert 6 <= len(lines) < 10 and "failed 2" in log
-    failed = [json.loads(line) for line in (tmp_path / "out/failed.jsonl").open()]
+    failed = read_lines(tmp_path / "out/failed.jsonl")
     assert [line["error"] for line in failed if line["image"] == str(tar)] == [
         f"{tar}: cannot be read further: unexpected end of data"
     ]
@@ -210,9 +210,8 @@ def test_a_truncated_tar_is_continued_when_it_is_whole(run, photos, shards, tmp_
     images = [line["image"] for line in more]
     assert len(images) == len(set(images)) == 10
     assert f"done {10 - len(lines)} (" in log and f"skipped {len(lines)}, failed 1" in log
-    assert str(tar) not in [
-        json.loads(line)["image"] for line in (tmp_path / "out/failed.jsonl").open()
-    ]
+    failed = read_lines(tmp_path / "out/failed.jsonl")
+    assert str(tar) not in [line["image"] for line in failed]
 
 
 def test_captions_of_tars_are_replaced(run, shards):

@@ -34,11 +34,7 @@ OF_CSV = [Sample("a.jpg", ("red, green\nand blue", "four"), 5), Sample("b_3.jpg"
     ("content", "name", "expected"),
     [
         (BLIP, "a.json", GROUPED),
-        (
-            JSONL,
-            "a.jsonl",
-            [Sample("a.jpg", ("o\u2028e",), "a.jpg"), Sample("b.jpg", ("x",), "b.jpg")],
-        ),
+        (JSONL, "a.jsonl", OF_JSONL),
         (CSV, "a.csv", [*OF_CSV, Sample("c.jpg", ("three",), "007")]),
     ],
 )

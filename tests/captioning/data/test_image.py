@@ -6,6 +6,8 @@ import torch
 from PIL import Image
 
 from captioning.data import MEAN, STD, evaluation_transform, load_image
+from captioning.data.image import open_image
+from captioning.runtime.start import ignore_image_sizes
 
 GREY_RAMP = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
 NOISE = np.random.default_rng(0).integers(0, 256, (12, 18, 3), dtype=np.uint8)
@@ -40,6 +42,13 @@ def test_exif_orientation_is_not_applied(tmp_path):
     exif[0x0112] = 6  # a quarter turn
     Image.fromarray(NOISE).save(tmp_path / "turned.png", exif=exif)
     np.testing.assert_array_equal(pixels(tmp_path / "turned.png"), NOISE)
+
+
+def test_programs_get_no_warning_of_a_large_image(tmp_path, recwarn):
+    Image.new("1", (9500, 9500)).save(tmp_path / "large.png")
+    ignore_image_sizes()
+    open_image(tmp_path / "large.png").close()
+    assert not recwarn.list
 
 
 @pytest.mark.parametrize("image_size", [8, 30])

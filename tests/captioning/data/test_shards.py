@@ -19,6 +19,7 @@ from captioning.data import (
 from captioning.data import shards as of_shards
 from captioning.data.sources import training_tars
 from captioning.runtime.errors import UserError
+from tests.captioning.data.test_loader import assert_same_batches
 from tests.captioning.tar_files import write_members
 
 
@@ -62,13 +63,6 @@ def loaded(tars, epoch=0, first=0, batch_size=4, **settings):
     batches = list(loader)
     loader.close()
     return batches
-
-
-def assert_same(first, second):
-    assert len(first) == len(second)
-    for one, other in zip(first, second):
-        assert torch.equal(one["image"], other["image"])
-        assert (one["captions"], one["index"]) == (other["captions"], other["index"])
 
 
 @pytest.mark.parametrize("captions_per_image", [1, 2])
@@ -137,7 +131,7 @@ def test_batches_go_on_at_any_place_without_what_came_before(tars, monkeypatch):
     monkeypatch.setattr(of_shards.stores, "read_range", lambda *at: read.append(at) or span(*at))
     for first in range(4):
         read.clear()
-        assert_same(loaded(tars, 1, first, shuffle_buffer=1), whole[first:])
+        assert_same_batches(loaded(tars, 1, first, shuffle_buffer=1), whole[first:])
         assert len(read) == 4 * (4 - first)  # no image besides those that are given out
 
 

@@ -2,10 +2,11 @@
 
 import pytest
 
-from captioning.data import ShardDataset, Shards, training_loader, training_transform
+from captioning.data import training_loader
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
-from tests.captioning.data.test_shards import assert_same, members
+from tests.captioning.data.test_loader import assert_same_batches
+from tests.captioning.data.test_shards import dataset, members
 from tests.captioning.object_store import FAULTS
 from tests.captioning.tar_files import write_members
 
@@ -24,8 +25,7 @@ def tars(s3, photos, samples):
 
 
 def loader(tars, workers=0, skip=False):
-    dataset = ShardDataset(Shards(tars), "", training_transform(8), 7, skip_bad_images=skip)
-    return training_loader(dataset, 3, 7, num_workers=workers)
+    return training_loader(dataset(tars, skip=skip), 3, 7, num_workers=workers)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -38,7 +38,7 @@ def test_batches_are_those_of_the_same_tars_on_disk_whatever_fails(s3, tars, wor
     batches = list(in_store)
     in_store.close()
     assert s3.faults == [] and len(batches) == len(on_disk) == 3
-    assert_same(batches, on_disk)
+    assert_same_batches(batches, on_disk)
     s3.requests.clear()
     loader(tars[1])
     assert not s3.requests["GET"]  # where samples lie is known

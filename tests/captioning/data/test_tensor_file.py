@@ -86,7 +86,7 @@ VOCAB = "vocab must have idx_to_token"
         ({"val_captions": torch.zeros(3)}, r"val_captions must be integers \(N, L\)"),
         ({"val_captions": torch.zeros(2, 6).long()}, "val has 3 images and 2 captions"),
         ({"val_captions": torch.full((3, 6), 8)}, "val_captions has ids beyond the 8 words"),
-        ({"code": unpack.Part}, "has objects that could run code"),
+        ({"code": unpack.Split}, "has objects that could run code"),
     ],
 )
 def test_what_is_not_so_is_named_in_a_line(tmp_path, capsys, changes, line):

@@ -15,7 +15,7 @@ ADDRESS = "s3://bucket/within/a.bin"
 @pytest.fixture
 def store(s3, monkeypatch):
     """Return the server, on which ADDRESS is DATA, read in pieces of 4,000 bytes."""
-    monkeypatch.setattr(stores, "PIECE", 4000)
+    monkeypatch.setattr(stores, "CHUNK_BYTES", 4000)
     s3.files.pipe_file(ADDRESS, DATA)
     s3.requests.clear()
     return s3

@@ -63,8 +63,3 @@ def test_what_it_lacks_is_one_line(photos, address, message):
     with pytest.raises(UserError, match=message) as error:
         list(tables.rows(address))
     assert str(error.value).startswith(address) and "\n" not in str(error.value)
-
-
-def test_nothing_is_written_there():
-    with pytest.raises(UserError, match="--out is on hf; use a path"):
-        stores.check_names_file("--out", f"{DATA}/a.jsonl")

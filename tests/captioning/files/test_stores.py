@@ -36,11 +36,3 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(UserError, match="gs://b/a: needs the gcsfs library: pip install gcsfs"):
         stores.stamp("gs://b/a")
-
-
-def test_no_secret_is_taken_in_an_address():
-    for address in ("s3://key:S3CR3T@bucket/a", "https://host/a?token=S3CR3T"):
-        with pytest.raises(UserError, match="may contain a secret") as error:
-            stores.check_address(address)
-        assert "S3CR3T" not in str(error.value)
-    stores.check_address("s3://bucket/a")

@@ -87,7 +87,6 @@ def test_captions_of_several_files_meet_their_references(rows, tmp_path):
 BAD = {
     "text": ([{"image": "a.jpg", "text": "x"}], "column image holds string, not image files"),
     "none": ([{"photo": b"x", "text": "x"}], "has no column image, only photo, text"),
-    "caption": ([{"image": b"x"}], "has no caption: add caption or captions"),
     "prompt": ([{"image": b"x", "text": "x", "prompt": 3}], "has the prompt 3: expected text"),
 }
 

@@ -65,7 +65,7 @@ def server(monkeypatch):
     server.url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setitem(store_requests.LIBRARIES, "http", "aiohttp")
     monkeypatch.setattr(store_requests, "PAUSE_S", 0.01)
-    monkeypatch.setattr(web, "_patience", type(web._patience)(web.Patience))
+    web._of_server.cache_clear()
     monkeypatch.setattr(aiohttp.ClientSession, "_request", impatient)
     HTTPFileSystem.clear_instance_cache()
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -149,14 +149,14 @@ def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
 
 def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server):
     server.answers.update({f"/{number}.jpg": SILENT for number in range(6)})
-    patience = web.patience_with(server.url)
+    breaker = web.circuit_breaker_of(server.url)
     for number, line in enumerate([FAILED, FAILED, UNASKED, UNASKED]):
         read(server, number, line)
     assert len(server.requests) == 4
-    patience.paused_until = 0.0  # a minute later
+    breaker.paused_until = 0.0  # a minute later
     read(server, 2, "1 requests failed")
     read(server, 7, UNASKED)
-    patience.paused_until = 0.0
+    breaker.paused_until = 0.0
     read(server, 7)
     read(server, 3, FAILED)
     read(server, 8)
@@ -168,7 +168,7 @@ def test_parts_that_are_read_together_count_as_one_file(server):
     for requests, line in [(7, FAILED), (14, FAILED), (14, UNASKED)]:
         assert all(line in str(error) for error in stores.read_ranges(parts))
         assert len(server.requests) == requests
-    web.patience_with(server.url).paused_until = 0.0  # a minute later
+    web.circuit_breaker_of(server.url).paused_until = 0.0  # a minute later
     for number in range(5):
         server.answers[f"/{number}.jpg"] = {"Content-Length": 4}, DATA[:4]
     assert stores.read_ranges(parts) == [DATA[:4]] * 5
@@ -178,7 +178,7 @@ def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypat
     clock = SimpleNamespace(now=0.0)
     clock.monotonic, clock.sleep = lambda: clock.now, lambda s: setattr(clock, "now", clock.now + s)
     monkeypatch.setattr(web, "time", clock)
-    monkeypatch.setattr(web, "OUTAGE", 4)
+    monkeypatch.setattr(web, "MAX_SILENT_FILES", 4)
     tries = {1: 2, 2: 2, 3: 1, 5: 2, 6: 2, 7: 1, 8: 1}
     server.answers.update({f"/{number}.jpg": SILENT for number in tries})
     minutes = []

@@ -5,7 +5,7 @@ import torch
 
 from captioning.config import load_config
 from captioning.data import Sample, read_annotations
-from captioning.files.images import has_columns, read_list
+from captioning.files.image_lists import has_columns, read_list
 from captioning.models.build import captioner_from
 from captioning.models.generation import caption_images
 from captioning.models.prompts import caption_lists, check_prompts
