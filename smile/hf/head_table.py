@@ -115,11 +115,12 @@ def class_of(model: nn.Module) -> type:
 def head_row(model: nn.Module) -> Optional[HeadRow]:
     """Return the row of a model's class. None if it is not of transformers or has no row."""
     model_class = class_of(model)
+    name = model_class.__name__
     if not model_class.__module__.startswith("transformers."):
         return None
-    if is_paligemma(model) and version_of(model) < (5, 23):
+    if name == "PaliGemmaForConditionalGeneration" and version_of(model) < (5, 23):
         return HeadRow()  # it ignores the configuration's cap
-    return HEADS.get(model_class.__name__)
+    return HEADS.get(name)
 
 
 def z_loss_weight(model: nn.Module) -> Optional[float]:
@@ -152,14 +153,10 @@ def version_of(model: nn.Module) -> tuple[int, int]:
     return int(numbers[0]), int(numbers[1])
 
 
-def is_paligemma(model: nn.Module) -> bool:
-    """Return whether the model is a PaliGemma or a subclass of it."""
-    return any(kind.__name__.startswith("PaliGemma") for kind in classes_of(model))
-
-
 def needs_labels_for_mask(model: nn.Module) -> bool:
     """Return whether the model needs labels for a causal attention mask.
 
-    True for PaliGemma before transformers 5.0.
+    True for PaliGemma and its subclasses before transformers 5.0.
     """
-    return is_paligemma(model) and version_of(model) < (5, 0)
+    is_paligemma = any(kind.__name__.startswith("PaliGemma") for kind in classes_of(model))
+    return is_paligemma and version_of(model) < (5, 0)
