@@ -121,8 +121,8 @@ NOT_IN_IMAGES = ["pytest", "pycocotools", "pycocoevalcap", "fairscale", "cut_cro
 
 
 def files_of(folder):
-    """The files below the folder, with their times of change."""
-    others = {".git", "output", ".pytest_cache", "__pycache__"}
+    """The files below the folder, with their times of change, but for those of other tests."""
+    others = {".git", "output", ".pytest_cache", ".hypothesis", "__pycache__"}
     files = (path for path in folder.rglob("*") if path.is_file())
     return {path: path.stat().st_mtime_ns for path in files if not others & set(path.parts)}
 

@@ -66,7 +66,7 @@ def in_store():
 def until_done(call, dice, *arguments, elsewhere=True, **named):
     """Call, perhaps on other machines, until a call is not killed; returns how many were."""
     for kills in range(30):
-        hook = kill_before(dice.randint(8, 20))
+        hook = kill_before(dice.randint(4, 14))
         if call(f"m{kills if elsewhere else 0}", *arguments, hook=hook, **named)[0] == 0:
             return kills
     raise AssertionError("it never ended")

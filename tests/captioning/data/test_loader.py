@@ -61,11 +61,11 @@ def joined(batches_of_ranks):
     return {"image": image, **parts}
 
 
-def assert_same_batches(first, second):
+def assert_same_batches(first, second, keys=KEYS):
     assert len(first) == len(second)
     for one, other in zip(first, second):
         assert torch.equal(one["image"], other["image"])
-        assert [one[key] for key in KEYS] == [other[key] for key in KEYS]
+        assert [one[key] for key in keys] == [other[key] for key in keys]
 
 
 def test_seeds_are_recorded():
