@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from adapters.card import UNKNOWN, write_model_card
-from adapters.program import exit_code
+from adapters.program import run_program
 from BLIP.blip import BlipCaptioner
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of
 from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
@@ -312,7 +312,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     from_hf.add_argument("checkpoint", help="the .pth file to write")
     arguments = vars(parser.parse_args(argv))
     convert = {"to-hf": _convert_to_hf, "from-hf": _convert_from_hf}[arguments.pop("command")]
-    return exit_code(lambda: convert(**arguments))
+    return run_program(lambda: convert(**arguments))
 
 
 if __name__ == "__main__":

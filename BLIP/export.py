@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from adapters.program import exit_code
+from adapters.program import run_program
 from BLIP.blip import BlipCaptioner
 from BLIP.convert import MEAN, STD
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of
@@ -157,7 +157,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
             ) from error
         return f"wrote {folder}"
 
-    return exit_code(program)
+    return run_program(program)
 
 
 if __name__ == "__main__":

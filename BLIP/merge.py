@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 
 from adapters.card import UNKNOWN, write_model_card
 from adapters.lora import CONFIG
-from adapters.program import exit_code
+from adapters.program import run_program
 from BLIP.from_checkpoint import captioner_of
 from BLIP.weights.checkpoint import CheckpointError, base_of, read_checkpoint
 from BLIP.weights.download import without_secrets
@@ -65,7 +65,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")
     parser.add_argument("--license", default=UNKNOWN, help="for the adapter's card")
     arguments = vars(parser.parse_args(argv))
-    return exit_code(lambda: merge_checkpoint(**arguments))
+    return run_program(lambda: merge_checkpoint(**arguments))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import sys
 from typing import Callable, Optional
 
 
-def exit_code(program: Callable[[], str]) -> int:
+def run_program(program: Callable[[], str]) -> int:
     """Run a program and print its result. Return the exit code: 0, or 2 after a one-line error.
 
     program: a function that returns a text about what it did. Only ValueError, OSError and

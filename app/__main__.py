@@ -24,7 +24,7 @@ from app.server import listen, serve
 from app.service import CaptionService
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 
 MIN_PYTHON = (3, 10)  # Gradio 6 needs it
 # {flag: (field of `Limits`, help)}
@@ -85,7 +85,7 @@ def main(argv=None) -> int:
             names = [arguments.host, *(arguments.host_name or [])]
             serve(CaptionService(checkpoints, limits), server_socket, names, token)
 
-    return exit_code(program, interrupted="")
+    return run_program(program, interrupted="")
 
 
 def require_libraries() -> None:

@@ -33,7 +33,7 @@ from benchmarks.web_captioners import (
 from BLIP.export import export_onnx
 from BLIP.onnx_runner import OnnxCaptioner
 from captioning.files.reading import read_json
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from decoding import DecodingSettings
 
 ROUNDS = 3
@@ -109,7 +109,7 @@ def cases(options: argparse.Namespace) -> topic.Cases:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     arguments = sys.argv[1:] if argv is None else argv
-    return exit_code(lambda: topic.main(["web", *arguments]), "stopped")
+    return run_program(lambda: topic.main(["web", *arguments]), "stopped")
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from captioning.models.reranking import Reranker, check_reranking
 from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 
 FRAMES_PER_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
 MAX_ASPECT_RATIO = 16  # of a photo: longer side / shorter side
@@ -73,7 +73,7 @@ def main(argv=None) -> int:
     output = arguments.output or Path(f"{arguments.image.stem}_gaze.png")
     if output.suffix != ".png" or output.is_dir():
         parser.error(f"--output is {output}; it has to be a file that ends in .png")
-    return exit_code(lambda: attend(arguments, output), "stopped")
+    return run_program(lambda: attend(arguments, output), "stopped")
 
 
 def attend(arguments: argparse.Namespace, output: Path) -> None:

@@ -18,7 +18,7 @@ from captioning.data import read_split
 from captioning.models.build import load_trained
 from captioning.models.likelihood import UNSCALED, find_minimum, likelihood, unigram_nll
 from captioning.runtime import distributed
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 
 
 def main(argv=None) -> int:
@@ -30,7 +30,7 @@ def main(argv=None) -> int:
     add("--split", choices=("val", "test"), default="val")
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     arguments = parser.parse_args(argv)
-    return exit_code(lambda: calibrate(arguments), "stopped")
+    return run_program(lambda: calibrate(arguments), "stopped")
 
 
 def calibrate(arguments: argparse.Namespace) -> None:

@@ -23,7 +23,7 @@ from captioning.files.reading import read_json, read_lines
 from captioning.files.writing import write_json
 from captioning.metrics.registry import EVALUATORS
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 
 
 def main(argv=None) -> int:
@@ -36,7 +36,7 @@ def main(argv=None) -> int:
     add("--image-dir", help="the images' folder; by default the predictions name files")
     add("--output", required=True, type=Path, help="the scores' JSON file")
     arguments, options = parser.parse_known_args(argv)
-    return exit_code(lambda: score(arguments, options), "stopped: nothing was written")
+    return run_program(lambda: score(arguments, options), "stopped: nothing was written")
 
 
 def score(arguments: argparse.Namespace, options: Sequence[str]) -> int:

@@ -43,7 +43,7 @@ from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code, leave, show_warnings
+from captioning.runtime.program import leave, run_program, show_warnings
 from captioning.runtime.progress import log_line
 
 # {configuration key of decoding: help of the flag with the same name}. The key `sample` is not
@@ -334,7 +334,7 @@ def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     arguments = parse_arguments(argv)
     show_warnings()
-    return exit_code(lambda: caption(arguments))
+    return run_program(lambda: caption(arguments))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ from captioning.metrics.registry import EVALUATORS
 from captioning.metrics.score_table import format_table, skipped_lines
 from captioning.metrics.scoring import score, versions, write_scores
 from captioning.runtime import distributed
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line
 from captioning.runtime.registry import load
 
@@ -72,7 +72,7 @@ def main(argv=None) -> int:
     """Run the program and return its exit code, which is 2 after a one-line error for the user."""
     argv = sys.argv[1:] if argv is None else argv
     arguments = _parse_arguments(argv)
-    return exit_code(lambda: _evaluate(arguments, argv), "stopped: nothing was written")
+    return run_program(lambda: _evaluate(arguments, argv), "stopped: nothing was written")
 
 
 def _evaluate(arguments, argv):

@@ -20,7 +20,7 @@ from captioning.files.manifest import manifest_path
 from captioning.files.stores import without_secrets
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line
 
 
@@ -45,7 +45,7 @@ def main(argv=None) -> int:
     parser.add_argument("checkpoint", help="a sharded checkpoint, or the folder of a run")
     parser.add_argument("file", type=Path, help="the file to write")
     arguments = parser.parse_args(argv)
-    return exit_code(lambda: gather(checkpoints.resolve(arguments.checkpoint), arguments.file))
+    return run_program(lambda: gather(checkpoints.resolve(arguments.checkpoint), arguments.file))
 
 
 if __name__ == "__main__":

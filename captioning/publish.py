@@ -20,7 +20,7 @@ from captioning.files.reading import read_lines
 from captioning.files.tables import IMAGE
 from captioning.files.writing import unfinished_writes
 from captioning.runtime.errors import UserError, one_line
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 
 # A folder with one of MODEL_FILES is a model, else a folder with one of DATASET_FILES a data set.
 MODEL_FILES = ("config.json", "adapter_config.json")
@@ -157,7 +157,7 @@ def main(argv=None) -> int:
     )
     parser.add_argument("folder", type=Path, help="a folder of exported weights, or of captions")
     arguments = parser.parse_args(argv)
-    return exit_code(lambda: publish(arguments.folder))
+    return run_program(lambda: publish(arguments.folder))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from captioning.files.writing import atomic_write, unfinished_writes, user_error
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import cores
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line, progress
 
 SIDE = 256
@@ -140,7 +140,7 @@ def main(argv=None) -> int:
         summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         log_line(f"{sum(counts.values())} images: {summary}; they are in {arguments.target}")
 
-    return exit_code(program)
+    return run_program(program)
 
 
 if __name__ == "__main__":

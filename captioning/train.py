@@ -22,7 +22,7 @@ from captioning.models.build import captioner_from
 from captioning.models.precision import check_precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code, show_warnings
+from captioning.runtime.program import run_program, show_warnings
 from captioning.runtime.progress import log_line
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.output_folder import OutputFolder, working_folder
@@ -108,7 +108,7 @@ def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     arguments = parse_arguments(argv)
     show_warnings()
-    return exit_code(lambda: _train_or_evaluate(arguments))
+    return run_program(lambda: _train_or_evaluate(arguments))
 
 
 def _train_or_evaluate(arguments: argparse.Namespace) -> None:

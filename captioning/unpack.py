@@ -2,8 +2,9 @@
 
     python -m captioning.unpack coco.pt data/coco_pt
 
-Writes train.json, val.json and a PNG file per image, for `dataset: custom`. Unknown words become
-<unk> in the captions. Captioners with a word vocabulary read <unk> as their <UNK>.
+Writes train.json, val.json and a PNG file for each image with a caption, for `dataset: custom`.
+Unknown words become <unk> in the captions. Captioners with a word vocabulary read <unk> as their
+<UNK>.
 """
 
 if __name__ == "__main__":
@@ -19,7 +20,7 @@ from PIL import Image
 
 from captioning.data.tensor_file import Split, read_tensor_file
 from captioning.files.writing import require_folder, user_errors, write_json
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line, progress
 
 
@@ -63,7 +64,7 @@ def main(argv=None) -> int:
     parser.add_argument("folder", type=Path, help="the folder for images and annotations")
     arguments = parser.parse_args(argv)
     interrupted = "stopped; the same command starts from the beginning"
-    return exit_code(lambda: log_line(unpack(arguments.file, arguments.folder)), interrupted)
+    return run_program(lambda: log_line(unpack(arguments.file, arguments.folder)), interrupted)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ from decoding.caption_generator import CaptionGenerator
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.hf import last_parts, use_smile
-from smile.hf.families import IGNORED, align_labels, is_encoder_decoder
 from smile.hf.head import language_head
+from smile.hf.label_alignment import IGNORE_INDEX, align_labels, is_encoder_decoder
 from smile.objective import captions_per_image
 from vlm.attention_map import run_with_cross_attention
 from vlm.collate import collate, collate_decoder_only, collate_encoder_decoder
@@ -81,13 +81,13 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
     ) -> ObjectiveOutput:
         with self._rows_with_shared_features(image, captions) as (batch, labels):
             loss = self.model(**batch, labels=labels).loss
-        return ObjectiveOutput(loss, last_parts(self.model), (labels != IGNORED).sum())
+        return ObjectiveOutput(loss, last_parts(self.model), (labels != IGNORE_INDEX).sum())
 
     def predictions(self, image: ImageBatch, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
         with self._rows_with_shared_features(image, captions) as (batch, labels):
             logits = self.model(**batch).logits
         logits, labels = align_labels(self.model, logits, labels, tokens=batch.get("input_ids"))
-        first_labelled = int((labels != IGNORED).any(0).int().argmax())
+        first_labelled = int((labels != IGNORE_INDEX).any(0).int().argmax())
         return logits[:, first_labelled:], labels[:, first_labelled:]
 
     @contextmanager
@@ -160,7 +160,7 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
             output = self.model(**batch)
         tokens = batch.get("input_ids")
         logits, labels = align_labels(self.model, output.logits, labels, tokens=tokens)
-        is_scored = labels[0] != IGNORED
+        is_scored = labels[0] != IGNORE_INDEX
         return logits[0, is_scored], None if attention_map is None else attention_map[is_scored]
 
     def log_likelihoods(self, encoded: ImageBatch, ids: Tensor, temperature: float = 1.0) -> Tensor:

@@ -18,7 +18,7 @@ from torch import nn
 
 from adapters.card import NAME, license_of, write_model_card
 from adapters.lora import Lora, add_lora, load_adapter_state
-from adapters.program import exit_code, one_line
+from adapters.program import one_line, run_program
 from vlm.library import Parts, load_model, load_parts
 
 
@@ -96,7 +96,7 @@ def main(argv=None) -> int:
     parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")
     parser.add_argument("--license", help="for the model card; default: the base model's")
     arguments = vars(parser.parse_args(argv))
-    return exit_code(lambda: export(**arguments))
+    return run_program(lambda: export(**arguments))
 
 
 if __name__ == "__main__":

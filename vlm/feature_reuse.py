@@ -14,7 +14,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
-from smile.hf.families import is_encoder_decoder
+from smile.hf.label_alignment import is_encoder_decoder
 from vlm.collate import collate
 from vlm.image_batch import ImageBatch
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from adapters.program import exit_code
+from adapters.program import run_program
 from vlm.library import check_library
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
@@ -117,7 +117,7 @@ def main(argv=None) -> int:
         write(arguments.folder, words)
         return f"wrote {arguments.folder}"
 
-    return exit_code(program)
+    return run_program(program)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from captioning import train
 from captioning.config import load_config
 from captioning.models.checkpoints import BEST
 from captioning.runtime.job_runner import Job
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from captioning.sweep.decodings import JUDGE as JUDGE_DECODING
 from captioning.sweep.decodings import read_decodings, with_drop_shares
 from captioning.sweep.parallel_runs import job_slots, raise_failures, run_in_slots
@@ -75,7 +75,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
     arguments = parser.parse_intermixed_args(argv)
     interrupted = "stopped; run the same command again to continue"
-    return exit_code(lambda: _run(arguments), interrupted)
+    return run_program(lambda: _run(arguments), interrupted)
 
 
 def _run(arguments):

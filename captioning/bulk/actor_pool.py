@@ -17,11 +17,12 @@ from captioning.bulk.shards import ShardFiles, ShardUpdate
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import log_line
 
-# A machine is given up after this many failed starts of actors in a row. A shard is given up when
-# it has lost this many actors in a row without new captions.
-TRIES = 3
+# No more actors are requested on a machine after this many failed starts in a row. A shard is given
+# up when it has lost this many actors in a row without new captions.
+MAX_FAILURES_IN_A_ROW = 3
 POLL_MACHINES_S = 2  # seconds between two listings of the cluster's machines
-WAIT_NOTICE_S = 60  # seconds without a ready actor, after which the log says what the run waits for
+# After this many seconds, an actor that is not ready is no longer counted, and the log says so.
+START_TIMEOUT_S = 60
 POLL_S = 0.2  # the longest wait for updates, in seconds
 
 
@@ -30,16 +31,17 @@ class Worker:
     """The driver's view of an actor and of the shards that the actor captions.
 
     actor: Ray's handle. loading: Ray's reference to the result of `CaptioningActor.load`; None once
-    the captioner is loaded. shards: {Ray's stream of a shard's updates: the shard's files}.
+    the captioner is loaded. shards: maps Ray's stream of a shard's updates to
+    the shard's files.
     """
 
     actor: Any
     machine: Machine
     loading: Any
     capacity: int = 0  # shards at once; 0 until the captioner is loaded
-    exclusive: bool = False  # whether it runs a suspect shard alone, see `RayEngine.caption`
+    exclusive: bool = False  # whether it only runs a suspect shard, see `RayEngine.caption`
     lost: bool = False  # whether the actor has died
-    requested: float = field(default_factory=time.monotonic)  # when the actor was requested
+    requested_at: float = field(default_factory=time.monotonic)  # when the actor was requested
     shards: dict[Any, ShardFiles] = field(default_factory=dict)
 
 
@@ -52,23 +54,24 @@ class ActorPool:
         self._failures = Counter()  # {machine id: failed starts in a row}
         self._last_failure = ""  # why the last start failed
         # When the machines were last listed, and when an actor was last ready.
-        self._listed_at = self._ready_at = 0.0
+        self._listed_at = self._last_ready_at = 0.0
         self._load_was_logged = self._wait_was_logged = False
 
     def is_ready(self) -> bool:
-        """Return whether an actor has loaded its captioner."""
+        """Return whether an actor has loaded its captioner. It may have died since."""
         return any(worker.capacity for worker in self.workers)
 
     def start_actors(self, request: Request, limit: int) -> None:
-        """Request actors on machines with free places, until there are `limit` actors.
+        """Request actors on machines with free places, until `limit` actors are counted.
 
-        Called again and again: a call within POLL_MACHINES_S of the previous listing only logs.
-        Raises UserError if no machine can start an actor.
+        Actors that have been pending for START_TIMEOUT_S are not counted, so that other machines
+        are tried. May be called often: machines are listed every POLL_MACHINES_S. Raises UserError
+        if all machines have failed and no actor is loaded.
         """
         now = time.monotonic()
-        if self.is_ready() or not self._ready_at:
-            self._ready_at, self._wait_was_logged = now, False
-        elif now - self._ready_at > WAIT_NOTICE_S and not self._wait_was_logged:
+        if self.is_ready() or not self._last_ready_at:
+            self._last_ready_at, self._wait_was_logged = now, False
+        elif now - self._last_ready_at > START_TIMEOUT_S and not self._wait_was_logged:
             self._wait_was_logged = True
             resource = "GPU" if self.cluster.device.type == "cuda" else "CPU"
             log_line(
@@ -78,18 +81,18 @@ class ActorPool:
             return
         self._listed_at = now
         machines = self.cluster.machines()
-        able = [machine for machine in machines if self._failures[machine.id] < TRIES]
+        usable = [
+            machine for machine in machines if self._failures[machine.id] < MAX_FAILURES_IN_A_ROW
+        ]
         alive = [worker for worker in self.workers if not worker.lost]
-        if machines and not able and not any(worker.capacity for worker in alive):
+        if machines and not usable and not any(worker.capacity for worker in alive):
             raise UserError(
                 f"no machine of the cluster can start a captioner: {self._last_failure}"
             )
-        for machine in able:
-            here = [worker for worker in self.workers if worker.machine.id == machine.id]
-            # Do not count actors that have been pending for WAIT_NOTICE_S, so that other machines
-            # are tried.
-            counted = [w for w in alive if w.capacity or now - w.requested < WAIT_NOTICE_S]
-            for _ in range(min(machine.actors - len(here), limit - len(counted))):
+        for machine in usable:
+            workers_here = [worker for worker in self.workers if worker.machine.id == machine.id]
+            counted = [w for w in alive if w.capacity or now - w.requested_at < START_TIMEOUT_S]
+            for _ in range(min(machine.actors - len(workers_here), limit - len(counted))):
                 actor = self.cluster.actor(CaptioningActor, machine)
                 worker = Worker(actor, machine, actor.load.remote(self.load, request))
                 self.workers.append(worker)
@@ -99,23 +102,24 @@ class ActorPool:
         """Wait up to POLL_S for updates; yield (worker, stream, update) for each.
 
         stream: a key of `worker.shards`. update: an exception if the actor died or the stream ended
-        early. Raises UserError if a captioner cannot be loaded.
+        early. Raises UserError if an actor reports an error of the user while it loads. An actor
+        that dies while it loads is lost.
         """
         import ray
 
-        senders = {}
+        worker_of = {}
         for worker in self.workers:
-            senders.update(dict.fromkeys(worker.shards, worker))
+            worker_of.update(dict.fromkeys(worker.shards, worker))
             if worker.loading is not None:
-                senders[worker.loading] = worker
-        if not senders:
+                worker_of[worker.loading] = worker
+        if not worker_of:
             time.sleep(POLL_S)
             return
-        ready, _ = ray.wait(list(senders), num_returns=1, timeout=POLL_S)
+        ready, _ = ray.wait(list(worker_of), num_returns=1, timeout=POLL_S)
         if ready:
-            ready, _ = ray.wait(list(senders), num_returns=len(senders), timeout=0)
+            ready, _ = ray.wait(list(worker_of), num_returns=len(worker_of), timeout=0)
         for sender in ready:
-            worker = senders[sender]
+            worker = worker_of[sender]
             try:
                 if sender is worker.loading:
                     report, capacity, problem = ray.get(sender)

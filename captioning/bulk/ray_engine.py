@@ -9,7 +9,7 @@ import os
 from collections import deque
 from typing import Any, Callable
 
-from captioning.bulk.actor_pool import TRIES, ActorPool, Worker
+from captioning.bulk.actor_pool import MAX_FAILURES_IN_A_ROW, ActorPool, Worker
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.local_engine import OnImages, mark_done
 from captioning.bulk.request import Request
@@ -112,7 +112,7 @@ class RayEngine:
         before, times = self.losses.get(shard.number, (0, 0))
         times = times + 1 if len(shard.lines) == before else 1
         self.losses[shard.number] = len(shard.lines), times
-        if times < TRIES:
+        if times < MAX_FAILURES_IN_A_ROW:
             if times == 1:
                 self.waiting.appendleft(shard.number)
             else:

@@ -30,8 +30,8 @@ def read_tensor_file(path: Path) -> dict[str, Split]:
     """Return {split: images and captions} of a file, without running code from the file.
 
     The file is a dict with KEYS. The images are uint8 (N, 3, H, W) and the captions integers
-    (N, L). `vocab` has `idx_to_token`, a list, and `token_to_idx`, a dict. For a wrong file, raises
-    a UserError that names the wrong key.
+    (N, L). `vocab` has `idx_to_token`, a list, and `token_to_idx`, a dict. Raises
+    UserError with what is wrong with the file.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such file")
@@ -47,7 +47,7 @@ def read_tensor_file(path: Path) -> dict[str, Split]:
 
 
 def _words(vocab: Any, path: Path) -> list[str]:
-    """Return the list of words, indexed by id. Raises UserError if the two tables do not agree."""
+    """Return the list of words, indexed by id. Raises UserError for a wrong vocabulary."""
     tables = vocab if isinstance(vocab, Mapping) else {}
     words, ids = tables.get("idx_to_token"), tables.get("token_to_idx")
     is_list = isinstance(words, list) and all(isinstance(word, str) for word in words)

@@ -22,7 +22,7 @@ from captioning.demo.runs import Demo
 from captioning.demo.status import DemoProgress
 from captioning.metrics.meteor import shared_process
 from captioning.runtime.job_runner import prepare
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from captioning.runtime.progress import bar_prefix
 
 # These modules are imported once, before the jobs are forked, because importing takes seconds.
@@ -60,7 +60,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
     arguments = parser.parse_intermixed_args(argv)
     stopped = "\nstopped; run the same command again to continue"
-    return exit_code(lambda: run(Demo(**vars(arguments))), stopped)
+    return run_program(lambda: run(Demo(**vars(arguments))), stopped)
 
 
 if __name__ == "__main__":

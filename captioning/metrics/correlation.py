@@ -41,7 +41,7 @@ from captioning.metrics.score_table import align
 from captioning.metrics.scoring import score
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line
 
 FEWEST_SYSTEMS = 3  # with fewer, means of systems are not correlated
@@ -181,7 +181,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--references", type=Path, help="human captions, if RATINGS has none")
     add_scoring_flags(parser, "the folder of the rated images")
     arguments = parse_scoring_arguments(parser, argv)
-    return exit_code(lambda: _run(arguments), "stopped: nothing was computed")
+    return run_program(lambda: _run(arguments), "stopped: nothing was computed")
 
 
 def _run(arguments):

@@ -38,10 +38,10 @@ def java_version() -> int:
 def java_process(
     arguments: Sequence, time_limit: float
 ) -> Iterator[tuple[subprocess.Popen, TextIO]]:
-    """Start `java ARGUMENTS`. Yield the process, with UTF-8 pipes, and its stderr as a file.
+    """Start `java ARGUMENTS`. Yield the process, with UTF-8 pipes, and a file with its stderr.
 
     At the end of the block, wait until the program ends. The program is killed after `time_limit`
-    seconds, or if a stop of this process is requested. Raises JavaError if the program does not
+    seconds, or when this process is asked to stop. Raises JavaError if the program does not
     start, fails or is killed. An OSError or ValueError in the block, such as a broken pipe or
     output that is not a number, becomes a JavaError.
     """
@@ -77,13 +77,13 @@ def java_process(
 
 
 def _watch(process, time_limit, timed_out, finished):
-    """Kill the process after `time_limit` seconds, or if a stop of this process is requested.
+    """Kill the process after `time_limit` seconds, or when this process is asked to stop.
 
     timed_out: an event that is set at the time limit. finished: an event that ends this function.
     """
-    until = time.monotonic() + time_limit
-    while not finished.wait(min(0.2, max(0.0, until - time.monotonic()))):
-        if time.monotonic() >= until:
+    deadline = time.monotonic() + time_limit
+    while not finished.wait(min(0.2, max(0.0, deadline - time.monotonic()))):
+        if time.monotonic() >= deadline:
             timed_out.set()
         if timed_out.is_set() or signals.stop_requested():
             return _kill(process)
@@ -116,7 +116,7 @@ def _kill(process: subprocess.Popen):
 
 
 def _error_line(log: TextIO) -> str:
-    """Return the first line of a log that names an error; without such a line, the last line."""
+    """Return the first line of a log that begins with an error; without such a line, the last."""
     log.seek(0)
     lines = [line.strip() for line in log if line.strip()]
     last = lines[-1] if lines else "it wrote nothing"

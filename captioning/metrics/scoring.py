@@ -28,12 +28,12 @@ def score(
     """Return the scores of captions, given as {image id: caption} or a list of COCO results.
 
     evaluators: from `build_evaluators`; by default coco, length and diversity. If an evaluator
-    fails, its metrics are listed in `skipped`, and the scores of other evaluators are kept. Only
-    rank 0 returns all scores. Other ranks call only evaluators that divide their work among
-    processes.
+    fails, its metrics are listed in `skipped`, and the scores of other evaluators are kept. All
+    ranks call this. Rank 0 returns all scores; the other ranks only take part in evaluators that
+    divide their work.
 
-    As in the COCO tools, only images with a prediction are scored. Raises UserError for an image
-    with two predictions or without references, and if there are no predictions.
+    Only images with a prediction are scored. Raises UserError for an image with two different
+    predictions or without references, and if there are no predictions.
     """
     if isinstance(predictions, Mapping):
         predictions = [{"image_id": i, "caption": text} for i, text in predictions.items()]

@@ -19,7 +19,7 @@ from captioning.report.comparison import compare
 from captioning.report.comparison_table import comparison_table
 from captioning.report.page import write_report
 from captioning.runtime.errors import visible
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -37,7 +37,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         write_report(comparison, output)
         print(f"the report is {output}", file=sys.stderr)
 
-    return exit_code(report, "stopped")
+    return run_program(report, "stopped")
 
 
 def default_output(runs: Sequence[Path]) -> Path:

@@ -12,7 +12,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 class UserError(Exception):
     """A mistake of the user. Its text is one line: what was wrong, where, and what to do.
 
-    `captioning.runtime.program.exit_code` prints the line without a traceback.
+    `captioning.runtime.program.run_program` prints the line without a traceback.
     """
 
 

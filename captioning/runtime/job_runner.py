@@ -1,7 +1,8 @@
 """Runs jobs in parallel processes, each with a log file.
 
 The jobs are forked from multiprocessing's fork server, a process that has imported the jobs'
-modules and has no threads. Therefore a job starts at once, and no thread of the program is forked.
+modules and has no threads. Therefore a job starts without imports, and no process with threads is
+forked, which could deadlock.
 """
 
 import contextlib
@@ -51,7 +52,10 @@ class Observer:
         """
 
     def ended(self, name: str, reason: Optional[str]) -> None:
-        """Called when the job `name` has ended. reason: why it failed; None if it succeeded."""
+        """Called when the job `name` has ended. reason: why it failed; None if it succeeded.
+
+        Not called for a job that was stopped on request, or killed by `run_jobs`.
+        """
 
     def poll(self) -> None:
         """Called several times a second."""
@@ -72,7 +76,7 @@ class _RunningJob(NamedTuple):
     def reason(self) -> Optional[str]:
         """Return why an ended job failed; None if the job succeeded.
 
-        The reason is the job's last error line or, without one, its exit code.
+        The reason is the job's last error line or, without one, its exit code or signal.
         """
         code = self.process.exitcode
         if code == 0:
@@ -146,7 +150,8 @@ def run_jobs(
     further jobs after a job has failed. If false, the other jobs are asked to save and stop, and
     UserError is raised with the reason of the failure.
 
-    If this process is asked to stop, waits until all jobs have saved, then raises Stopped. Raises
+    If this process is asked to stop, starts no further jobs, waits until the running jobs have
+    saved, then raises Stopped. Raises
     KeyboardInterrupt at once when Ctrl-C is pressed twice.
     """
     _start_fork_server()
@@ -190,7 +195,7 @@ def run_jobs(
 
 @contextlib.contextmanager
 def _killed_at_end(running: Sequence[_RunningJob]) -> Iterator[None]:
-    """Kill the jobs that run when the block ends: after Ctrl-C twice, or an error of the block."""
+    """Kill the jobs that still run when the block ends, after a second Ctrl-C or an error."""
     try:
         yield
     finally:
@@ -239,7 +244,7 @@ def _run_job(job: Job, reports: connection.Connection) -> None:
     def send(description, share):
         try:
             reports.send((description, share))
-        except OSError:  # the main program has died: stop now, not when the fork server ends
+        except OSError:  # the main program has died: the fork server may end later
             signal.raise_signal(signal.SIGTERM)
 
     code = 1

@@ -21,16 +21,19 @@ from captioning.runtime.errors import UserError, visible
 from captioning.runtime.progress import log_line
 
 FAILED, INTERRUPTED = 2, 130  # exit codes after a UserError and after Ctrl-C
-HEAD_START_S = 10  # how long other processes wait for the process that caused an error to print it
+FIRST_ERROR_WAIT_S = 10  # wait before printing an error that another process may have caused
 
 
-def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] = None) -> int:
-    """Run a program and return an exit code. After a UserError, print one line, return FAILED.
+def run_program(program: Callable[[], Optional[int]], interrupted: Optional[str] = None) -> int:
+    """Run a program and return its exit code. After a UserError, print one line, return FAILED.
 
-    program: a function that returns an exit code, or None for 0. interrupted: None, or a text. With
-    None, the program can save and stop: a signal asks it to stop, which counts as success, and only
-    a repeated Ctrl-C returns INTERRUPTED (see `signals`). With a text, signals are not handled, and
-    Ctrl-C prints the text and returns INTERRUPTED.
+    program: a function that returns an exit code, or None for 0. interrupted:
+
+    - None: a signal asks the program to save and stop (see `signals`), with exit code 0. A second
+      Ctrl-C returns INTERRUPTED.
+    - a text: the first Ctrl-C prints the text and returns INTERRUPTED.
+
+    With several processes, a process that fails ends at once instead of returning.
     """
     gc.enable()  # `tune_process` has disabled the collector for the imports
     with signals.watch() if interrupted is None else contextlib.nullcontext():
@@ -40,7 +43,7 @@ def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] =
             if interrupted:
                 print(interrupted, file=sys.stderr)
             if isinstance(stop, KeyboardInterrupt):
-                _exit_group(INTERRUPTED)
+                _exit_if_distributed(INTERRUPTED)
             if interrupted is not None or isinstance(stop, KeyboardInterrupt):
                 return INTERRUPTED
             reason = signals.stop_requested() or "another process"
@@ -52,7 +55,7 @@ def exit_code(program: Callable[[], Optional[int]], interrupted: Optional[str] =
                 _wait_for_first_error()
                 line = f"[rank {distributed.rank()}] {line}"
             print(line, file=sys.stderr, flush=True)
-            _exit_group(FAILED)
+            _exit_if_distributed(FAILED)
             return FAILED
         except Exception:
             if distributed.env_world_size() > 1:
@@ -85,8 +88,8 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _exit_group(code: int) -> None:
-    """End this process without `distributed.stop`, if the process belongs to a process group.
+def _exit_if_distributed(code: int) -> None:
+    """End this process at once if it belongs to a process group, without `distributed.stop`.
 
     With NCCL, `distributed.stop` waits for the other processes. After an error, the other processes
     may wait for this process in a collective, so that `distributed.stop` would deadlock.
@@ -98,12 +101,12 @@ def _exit_group(code: int) -> None:
 
 
 def _wait_for_first_error() -> None:
-    """Wait up to HEAD_START_S, so that the process that caused an error prints its error first.
+    """Wait up to FIRST_ERROR_WAIT_S, so that the process that caused an error prints first.
 
     When a process fails, a collective raises an uninformative error in the other processes. The
     other processes wait here until the launcher notices the failed process and ends them.
     """
-    deadline = time.monotonic() + HEAD_START_S
+    deadline = time.monotonic() + FIRST_ERROR_WAIT_S
     while distributed.env_world_size() > 1 and time.monotonic() < deadline:
         if signals.stop_requested():  # the launcher ends all processes
             sys.stderr.flush()

@@ -13,7 +13,7 @@ def tune_process() -> None:
     Also ignores Pillow's warning of large images.
 
     Environment variables of the user take precedence: OMP_WAIT_POLICY, GOMP_SPINCOUNT, MALLOC_*.
-    `captioning.runtime.program.exit_code` enables the collector again.
+    `captioning.runtime.program.run_program` enables the collector again.
     """
     # Imports create hardly any garbage, but collections would take a fifth of the import time.
     gc.disable()

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line
 from captioning.scenes import paragraphs
 from captioning.scenes.make import SPLITS, make_scenes
@@ -32,7 +32,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         made = make_scenes(arguments.output, arguments.seed, splits, arguments.paragraphs)
         log_line(f"{arguments.output} {'is drawn' if made else 'exists already'}")
 
-    return exit_code(program, "stopped")
+    return run_program(program, "stopped")
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from captioning.report.page import write_report
 from captioning.report.runs import Run
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import FAILED, exit_code
+from captioning.runtime.program import FAILED, run_program
 from captioning.runtime.progress import log_line
 from captioning.sweep import variants
 from captioning.sweep.decoding_table import write_decodings
@@ -114,7 +114,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """
     arguments = build_parser().parse_intermixed_args(argv)
     stopped = "stopped; run the same command again to continue"
-    return exit_code(lambda: _run(arguments), stopped)
+    return run_program(lambda: _run(arguments), stopped)
 
 
 def _check_arguments(arguments):

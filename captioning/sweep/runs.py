@@ -12,7 +12,7 @@ from captioning.models import checkpoints
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line
 from captioning.sweep.decodings import JUDGE, decode_run
 from captioning.sweep.parallel_runs import job_slots, raise_failures, run_in_slots
@@ -155,7 +155,7 @@ def decode_and_score(arguments: Sequence[str], names: Sequence[str], judge: Opti
         with shared_process():
             decode_run(read_config(arguments), names, judge)
 
-    return exit_code(program)
+    return run_program(program)
 
 
 def choose_judge(variant: Variant, done: Sequence[Variant]) -> str:

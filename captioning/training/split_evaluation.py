@@ -27,9 +27,10 @@ from captioning.training.run_log import shell_command
 class SplitEvaluation:
     """Captions one split of a configuration and computes the metrics.
 
-    The constructor checks annotations, references and the requirements of metrics before any
-    caption is generated, and raises UserError. `run` writes to the run's folder: captions, in the
-    format of COCO results, to result/NAME.json, and scores to result/NAME/.
+    The constructor raises UserError for wrong annotations, references or options, before any
+    caption is generated. It logs the metrics that this machine cannot compute. `run` writes to the
+    run's folder: captions, in the format of COCO results, to result/NAME.json, and scores to
+    result/NAME/.
     """
 
     def __init__(self, config: Config, split: str, folder: Path, device: torch.device):
@@ -41,21 +42,20 @@ class SplitEvaluation:
             settings = metric_settings(config, self.samples, str(device))
             options = options_of(config.metrics, config)
             self.evaluators = build_evaluators(config.metrics, settings, **options)
-        # {metric: why it cannot be computed}. Rank 0 computes the metrics, so that only rank 0
-        # knows the reasons.
-        self.unavailable = {}
+        # {metric: why it cannot be computed}, as rank 0 finds, which needs every metric.
+        self.unavailable_metrics = {}
         if distributed.is_main():
             for evaluator in self.evaluators:
-                self.unavailable.update(evaluator.unavailable())
-        self.unavailable = distributed.broadcast_from_main(self.unavailable)
-        for metric, reason in self.unavailable.items():
+                self.unavailable_metrics.update(evaluator.unavailable())
+        self.unavailable_metrics = distributed.broadcast_from_main(self.unavailable_metrics)
+        for metric, reason in self.unavailable_metrics.items():
             log_line(f"{metric} will be skipped: {reason}")
 
     def run(self, captioner: nn.Module, name: str) -> Optional[dict[str, float]]:
         """Caption and score the split. All ranks call this.
 
-        Returns {metric: value} on rank 0, None on other ranks. Raises UserError, and Stopped on all
-        ranks if a stop is requested.
+        Returns {metric: value} on rank 0, None on other ranks. Raises UserError. If a rank is asked
+        to stop, all ranks raise Stopped.
         """
         return self.score(self.caption(captioner), name)
 
@@ -91,7 +91,7 @@ class SplitEvaluation:
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:
-    """Return the settings that all metrics of a configuration share: images, folder and device."""
+    """Return the settings that all metrics of a configuration share: image files and device."""
     root = Path(config.image_root)
     images = {sample.image_id: root / sample.image for sample in samples}
     return Settings(images, root, device=device)

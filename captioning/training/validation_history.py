@@ -68,8 +68,8 @@ def reason_unavailable(metrics: str, evaluation: SplitEvaluation) -> Optional[st
     for name in MetricSum.parse(metrics).signs:
         if name not in computed:
             return f"metrics is {evaluation.config.metrics}, which does not include {name}"
-        if name in evaluation.unavailable:
-            return f"{name} cannot be computed: {evaluation.unavailable[name]}"
+        if name in evaluation.unavailable_metrics:
+            return f"{name} cannot be computed: {evaluation.unavailable_metrics[name]}"
     return None
 
 

@@ -11,8 +11,13 @@ import torch
 from torch import Tensor, nn
 
 from smile.hf.auxiliary import auxiliary_losses
-from smile.hf.families import IGNORED, add_decoder_inputs, add_labels, unwrap_generative
 from smile.hf.head import LinearHead, linear_head
+from smile.hf.label_alignment import (
+    IGNORE_INDEX,
+    add_decoder_inputs,
+    add_labels_for_mask,
+    unwrap_generative,
+)
 from smile.hf.misuse_checks import (
     REMEDY,
     Call,
@@ -239,7 +244,7 @@ def _add_inputs(model, settings: _Settings, targets: Targets) -> None:
     add_decoder_inputs(model, labels, inputs)
     # Only a model that needs labels for its attention mask gets labels: every model that gets
     # labels also computes its own loss.
-    add_labels(model, labels, inputs)
+    add_labels_for_mask(model, labels, inputs)
     needs_separation = texts is not None and settings.objective.weights.keys() != {"mle"}
     # The check reads values of tensors, which do not exist during compilation.
     if needs_separation and not torch.compiler.is_compiling():
@@ -322,13 +327,13 @@ def unwrap_model(model: nn.Module) -> nn.Module:
 def to_objective(objective: ObjectiveLike) -> Objective:
     """Return the objective, or build it from a spec. None gives SMILE with first-token MLE.
 
-    Raises ValueError if the objective's ignore_index is not IGNORED.
+    Raises ValueError if the objective's ignore_index is not IGNORE_INDEX.
     """
     if not isinstance(objective, Objective):
         objective = Objective() if objective is None else Objective(objective)
-    if objective.ignore_index != IGNORED:
+    if objective.ignore_index != IGNORE_INDEX:
         raise ValueError(
-            f"ignore_index is {objective.ignore_index}, but labels of transformers use {IGNORED}; "
-            f"give Objective(..., ignore_index={IGNORED})"
+            f"ignore_index is {objective.ignore_index}, but labels of transformers use "
+            f"{IGNORE_INDEX}; give Objective(..., ignore_index={IGNORE_INDEX})"
         )
     return objective

@@ -28,11 +28,11 @@ class LinearHead(NamedTuple):
     vocabulary: Optional[int]
 
     def changed_rows(self, model_logits: Tensor, head_logits: Tensor) -> Tensor:
-        """Return bool (B,): rows whose logits the model changes in another way than `HEADS` states.
+        """Return bool (B,): rows whose logits differ from what `head_table.HEADS` states.
 
-        model_logits: the model's output, (B, N, V). head_logits: the head's output. Without
-        transform and bias both must be equal bit for bit, unless the program is compiled. Otherwise
-        model_logits may differ from the expected logits by the rounding of a few operations.
+        model_logits: the model's output, (B, N, V). head_logits: the head's output. The
+        tolerance is the rounding of a few operations. It is 0 for a head without transform and bias
+        in a program that is not compiled.
         """
         expected = head_logits.to(model_logits.dtype, copy=True)
         if self.bias is not None:
@@ -41,11 +41,11 @@ class LinearHead(NamedTuple):
         expected = Transform.__call__(self.transform, expected)[0][..., : self.vocabulary]
         if expected.shape != model_logits.shape:
             return torch.ones(len(model_logits), dtype=torch.bool, device=model_logits.device)
-        rounding = 4 * max(torch.finfo(x.dtype).eps for x in (model_logits, head_logits))
+        tolerance = 4 * max(torch.finfo(x.dtype).eps for x in (model_logits, head_logits))
         is_identity = self.transform == Transform() and self.bias is None
         if is_identity and not torch.compiler.is_compiling():
-            rounding = 0
-        same = torch.isclose(model_logits, expected, rtol=rounding, atol=rounding, equal_nan=True)
+            tolerance = 0
+        same = torch.isclose(model_logits, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
         return ~same.flatten(1).all(1)
 
     def compute_objective(self, objective: Objective, targets: AlignedTargets) -> ObjectiveOutput:
@@ -77,13 +77,13 @@ def linear_head(model: nn.Module) -> Optional[LinearHead]:
     for its attention mask, and for a head that is not linear, was changed, has an adapter or is
     partitioned by DeepSpeed ZeRO-3.
     """
-    owner, head = _output_layer(model)
+    owner, head = _find_head(model)
     if owner is None or head_row(model) is None:
         return None
     row = head_row(owner)
     if row is None or z_loss_weight(model) or needs_labels_for_mask(model):
         return None
-    if not _is_linear(head) or hasattr(head.weight, "ds_id"):
+    if not _is_plain_linear(head) or hasattr(head.weight, "ds_id"):
         return None
     scale = value_of(owner, row.scale, 1.0) / value_of(owner, row.divisor, 1.0)
     bias = value_of(owner, row.bias)
@@ -97,15 +97,15 @@ def linear_head(model: nn.Module) -> Optional[LinearHead]:
 
 def language_head(model: nn.Module) -> nn.Module:
     """Return the layer that computes logits. Raises ValueError if it is not linear or not found."""
-    head = _output_layer(model)[1]
+    head = _find_head(model)[1]
     # A layer that PEFT has adapted has the original layer as its base_layer.
     if not isinstance(getattr(head, "base_layer", head), nn.Linear):
         raise ValueError(f"{type(model).__name__} has no linear language head")
     return head
 
 
-def _output_layer(model: nn.Module) -> tuple[Optional[nn.Module], Optional[nn.Module]]:
-    """Return (owner, head): the language head, and the model or the submodule that calls it."""
+def _find_head(model: nn.Module) -> tuple[Optional[nn.Module], Optional[nn.Module]]:
+    """Return (owner, head): the model or submodule that calls the language head, and the head."""
     for owner in (*model.children(), model):
         head = owner.get_output_embeddings() if hasattr(owner, "get_output_embeddings") else None
         if head is not None:
@@ -122,16 +122,16 @@ def _active_head(head: nn.Module) -> nn.Module:
     return head.modules_to_save[head.active_adapters[0]]
 
 
-def _is_linear(head: Optional[nn.Module]) -> bool:
+def _is_plain_linear(head: Optional[nn.Module]) -> bool:
     """Return whether the head is certain to compute hidden @ weight.T + bias.
 
-    This is uncertain, and False is returned, if a subclass of nn.Linear has another forward, if a
-    forward was set on the head, or if the head has a hook that neither smile.hf nor
-    torch.distributed has defined. The forward that accelerate sets to move tensors is allowed.
+    Returns False for a subclass of nn.Linear with its own forward, for a forward that was set on
+    the head, and for a hook that neither smile.hf nor torch.distributed has defined. The forward
+    that accelerate sets to move tensors is allowed.
     """
     if not (isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward):
         return False
-    if torch.compiler.is_compiling():  # Dynamo cannot read hooks; use_smile has checked them before
+    if torch.compiler.is_compiling():  # Dynamo cannot read hooks; `changed_rows` checks
         return True
     for hook in (*head._forward_pre_hooks.values(), *head._forward_hooks.values()):
         function = getattr(hook, "func", hook)  # a functools.partial has the attribute func

@@ -13,8 +13,8 @@ from smile.captions import (
     segments_from_cu_seq_lens,
     segments_from_position_ids,
 )
-from smile.hf.families import (
-    IGNORED,
+from smile.hf.label_alignment import (
+    IGNORE_INDEX,
     align_labels,
     is_encoder_decoder,
     is_media,
@@ -85,13 +85,13 @@ class Targets:
                 f"labels of {tuple(labels.shape)} in {labels.dtype}; give integers of the shape "
                 "(captions, tokens)"
             )
-        prepare_weights(labels, self.weights, IGNORED)  # checks the weights
+        prepare_weights(labels, self.weights, IGNORE_INDEX)  # checks the weights
         if segments is not None:
             check_segments(segments, labels)
             segments = segments.to(labels.device)
         self.original_labels = labels
         self.segments = segments
-        self.labels = labels.masked_fill(is_media(model, labels), IGNORED)
+        self.labels = labels.masked_fill(is_media(model, labels), IGNORE_INDEX)
         self.is_encoder_decoder = is_encoder_decoder(model)
         self.texts = None
         if not self.is_encoder_decoder:
@@ -114,26 +114,26 @@ class Targets:
         if self.texts is not None:
             is_first = self.texts[:, 1:] != self.texts[:, :-1]  # (B, N - 1), for tokens 1 to N - 1
             is_first = F.pad(is_first, (0, 1) if self.shifted else (1, 0))
-            self.labels = self.labels.masked_fill(is_first, IGNORED)
+            self.labels = self.labels.masked_fill(is_first, IGNORE_INDEX)
         if self.segments is not None:
             # Only a label that follows another label is ignored here. A label that follows a prompt
             # is scored: the prompt may have another number, although both are one text.
             is_first = self.segments[:, 1:] != self.segments[:, :-1]
-            is_first = F.pad(is_first & (labels[:, :-1] != IGNORED), (1, 0))
-            self.labels = self.labels.masked_fill(is_first, IGNORED)
+            is_first = F.pad(is_first & (labels[:, :-1] != IGNORE_INDEX), (1, 0))
+            self.labels = self.labels.masked_fill(is_first, IGNORE_INDEX)
 
     def _number_captions(self, without_openings: bool) -> Tensor:
         """Return int64 (B, N), the number of each label's caption.
 
-        without_openings: set the special tokens at the beginning of `labels` to IGNORED.
+        without_openings: set the special tokens at the beginning of `labels` to IGNORE_INDEX.
         """
         if not self.is_encoder_decoder:
             return captions_of_turns(self.labels, self.texts)
         is_special = is_one_of(self.labels, opening_tokens(self.model))
-        is_word = (self.labels != IGNORED) & ~is_special
+        is_word = (self.labels != IGNORE_INDEX) & ~is_special
         is_opening = is_special & (is_word.cumsum(1) == 0)
         if without_openings:
-            self.labels = self.labels.masked_fill(is_opening, IGNORED)
+            self.labels = self.labels.masked_fill(is_opening, IGNORE_INDEX)
         # The sum changes at each special token and at the first word after the special tokens.
         number = is_opening.cumsum(1)
         return captions_of_turns(self.labels, number + F.pad(number, (1, -1)))

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from smile.hf.conflicts import MODEL_LOSS_TRAINERS, find_conflicts, reads_logits
-from smile.hf.families import IGNORED
 from smile.hf.forward import ObjectiveLike, last_parts, to_objective, use_smile
+from smile.hf.label_alignment import IGNORE_INDEX
 from smile.hf.packed import BATCH_KEYS, Targets
 from smile.hf.running_means import RunningMeans
 from smile.labels import count_labels, prepare_weights
@@ -172,8 +172,8 @@ class SmileLossMixin:
         """Return the number of scored labels of a batch, or the sum of their weights."""
         targets = Targets(self._objective_model, self.smile_objective, batch)
         aligned = targets.align(targets.original_labels.unsqueeze(2))
-        labels, weights = prepare_weights(aligned.labels, aligned.weights, IGNORED)
-        return count_labels(labels, weights, IGNORED)
+        labels, weights = prepare_weights(aligned.labels, aligned.weights, IGNORE_INDEX)
+        return count_labels(labels, weights, IGNORE_INDEX)
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """Return the loss of the model's forward, scaled as transformers' trainer expects.

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smile.hf.families import IGNORED, configured_ids, is_media, is_one_of
+from smile.hf.label_alignment import IGNORE_INDEX, configured_ids, is_media, is_one_of
 
 # Error lines. `smile.hf.refusal.refuse` replaces {row}.
 REMEDY = (
@@ -68,11 +68,11 @@ def _find_prompts(targets) -> Tensor:
     tokens = targets.inputs.get("input_ids")
     tokens = labels if tokens is None else tokens.to(labels.device)
     if targets.shifted:
-        labels = F.pad(labels, (1, -1), value=IGNORED)  # undo the shift
+        labels = F.pad(labels, (1, -1), value=IGNORE_INDEX)  # undo the shift
     if tokens.shape != labels.shape:
         return labels[:, :0].any(1)
     is_media_token = is_media(targets.model, tokens)
-    is_labelled = labels != IGNORED
+    is_labelled = labels != IGNORE_INDEX
     is_start = is_one_of(labels, configured_ids(targets.model, "bos_token_id"))
     texts = torch.zeros_like(labels) if targets.texts is None else targets.texts
     same_text = texts[:, 1:] == texts[:, :-1]
@@ -91,7 +91,7 @@ def find_repeated_ends(end_tokens: list[int], labels: Tensor, captions: Tensor) 
     such as labelled padding, count as one end. An end token at the beginning of a caption does not
     count, because some models begin a text with the end token.
     """
-    is_labelled = labels != IGNORED
+    is_labelled = labels != IGNORE_INDEX
     is_end = is_one_of(labels, end_tokens)
     word_before = (is_labelled & ~is_end)[:, :-1] & (captions[:, 1:] == captions[:, :-1])
     is_caption_end = (is_end[:, 1:] & word_before).long()

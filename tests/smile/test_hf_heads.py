@@ -10,9 +10,9 @@ import transformers
 from smile import Objective
 from smile.hf import compute_loss_func, last_parts, use_smile
 from smile.hf.auxiliary import auxiliary_losses
-from smile.hf.families import align_labels
 from smile.hf.head import linear_head
 from smile.hf.head_table import needs_labels_for_mask
+from smile.hf.label_alignment import align_labels
 from tests.smile import hf_models
 from tests.smile.families.batches import VOCABULARY
 from tests.smile.hf_steps import GPT2, made, needs, one_line

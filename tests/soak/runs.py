@@ -88,7 +88,7 @@ def before_steps(do: Callable) -> Callable[[int], None]:
 
 def be_quick(rank: int) -> None:
     """A hook: wait less for the process that caused an error."""
-    program.HEAD_START_S = 1
+    program.FIRST_ERROR_WAIT_S = 1
 
 
 def log(folder: Path) -> list[dict]:

@@ -11,7 +11,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs tr
 from decoding import DecodingSettings, SettingsError
 from smile import Objective
 from smile.hf import undo
-from smile.hf.families import align_labels
+from smile.hf.label_alignment import align_labels
 from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
 from tests.vlm.test_collate import CAPTIONS, CHATS, library_batch, rows

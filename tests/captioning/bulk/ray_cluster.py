@@ -6,7 +6,7 @@ from unittest import mock
 from captioning.bulk import actor_pool
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.ray_engine import RayEngine
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 
 
 class Nodes:
@@ -72,4 +72,4 @@ def caption_lightly(address, request, trap=None, loaded=("light", 1, None)):
             BulkCaptioning(request, {"checkpoint": "light"}, engine, False).run()
 
     with mock.patch.object(actor_pool, "CaptioningActor", light_actor(trap)):
-        return exit_code(program)
+        return run_program(program)

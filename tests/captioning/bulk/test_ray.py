@@ -170,7 +170,7 @@ def test_an_error_in_an_actor_ends_the_run_in_one_line(photos, nodes, node, tmp_
 
 
 def test_a_bug_in_an_actor_is_shown(photos, nodes, node, tmp_path, monkeypatch):
-    monkeypatch.setattr("captioning.bulk.ray_engine.TRIES", 1)
+    monkeypatch.setattr("captioning.bulk.ray_engine.MAX_FAILURES_IN_A_ROW", 1)
 
     def trap(image):
         raise ZeroDivisionError("a bug")

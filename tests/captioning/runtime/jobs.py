@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from captioning.runtime import signals
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from captioning.runtime.progress import progress
 
 
@@ -37,7 +37,7 @@ def until_stop_requested(folder):
             time.sleep(0.02)
         (Path(folder) / f"asked.{os.getpid()}").touch()
 
-    return exit_code(wait)
+    return run_program(wait)
 
 
 def fail_when_asked(folder):

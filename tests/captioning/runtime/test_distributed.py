@@ -16,7 +16,7 @@ import torch.distributed as dist
 from captioning.config import load_config
 from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import exit_code
+from captioning.runtime.program import run_program
 from captioning.training.fine_tuning import FineTuning
 from tests.captioning.training import conftest as training
 from tests.soak.launched import Launched
@@ -148,7 +148,7 @@ def _fail_in_a_collective(arguments):
             raise error
         distributed.barrier()
 
-    return exit_code(program)
+    return run_program(program)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from captioning.runtime.errors import UserError, one_line
-from captioning.runtime.program import exit_code, show_warnings
+from captioning.runtime.program import run_program, show_warnings
 from captioning.runtime.progress import bar_prefix, log_line, progress
 from captioning.runtime.signals import Stopped
 
@@ -21,12 +21,14 @@ def raising(error):
 
 def test_what_it_returns_is_its_exit_code(capsys):
     for returned, code in ((None, 0), (0, 0), (2, 2), (130, 130)):
-        assert exit_code(lambda r=returned: r) == exit_code(lambda r=returned: r, "stop") == code
+        assert (
+            run_program(lambda r=returned: r) == run_program(lambda r=returned: r, "stop") == code
+        )
     assert capsys.readouterr().err == ""
 
 
 def test_a_users_mistake_is_one_line(capsys):
-    assert exit_code(raising(UserError("a: mend it")), "stopped") == 2
+    assert run_program(raising(UserError("a: mend it")), "stopped") == 2
     assert capsys.readouterr().err == "error: a: mend it\n"
 
 
@@ -36,7 +38,7 @@ SHOWN = r"\x1b]0;title\x07\x9b2J\rimage\x7f " + "é\u3000\u200d"
 
 def test_control_characters_are_written_out_on_a_terminal(capsys, monkeypatch):
     """In errors, log lines, warnings and bars."""
-    assert exit_code(raising(UserError(f"{HOSTILE}: no image"))) == 2
+    assert run_program(raising(UserError(f"{HOSTILE}: no image"))) == 2
     log_line(f"{HOSTILE}: a caption\nand\ta table")
     monkeypatch.setattr(logging.root, "handlers", [])
     show_warnings()
@@ -55,19 +57,19 @@ def test_control_characters_are_written_out_on_a_terminal(capsys, monkeypatch):
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped()])
 def test_where_a_line_is_given_a_stop_ends_in_it(capsys, stop):
     for line, said in (("stopped: go on", "stopped: go on\n"), ("", "")):
-        assert exit_code(raising(stop), line) == 130
+        assert run_program(raising(stop), line) == 130
         assert capsys.readouterr() == ("", said)
 
 
 def test_without_a_line_a_stop_ends_well_and_ctrl_c_twice_does_not(capsys):
-    assert exit_code(raising(Stopped())) == 0
+    assert run_program(raising(Stopped())) == 0
     assert "run the same command again to continue" in capsys.readouterr().err
-    assert exit_code(raising(KeyboardInterrupt())) == 130
+    assert run_program(raising(KeyboardInterrupt())) == 130
 
 
 def test_a_bug_keeps_its_traceback():
     with pytest.raises(ZeroDivisionError):
-        exit_code(lambda: 1 // 0)
+        run_program(lambda: 1 // 0)
 
 
 def test_an_error_on_one_line():

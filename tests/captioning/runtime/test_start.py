@@ -55,7 +55,7 @@ def test_waiting_threads_soon_sleep_unless_the_user_says_otherwise(repository, g
 
 def test_garbage_is_collected_once_a_program_begins(repository):
     program = TUNED + (
-        "from captioning.runtime.program import exit_code; print(gc.isenabled());"
-        "exit_code(lambda: print(gc.isenabled()))"
+        "from captioning.runtime.program import run_program; print(gc.isenabled());"
+        "run_program(lambda: print(gc.isenabled()))"
     )
     assert run(program, repository).split() == ["False", "True"]

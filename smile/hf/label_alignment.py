@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from smile.hf.head_table import needs_labels_for_mask, value_of
 
-IGNORED = -100
+IGNORE_INDEX = -100
 # Configuration keys of the tokens that stand for images, videos or sounds.
-MEDIA_TOKENS = (
+MEDIA_TOKEN_KEYS = (
     "image_token_id",
     "image_token_index",
     "video_token_id",
@@ -23,7 +23,7 @@ MEDIA_TOKENS = (
 )
 # Configuration keys of the special tokens, besides bos_token_id, with which the labels of an
 # encoder-decoder model can begin.
-OPENING_TOKENS = (
+OPENING_TOKEN_KEYS = (
     "decoder_start_token_id",
     "forced_bos_token_id",
     "forced_decoder_ids",
@@ -33,11 +33,11 @@ OPENING_TOKENS = (
     "text_decoder_lang_to_code_id",
 )
 # The model types whose labels begin with a language's token.
-MULTILINGUAL = ("mbart", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2")
+MULTILINGUAL_MODEL_TYPES = ("mbart", "m2m_100", "nllb-moe", "seamless_m4t", "seamless_m4t_v2")
 
 # Patterns of class names, each with the reason why the loss of these classes is not a
 # language-modelling loss.
-REFUSED = {
+REFUSED_CLASSES = {
     "MaskedLM": "fills in masked words",
     "Classification|QuestionAnswering|MultipleChoice|NextSentence|PreTraining": "writes no text",
     "ForCTC|ForRNNT|ForTDT": "aligns sound with text",
@@ -49,11 +49,14 @@ REFUSED = {
 
 
 def unwrap_generative(model: nn.Module) -> nn.Module:
-    """Return the model without PEFT's wrapper. Raises ValueError unless it generates text."""
+    """Return the model without PEFT's wrapper.
+
+    Raises ValueError for REFUSED_CLASSES, and if the forward accepts no labels.
+    """
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     name = type(model).__name__
     parameters = inspect.signature(type(model).forward).parameters
-    for pattern, reason in REFUSED.items():
+    for pattern, reason in REFUSED_CLASSES.items():
         if re.search(pattern, name):
             raise ValueError(f"{name} {reason}; give a model that generates text")
     if not hasattr(model, "config") or "labels" not in parameters:
@@ -64,11 +67,11 @@ def unwrap_generative(model: nn.Module) -> nn.Module:
     return model
 
 
-def add_labels(model: nn.Module, labels: Tensor, inputs: dict) -> None:
+def add_labels_for_mask(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     """Add labels to `inputs`, the batch, if the model needs labels for its attention mask.
 
-    Raises ValueError if such a model's batch has no token types, because caption tokens would then
-    attend to later tokens.
+    Such a model also needs token_type_ids, because without them caption tokens would attend to
+    later tokens. Raises ValueError if the batch lacks them.
     """
     if not needs_labels_for_mask(model):
         return
@@ -88,16 +91,16 @@ def is_encoder_decoder(model: nn.Module) -> bool:
 
 def is_media(model: nn.Module, tokens: Tensor) -> Tensor:
     """Return bool (B, N): tokens that stand for an image, a video or a sound."""
-    return is_one_of(tokens, configured_ids(model, *MEDIA_TOKENS))
+    return is_one_of(tokens, configured_ids(model, *MEDIA_TOKEN_KEYS))
 
 
 def opening_tokens(model: nn.Module) -> set[int]:
     """Return the special tokens with which labels of an encoder-decoder model can begin.
 
-    Raises ValueError if one of them is a language's token that only the tokenizer knows.
+    Raises ValueError for a multilingual model whose configuration lacks the language's token.
     """
-    opening = configured_ids(model, *OPENING_TOKENS)
-    is_multilingual = model.config.model_type in MULTILINGUAL
+    opening = configured_ids(model, *OPENING_TOKEN_KEYS)
+    is_multilingual = model.config.model_type in MULTILINGUAL_MODEL_TYPES
     if is_multilingual and opening <= configured_ids(model, "eos_token_id"):
         raise ValueError(
             f"{type(model).__name__}: labels begin with a language's token, which the model's "
@@ -108,7 +111,10 @@ def opening_tokens(model: nn.Module) -> set[int]:
 
 
 def configured_ids(model: nn.Module, *keys: str) -> set[int]:
-    """Return the token ids with these keys in the model's, text and generation configurations."""
+    """Return the token ids with these keys.
+
+    They come from the configuration, the text configuration and the generation configuration.
+    """
     sources = (
         model.config,
         getattr(model.config, "text_config", None),
@@ -146,9 +152,9 @@ def align_labels(
     """Return predictions and labels of equal length: predictions[:, n] predicts labels[:, n].
 
     predictions: logits or hidden states (B, M, X); labels: (B, N), M >= N. The first M - N
-    predictions are at an image's positions, have no labels and are left out. shifted: whether
-    labels[:, n] is already the token after position n. tokens: the model's input ids (B, N), if
-    known. Raises ValueError for labels that cannot be aligned.
+    predictions belong to positions of an image, which have no labels, and are dropped. shifted:
+    whether labels[:, n] already is the token after position n. tokens: the model's input ids
+    (B, N), if known. Raises ValueError for labels that cannot be aligned.
     """
     labels = labels.to(predictions.device)
     extra = predictions.size(1) - labels.size(1)
@@ -172,7 +178,7 @@ def align_labels(
 
 
 def _check_media_positions(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
-    """Raise ValueError if the model expands media tokens and labels cannot be aligned.
+    """Raise ValueError if labels cannot be aligned, for a model that expands media tokens.
 
     LLaVA expanded an image token to several positions before transformers 4.45. This is allowed if
     the expansion moves all scored tokens of all rows by the same number of positions.
@@ -180,7 +186,9 @@ def _check_media_positions(model: nn.Module, tokens: Tensor, labels: Tensor) -> 
     is_media_token = is_media(model, tokens)
     # bool (B, N), true at the media tokens and before them.
     precedes_media = is_media_token.flip(1).cumsum(1).flip(1) > 0
-    if (precedes_media & (labels != IGNORED)).any() or is_media_token.sum(1).unique().numel() > 1:
+    if (precedes_media & (labels != IGNORE_INDEX)).any() or is_media_token.sum(
+        1
+    ).unique().numel() > 1:
         raise ValueError(
             f"{type(model).__name__} expands an image token to several positions between scored "
             "words; let the processor repeat the image's token for each position"
@@ -190,7 +198,8 @@ def _check_media_positions(model: nn.Module, tokens: Tensor, labels: Tensor) -> 
 def add_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     """Add decoder_input_ids, the labels shifted right, to the `inputs` of an encoder-decoder model.
 
-    Does nothing for other models, and if the batch has inputs of the decoder.
+    Does nothing for other models, and if the batch has inputs of the decoder. Raises ValueError if
+    the configuration lacks a token for them.
     """
     decoder_inputs = (inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds"))
     if not is_encoder_decoder(model) or any(value is not None for value in decoder_inputs):
@@ -204,6 +213,6 @@ def add_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
         raise ValueError(
             f"{type(model).__name__}: set decoder_start_token_id and pad_token_id of model.config"
         )
-    shifted = labels.roll(1, dims=1)
-    shifted[:, 0] = start
-    inputs["decoder_input_ids"] = shifted.where(shifted != IGNORED, pad)
+    decoder_input_ids = labels.roll(1, dims=1)
+    decoder_input_ids[:, 0] = start
+    inputs["decoder_input_ids"] = decoder_input_ids.where(decoder_input_ids != IGNORE_INDEX, pad)
