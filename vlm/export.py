@@ -9,11 +9,13 @@ The first command merges LoRA into the weights and saves the processor with the 
 
 import argparse
 import pickle
+import shutil
 import sys
 from pathlib import Path
 from typing import Any, Optional
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from adapters.card import NAME, license_of, write_model_card
@@ -73,14 +75,22 @@ def export(checkpoint: str, folder: Path, adapter: bool, license: Optional[str] 
     if lora is not None and not adapter:
         model = model.merge_and_unload()
     license = license or license_of(parts.name)
-    model.save_pretrained(folder)
-    (folder / NAME).unlink(missing_ok=True)  # peft writes a card without content
-    write_model_card(folder, checkpoint, config, license, "peft" if adapter else "transformers")
+    saved = [model]
+    if not adapter:
+        saved += [parts.processor] if parts.processor else [parts.image_processor, parts.tokenizer]
+    library = "peft" if adapter else "transformers"
+    try:
+        for part in saved:
+            part.save_pretrained(folder)
+        (folder / NAME).unlink(missing_ok=True)  # peft writes a card without content
+        write_model_card(folder, checkpoint, config, license, library)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, SafetensorError):  # such as of a full disk
+            raise ValueError(f"cannot write {folder}: {one_line(error)}") from error
+        raise
     if adapter:
         return f"{folder} holds the adapter of {parts.name}"
-    saved = [parts.processor] if parts.processor else [parts.image_processor, parts.tokenizer]
-    for part in saved:
-        part.save_pretrained(folder)
     return f"{folder} holds the model and its processor"
 
 

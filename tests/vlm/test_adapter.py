@@ -8,6 +8,8 @@ import torch
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
+from safetensors import SafetensorError
+
 from adapters.lora import Lora
 from captioning.config import load_config
 from captioning.models.build import captioner_from
@@ -108,6 +110,17 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
     ):
         assert export.main([str(source), target]) == 2
         assert capsys.readouterr().err.startswith(f"error: {line}")
+
+
+def test_an_export_that_cannot_be_written_leaves_nothing(trained, tmp_path, capsys, monkeypatch):
+    def fail(*_):
+        raise SafetensorError("no space left")
+
+    folder = tmp_path / "adapter"
+    monkeypatch.setattr("vlm.export.write_model_card", fail)
+    assert export.main([str(trained[2]), str(folder), "--adapter"]) == 2
+    assert capsys.readouterr().err == f"error: cannot write {folder}: no space left\n"
+    assert not folder.exists()
 
 
 def test_four_bits(config, vlm_photos, vlm_folder, tmp_path):
