@@ -109,7 +109,11 @@ def best_epoch(folder: Path) -> Optional[int]:
 def read_selection(folder: Path) -> Optional[Selection]:
     """Return the content of selected.json; None without this file. Raises UserError."""
     path = folder / SELECTED
-    return Selection(**read_json(path)) if path.exists() else None
+    try:
+        return Selection(**read_json(path)) if path.exists() else None
+    except TypeError as error:
+        keys = ", ".join(Selection._fields)
+        raise UserError(f"{path} must have exactly the keys {keys}; remove the file") from error
 
 
 def shown_metrics(selection: Selection) -> list[str]:

@@ -85,6 +85,9 @@ def test_what_was_selected_is_told_recorded_and_logged(run, capsys):
     record = json.loads((tuning.folder / "selected.json").read_text())
     assert [each["value"] for each in record.pop("epochs")] == pytest.approx([0.167, 0.135, 0.105])
     assert record == {"select": "CIDEr + Bleu_4", "epoch": 0}
+    (tuning.folder / "selected.json").write_text(json.dumps(record))
+    with pytest.raises(UserError, match="must have exactly the keys select, epoch, epochs"):
+        read_selection(tuning.folder)
     assert [line["selected"] for line in log_of(tuning.folder, "val")] == [0, 0, 0]
     run("objective=smile", folder="last").run()
     shown = capsys.readouterr().err
