@@ -69,14 +69,24 @@ class ClassicCaptioner(CaptionGenerator):
         super().__init__()
         self.encoder, self.tokenizer = encoder, tokenizer
         self.null_image = NullImage(null_image, encoder.dim, image_size)
-        # The arguments that all decoders have in common.
-        sizes = (len(tokenizer), encoder.dim, embed_dim, hidden_dim, dropout)
+        sizes = {
+            "vocabulary_size": len(tokenizer),
+            "image_dim": encoder.dim,
+            "embed_dim": embed_dim,
+            "hidden_dim": hidden_dim,
+            "dropout": dropout,
+        }
         if model == "sat":
-            self.decoder = ShowAttendTell(*sizes, attention_dim, num_layers, deep_output)
+            self.decoder = ShowAttendTell(
+                **sizes,
+                attention_dim=attention_dim,
+                num_layers=num_layers,
+                deep_output=deep_output,
+            )
         elif model == "attn":
-            self.decoder = AttentionLSTM(*sizes)
+            self.decoder = AttentionLSTM(**sizes)
         else:
-            self.decoder = PooledDecoder(model, *sizes)
+            self.decoder = PooledDecoder(model, **sizes)
         if tie_embeddings:
             self.decoder.tie_embeddings()
         if word_vectors:

@@ -62,7 +62,13 @@ def compare(
     peer = min([name for name in peers if name in seconds] or seconds, key=medians.__getitem__)
     contenders = {}
     for contender, times in seconds.items():
-        contenders[contender] = entry = _summarise_times(times, seconds[peer])
+        ratios = [a / b for a, b in zip(seconds[peer], times)]
+        contenders[contender] = entry = {
+            "median": medians[contender],
+            "times": times,
+            "ratio": medians[peer] / medians[contender],
+            "spread": [min(ratios), max(ratios)],
+        }
         if memory:
             entry["peak_bytes"] = max(0, memory[contender] - outputs)
         if items is not None:
@@ -90,17 +96,6 @@ def _warm_up(
         except Exception as error:
             failed[contender] = repr(error)[:300]
     return memory, failed
-
-
-def _summarise_times(times: Sequence[float], peer_times: Sequence[float]) -> dict[str, Any]:
-    """Return the entry of a contender in the row of `compare`, without memory and rate."""
-    median, ratios = statistics.median(times), [a / b for a, b in zip(peer_times, times)]
-    return {
-        "median": median,
-        "times": times,
-        "ratio": statistics.median(peer_times) / median,
-        "spread": [min(ratios), max(ratios)],
-    }
 
 
 def measure_seconds(work: Work) -> float:

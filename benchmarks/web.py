@@ -38,6 +38,7 @@ from decoding import DecodingSettings
 
 ROUNDS = 3
 SETTINGS = {"num_beams": 1, "max_length": 20, "min_length": 5}
+RUNNERS = {"runner": False, "runner, int8": True}  # {folder of an export: whether it is in int8}
 
 
 class WebCaptioners:
@@ -49,6 +50,8 @@ class WebCaptioners:
         self.folder = Path(self._temporary.name)
         self.captioner = endless_captioner(tiny)
         export_onnx(self.captioner, self.folder / "model", layout="transformers.js")
+        for name, int8 in RUNNERS.items():
+            export_onnx(self.captioner, self.folder / name, int8)
         build_page(self.folder / "model", self.folder / "page")
         self.image = random_images(self.captioner, 1)
         self.image.numpy().tofile(self.folder / "pixels")
@@ -67,8 +70,7 @@ class WebCaptioners:
         """Return {contender: work}. Programs of contenders end with `stack`."""
         settings, pixels = DecodingSettings(**SETTINGS), self.image.numpy()
         captioner = self.captioner.for_inference(torch.float32)
-        export_onnx(self.captioner, self.folder / f"runner, {dtype}", int8=dtype == "q8")
-        runner = OnnxCaptioner(self.folder / f"runner, {dtype}")
+        runner = OnnxCaptioner(self.folder / ("runner, int8" if dtype == "q8" else "runner"))
         node = stack.enter_context(NodeCaptions(self.folder / "model", SETTINGS, dtype))
         with_threads, without_threads = (
             stack.enter_context(

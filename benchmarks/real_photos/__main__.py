@@ -84,17 +84,18 @@ def _run(arguments):
     folder = arguments.output_dir or Path("output/real_photos" + ("-quick" if quick else ""))
     tuning = QUICK_TUNING if quick else FINE_TUNING
     variants, decodings = _read_variants(arguments, tuning)
-    # The variants set the keys of fine-tuning, so a `Sweep` refuses these keys as overrides.
-    tuning_keys = {key.partition("=")[0] for key in tuning}
     if quick:
         config = load_config(arguments.config, keys)
         keys = [*QUICK, *write_subsets(config, QUICK_PHOTOS, folder / "photos"), *keys]
     seed_folders = [folder / f"seed{n}" for n in range(arguments.seeds or (1 if quick else 3))]
+    # The variants set the keys of fine-tuning, so a `Sweep` refuses these keys as overrides.
+    tuning_keys = {key.partition("=")[0] for key in tuning}
+    sweep_keys = [key for key in keys if key.partition("=")[0] not in tuning_keys]
     jobs, sweeps = [], []
     for seed, seed_folder in enumerate(seed_folders):
         files = write_parts(load_config(arguments.config, keys), seed, seed_folder / "photos")
         run_keys = [
-            *(key for key in keys if key.partition("=")[0] not in tuning_keys),
+            *sweep_keys,
             f"train_file={files[START]}",
             f"seed={seed}",
             f"pretrained={seed_folder / START / BEST}",

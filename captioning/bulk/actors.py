@@ -14,7 +14,7 @@ from captioning.bulk.request import Request
 from captioning.bulk.shards import Entry, OutputLine, ShardUpdate
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import collect_lines
-from captioning.runtime.start import ignore_image_sizes, keep_memory
+from captioning.runtime.start import configure_process
 
 SEND_S = 1.0  # seconds between two updates; a lost actor loses the lines since its last update
 
@@ -33,8 +33,7 @@ class CaptioningActor:
         """
         with contextlib.suppress(OSError):
             os.chdir(folder)
-        keep_memory()
-        ignore_image_sizes()
+        configure_process()
         self._messages = collect_lines()
         self._lock = threading.Lock()  # held while the captioner and the random generator are used
 

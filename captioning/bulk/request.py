@@ -102,8 +102,10 @@ class Request:
 
         Both are None for a line with an error.
         """
-        if "error" in line or self.filter is None:
-            return SplitLine(None if "error" in line else line)
+        if "error" in line:
+            return SplitLine(None)
+        if self.filter is None:
+            return SplitLine(line)
         return split_by_score(line, threshold_of(self.filter))
 
     def kept(self, lines: Iterable[OutputLine]) -> Iterator[OutputLine]:

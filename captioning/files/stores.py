@@ -140,8 +140,7 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
         breaker.record(None)
     answer = b""
     for number in failed:
-        # After a StoreError no more ranges are retried: the circuit breaker
-        # counts the outage as one file.
+        # After a StoreError no more ranges are retried, so that the outage counts as one file.
         if not isinstance(answer, StoreError):
             try:
                 answer = read_range(*ranges[number])

@@ -20,7 +20,7 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import FAILED
 from captioning.runtime.progress import log_line, report_bars_to
-from captioning.runtime.start import ignore_image_sizes, keep_memory
+from captioning.runtime.start import configure_process
 
 STOPPED = 3  # exit code of a job that saved and stopped on request
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -230,8 +230,7 @@ def _run_job(job: Job, reports: connection.Connection) -> None:
     os.setsid()  # so that Ctrl-C reaches only the main program, which sends SIGTERM to the jobs
     os.environ.update(job.environment)
     os.environ[signals.PARENT] = str(os.getppid())
-    keep_memory()
-    ignore_image_sizes()
+    configure_process()
     # The fork server ends when no process holds this descriptor. Jobs close their copy, so that
     # the fork server ends with the main program.
     os.close(forkserver._forkserver._forkserver_alive_fd)

@@ -8,9 +8,7 @@ import warnings
 
 
 def tune_process() -> None:
-    """Configure the garbage collector, the threads and the memory allocator for speed.
-
-    Also ignores Pillow's warning of large images.
+    """Configure the garbage collector and the threads for speed, then call `configure_process`.
 
     Environment variables of the user take precedence: OMP_WAIT_POLICY, GOMP_SPINCOUNT, MALLOC_*.
     `captioning.runtime.program.run_program` enables the collector again.
@@ -25,6 +23,11 @@ def tune_process() -> None:
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
+    configure_process()
+
+
+def configure_process() -> None:
+    """Configure what every process needs, also a job or a Ray actor: allocator and warnings."""
     keep_memory()
     ignore_image_sizes()
 

@@ -250,10 +250,12 @@ def max_true_facts(facts: Iterable[Fact], scene: Scene) -> int:
     if any thing has the property, and every relation counts.
     """
     of_scene, of_things = scene.facts(), scene.facts_of_things()
-    return sum(
-        fact.other is not None or fact.what in (of_scene if fact.subject is None else of_things)
-        for fact in facts
-    )
+    count = 0
+    for fact in facts:
+        possible = of_scene if fact.subject is None else of_things
+        if fact.other is not None or fact.what in possible:
+            count += 1
+    return count
 
 
 def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
