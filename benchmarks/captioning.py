@@ -17,8 +17,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.captioners import endless_captioner, hf_captioner, random_images
-from benchmarks.measure import compare
-from benchmarks.topic import Cases
+from benchmarks.measure import Cases, compare
 from BLIP import inference_copy
 from BLIP.kernels.int8_linear import has_int8
 from decoding import DecodingSettings

@@ -14,8 +14,7 @@ import torch
 
 from benchmarks.captioners import endless_captioner, random_images
 from benchmarks.captioning import CPU_SIZES, GPU_SIZES, TINY_SIZES
-from benchmarks.measure import compare
-from benchmarks.topic import Cases
+from benchmarks.measure import Cases, compare
 from captioning.models.reranking import Reranker
 from decoding import DecodingSettings
 from decoding.rerank import Reranking

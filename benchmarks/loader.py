@@ -19,8 +19,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from benchmarks.measure import Work, compare
-from benchmarks.topic import Cases
+from benchmarks.measure import Cases, Work, compare
 from captioning.data import (
     Prefetcher,
     Sample,

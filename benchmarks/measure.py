@@ -21,6 +21,7 @@ from captioning.runtime.job_runner import prepare
 from captioning.runtime.start import keep_memory
 
 Work = Callable[[], Any]
+Cases = Mapping[str, Callable[[], dict[str, Any]]]  # see `benchmarks.topic`
 
 
 def compare(

@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.measure import Work, compare
-from benchmarks.topic import Cases
+from benchmarks.measure import Cases, Work, compare
 from smile import Objective
 
 ROUNDS = 5

@@ -12,18 +12,17 @@ import time
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
 import torch
 
 from benchmarks import REPOSITORY
+from benchmarks.measure import Cases
 from captioning.files.writing import write_json
 from captioning.metrics.scoring import library_versions
 from captioning.runtime.job_runner import cores
 from captioning.runtime.registry import load
 from captioning.runtime.start import keep_memory
-
-Cases = Mapping[str, Callable[[], dict[str, Any]]]
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

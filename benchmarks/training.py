@@ -17,9 +17,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.captioners import hf_captioner, our_captioner, random_images
-from benchmarks.measure import Work, compare
+from benchmarks.measure import Cases, Work, compare
 from benchmarks.objective import MIXTURE, SMOOTHING
-from benchmarks.topic import Cases
 from BLIP import BlipCaptioner
 from smile import Objective
 
