@@ -1,5 +1,7 @@
 """The cache's names, and copies of stored files: complete, made once, renewed when they change."""
 
+from unittest.mock import Mock
+
 import pytest
 
 from captioning.files import stores
@@ -99,3 +101,10 @@ def test_the_folder_is_that_of_the_user(tmp_path, monkeypatch, xdg):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg") if xdg else "")
     assert cache_folder() == tmp_path / ("xdg" if xdg else ".cache") / "smile"
     assert cache_folder(tmp_path) == tmp_path
+
+
+def test_no_home_folder_is_one_line(monkeypatch):
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr("pathlib.Path.home", Mock(side_effect=RuntimeError))
+    with pytest.raises(UserError, match="home folder is unknown; set XDG_CACHE_HOME to a folder"):
+        cache_folder()
