@@ -81,6 +81,7 @@ CASES = [
     ("tailr", {"gamma": 0.1, "min_weight": 0}, weighed(lambda p: p / (0.1 + 0.9 * p))),
     ("mixce", {}, weighed(lambda p: 0.5 + 0.5 * p)),
     ("mixce", {"eta": 0.1}, weighed(lambda p: 0.1 + 0.9 * p)),
+    ("mixce", {"eta": 0}, weighed(lambda p: p)),
     ("gem", {}, gem(0.7, "linear")),
     ("gem", {"beta": 1.3, "h": "logsigmoid"}, gem(1.3, "logsigmoid")),
     ("scalegrad", {}, scalegrad(0.2)),
