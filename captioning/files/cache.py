@@ -44,7 +44,7 @@ def cache_key(text: str, length: int = 64) -> str:
 def local(name: StrPath) -> Path:
     """Return a path unchanged; for a file in a store, the path of a copy. Raises UserError.
 
-    For a pattern with "*", all matching files are copied, and a pattern that matches the copies is
+    If a name has a "*", all matching files are copied, and a pattern that matches the copies is
     returned.
     """
     name = str(name)
@@ -53,9 +53,9 @@ def local(name: StrPath) -> Path:
     if "*" in name:
         folder = name.partition("*")[0].rpartition("/")[0]
         names = [found[len(folder) + 1 :] for found in stores.matching(name)]
-        return local_folder(folder, names) / name[len(folder) + 1 :]
+        return _copy_files(folder, names, name) / name[len(folder) + 1 :]
     stores.check_address(name)
-    return _local_copy(name, {"": stores.stamp(name)})
+    return _local_copy(name, {"": stores.stamp(name)}, name)
 
 
 def local_path_in(folder: str, name: str) -> Path:
@@ -66,16 +66,22 @@ def local_path_in(folder: str, name: str) -> Path:
 def local_folder(address: str, names: Iterable[str]) -> Path:
     """Return a folder with copies of the files `names` of a store's folder. Raises UserError."""
     address = address.rstrip("/")
-    return _local_copy(address, {name: stores.stamp(f"{address}/{name}") for name in names})
+    return _copy_files(address, names, address)
 
 
-def _local_copy(address: str, files: dict[str, stores.Stamp]) -> Path:
+def _copy_files(folder: str, names: Iterable[str], requested: str) -> Path:
+    files = {name: stores.stamp(f"{folder}/{name}") for name in names}
+    return _local_copy(folder, files, requested)
+
+
+def _local_copy(address: str, files: dict[str, stores.Stamp], requested: str) -> Path:
     """Return the path of a local copy of a store's folder, or of a single file. Raises UserError.
 
-    files: {name in the folder: stamp}; {"": stamp} for a single file.
+    files: {name in the folder: stamp}; {"": stamp} for a single file. requested: the address or
+    pattern that the user gave. A new copy replaces the earlier copies of the same request.
     """
     name = PurePosixPath(address).name
-    kept = cache_folder() / "stored" / cache_key(address, 16)
+    kept = cache_folder() / "stored" / cache_key(requested, 16)
     copy = kept / cache_key(repr(sorted(files.items())), 16) / name
     if copy.exists():
         return copy

@@ -82,6 +82,13 @@ def test_a_folder(store):
         local("s3://bucket/within")
 
 
+def test_copies_of_two_patterns_in_one_folder(store):
+    store.files.pipe_file("bucket/within/b.bin", b"b")
+    first, second = (local(f"s3://bucket/within/{name}*.bin") for name in "ab")
+    copies = [next(path.parent.glob(path.name)) for path in (first, second)]
+    assert [copy.read_bytes() for copy in copies] == [DATA, b"b"]
+
+
 def test_paths_are_as_they_are(tmp_path):
     assert local("a/b") == local(local("a/b")) and str(local("a/b")) == "a/b"
     assert local_path_in("s3://bucket/a", str(tmp_path)) == tmp_path
