@@ -84,7 +84,7 @@ class PromptProcessor:
                 f"{self.parts.name} cannot process a photo of {photo.width} x {photo.height} "
                 f"pixels with this prompt: {one_line(error, 200)}"
             ) from error
-        if prompt is not None and (limit := positions_of(self.parts.config)):
+        if prompt is not None and processor.prompt and (limit := positions_of(self.parts.config)):
             length = inputs["input_ids"].size(1)
             if length + self.caption_length > limit:
                 raise ValueError(

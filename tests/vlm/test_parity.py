@@ -220,3 +220,4 @@ def test_prompts_that_cannot_be_used_are_one_line(make_vlm, vlm_photos):
     assert fixed.family == NO_TEXT_FAMILY
     with pytest.raises(ValueError, match="has no text input"):
         fixed(photo, "describe")
+    assert fixed(photo, "").keys() == fixed(photo).keys() == {"pixel_values"}
