@@ -1,4 +1,4 @@
-"""Makes a checkpoint of any captioner a model of lmms-eval."""
+"""Wraps the checkpoint of any captioner as a model for lmms-eval."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -23,9 +23,9 @@ class CheckpointLmm(lmms):
     """A captioner that answers every question about an image with a caption.
 
     The question is not used. lmms-eval passes the values of --model_args to the constructor.
-    checkpoint, config: see captioning.caption. changes: {configuration key: value}, which replace
-    values of the checkpoint's configuration and take precedence over a task's generation_kwargs. A
-    mistake of the user ends the program with one line.
+    checkpoint, config: see captioning.caption. overrides: {configuration key: value}, which take
+    precedence over the checkpoint's configuration and a task's generation_kwargs. An error of the
+    user ends the program with one line.
     """
 
     def __init__(
@@ -34,17 +34,17 @@ class CheckpointLmm(lmms):
         config: Optional[str] = None,
         batch_size: int = 1,
         device: Optional[str] = None,
-        **changes: Any,
+        **overrides: Any,
     ):
         super().__init__()
-        self.batch_size, self.changes = int(batch_size), changes
+        self.batch_size, self.overrides = int(batch_size), overrides
         try:
             if distributed.env_world_size() > 1:
                 raise UserError("several processes are not supported here: start one")
             self.model = CheckpointModel(
                 checkpoint=checkpoints.resolve(checkpoint),
                 config=config,
-                changes=changes,
+                changes=overrides,
                 num_return=1,
                 device=distributed.start(device or "auto"),
             )
@@ -52,7 +52,7 @@ class CheckpointLmm(lmms):
             refuse(str(error))
 
     def generate_until(self, requests: Sequence[Any]) -> list[str]:
-        """Return one caption for each request, cut off at the task's first stop string."""
+        """Return one caption for each request, cut off before the first of the stop strings."""
         try:
             return self._captions(requests)
         except (UserError, ValueError) as error:  # a photo or a setting that cannot be used
@@ -75,7 +75,7 @@ class CheckpointLmm(lmms):
             stops = generation_kwargs.get("until") or ()
             for caption, *_ in generated.captions:
                 for stop in [stops] if isinstance(stops, str) else stops:
-                    caption = caption.partition(stop)[0]
+                    caption = caption.partition(stop)[0] if stop else caption
                 answers.append(caption)
         return batches.get_original(answers)
 
@@ -87,15 +87,18 @@ class CheckpointLmm(lmms):
         """
         visuals = to_visual(self.task_dict[task][split][number])
         if len(visuals) != 1 or not hasattr(visuals[0], "convert"):
-            refuse(f"{task}: document {number} has not one image; a captioner needs one")
+            refuse(
+                f"{task}: document {number} does not have exactly one image, as a captioner needs"
+            )
         return decode(visuals[0])
 
     def settings(self, kwargs: Mapping[str, Any]) -> DecodingSettings:
         """Return the decoding settings for a task. kwargs: the task's generation_kwargs."""
-        changes = {name: kwargs[name] for name in SHARED if kwargs.get(name)}
-        if kwargs.keys() & {"do_sample", "temperature"}:
-            sample = bool(kwargs.get("do_sample", True))
-            changes["sample"] = sample and kwargs.get("temperature") != 0
+        given = {name: value for name, value in kwargs.items() if value is not None}
+        # Tasks without sampling have temperature 0 and top_p 0, which `DecodingSettings` refuses.
+        changes = {n: given[n] for n in SHARED if n in given and (given[n] or n == "top_k")}
+        if given.keys() & {"do_sample", "temperature"}:
+            changes["sample"] = bool(given.get("do_sample", True)) and given.get("temperature") != 0
         captioner, run_settings = self.model.captioner, self.model.settings
         if kwargs.get("max_new_tokens"):  # does not count the prompt, unlike max_length
             max_length = len(captioner.prompt_ids) + kwargs["max_new_tokens"]
@@ -104,7 +107,7 @@ class CheckpointLmm(lmms):
             min_length = min(run_settings.min_length, max_length)
             changes.update(max_length=max_length, min_length=min_length)
         try:
-            kept = {name: value for name, value in changes.items() if name not in self.changes}
+            kept = {name: value for name, value in changes.items() if name not in self.overrides}
             return dataclasses.replace(run_settings, **kept)
         except ValueError as error:
             refuse(str(error))

@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -62,6 +64,23 @@ def test_a_checkpoint_is_a_model_of_lmms_eval(checkpoint, photos, repository, tm
     [file] = (tmp_path / "out").rglob("*results.json")
     results = json.loads(file.read_text())["results"]
     assert results["local_captions"]["exact_match,none"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "changed"),
+    [
+        ({"temperature": 0, "top_p": 0, "top_k": None}, {"sample": False}),
+        ({"temperature": None, "do_sample": None}, {}),
+        ({"do_sample": True, "top_k": 0}, {"sample": True, "top_k": 0}),
+        ({"temperature": 0.5, "num_beams": 3}, {"sample": True, "temperature": 0.5}),
+    ],
+)
+def test_settings_of_a_task(kwargs, changed):
+    from captioning.lmms_plugin.models.captioner import CheckpointLmm
+
+    lmm, settings = CheckpointLmm.__new__(CheckpointLmm), DecodingSettings(20, 5)
+    lmm.model, lmm.overrides = Mock(settings=settings), {"num_beams": 1}
+    assert lmm.settings(kwargs) == replace(settings, **changed)
 
 
 def test_a_mistake_is_one_line(checkpoint, repository, tmp_path):
