@@ -20,7 +20,8 @@ from captioning.runtime.errors import UserError
 
 Transform = Callable[[Image.Image], Any]
 
-# After this many unreadable images in a row, an error is raised: the folder is probably wrong.
+# The number of replacements that are tried for an unreadable image. If none can be read, the folder
+# is probably wrong.
 MAX_REPLACEMENTS = 100
 
 # The maximum size in bytes of the transformed images that a process keeps in memory.
@@ -171,7 +172,8 @@ class EvaluationDataset(Dataset):
 
     `dataset[index]` is a dict: image (the output of `transform`), image_id, index, prompt, and
     unreadable, an empty list. An unreadable image raises UserError. With `skip_bad_images`, its
-    item has None as image and the error message in `unreadable`, and a loader leaves the item out.
+    item has None as image and the error message in `unreadable`, and a loader leaves the item out;
+    UserError is then raised only if a store does not answer.
     """
 
     samples: Sequence[Sample]
@@ -193,7 +195,7 @@ class EvaluationDataset(Dataset):
                 self.transform, image, sample.image, sample.prompt, self.takes_prompt
             )
         except UserError as error:
-            if not self.skip_bad_images:
+            if not self.skip_bad_images or isinstance(error, StoreError):
                 raise
             item["unreadable"].append(str(error))
         return item

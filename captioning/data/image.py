@@ -124,7 +124,10 @@ def _errors_naming(path: StrPath) -> Iterator[None]:
         ) from None
     except Exception as error:  # decoders raise errors of many types for broken files
         reason = getattr(error, "strerror", None) or one_line(error, max_length=None)
-        raise UserError(f"{path}: not a readable image ({reason}): replace the file") from None
+        advice = (
+            "check its permissions" if isinstance(error, PermissionError) else "replace the file"
+        )
+        raise UserError(f"{path}: not a readable image ({reason}): {advice}") from None
 
 
 def resize(image_size: int) -> transforms.Resize:

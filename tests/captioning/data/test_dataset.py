@@ -1,6 +1,7 @@
 """Items: captions cleaned, images augmented by seed, epoch and index, and replacements."""
 
 from collections import Counter
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from captioning.data import (
     training_transform,
 )
 from captioning.data import dataset as dataset_module
+from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
 
 
@@ -120,6 +122,13 @@ def test_a_wrong_folder_is_not_skipped_for_ever(photos, samples, monkeypatch):
     dataset = make_training(samples, photos / "none", skip_bad_images=True)
     with pytest.raises(UserError, match=r"0\.png: no such image.*none of 3 replacements"):
         dataset[0, 0]
+
+
+def test_a_store_that_does_not_answer_is_no_bad_image(samples, photos, monkeypatch):
+    dataset = EvaluationDataset(samples, photos, transform=None, skip_bad_images=True)
+    monkeypatch.setattr(dataset_module, "load_image", Mock(side_effect=StoreError("no answer")))
+    with pytest.raises(StoreError, match="no answer"):
+        dataset[0]
 
 
 TABLE = [

@@ -1,5 +1,7 @@
 """Images decoded and resized; those refused are in tests/captioning/bad_input/test_images.py."""
 
+from unittest.mock import Mock
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from PIL import Image
 
 from captioning.data import MEAN, STD, evaluation_transform, load_image
 from captioning.data.image import open_image
+from captioning.runtime.errors import UserError
 from captioning.runtime.start import ignore_image_sizes
 
 GREY_RAMP = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
@@ -27,6 +30,14 @@ def test_sixteen_bits_are_scaled(tmp_path, suffix):
     else:
         Image.fromarray(values).save(path)
     np.testing.assert_array_equal(pixels(path), np.repeat(GREY_RAMP[..., None], 3, axis=2))
+
+
+def test_no_permission_is_one_line(tmp_path, monkeypatch):
+    Image.fromarray(NOISE).save(tmp_path / "a.png")
+    monkeypatch.setattr(Image, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
+    message = r"a\.png: not a readable image \(Permission denied\): check its permissions$"
+    with pytest.raises(UserError, match=message):
+        open_image(tmp_path / "a.png")
 
 
 def test_black_and_white_and_alpha(tmp_path):
