@@ -63,6 +63,8 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     if axes is None:
         return None
     entries = [entry for entry in entries if plane.has_both(entry.row, axes)]
+    if len(entries) < 2:
+        return None
     mixtures = sorted((e for e in entries if e.weight is not None), key=lambda e: e.weight)
     humans = [entry for entry in entries if entry.row.kind == "humans"]
     others = [entry for entry in entries if entry.weight is None and entry not in humans]
@@ -78,7 +80,8 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
             _join(ax, axes, mixtures, _BACKGROUND)
             best = pareto_front([*mixtures, *others], axes)
             _join(ax, axes, best, INK, linestyle=":", label="frontier of all")
-            points += _draw_points(ax, axes, [*pure, *others])
+            # The first panel also shows the points of MLE and SMILE.
+            points += _draw_points(ax, axes, [*pure, *others])[len(pure) :]
             ax.set_title("Other objectives, the line behind them")
             plane.label_axes(ax, axes)
             handles, names = ax.get_legend_handles_labels()
