@@ -18,9 +18,9 @@ class Truncation(TokenLoss):
 
     Training drops a caption, which means that its loss counts as 0, if the mean of the caption's
     token losses is at or above a threshold. The threshold is the quantile 1 - `drop` of these means
-    over the last `window` captions. Nothing is dropped until there are `window` means. Each token's
-    loss gets a factor, such that the batch's mean over tokens equals the mean over captions.
-    Source: arXiv 2004.14589, github.com/ddkang/loss_dropper.
+    over the last `window` captions. Nothing is dropped until there are `window` means, or if `drop`
+    is 0. Each token's loss gets a factor, such that the batch's mean over tokens equals the mean
+    over captions. Source: arXiv 2004.14589, github.com/ddkang/loss_dropper.
     """
 
     title = "loss truncation"
@@ -89,12 +89,15 @@ class LastMeans(nn.Module):
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def threshold(self, drop: float) -> Tensor:
-        """Return the quantile 1 - `drop` of the means, or infinity until the buffer is full."""
+        """Return the quantile 1 - `drop` of the means, or infinity to drop nothing.
+
+        It is infinity if `drop` is 0, and until the buffer is full.
+        """
         position = (1 - drop) * (self.size - 1)
         lower = int(position)  # torch.quantile would round the position to float32
         means = self.means[:-1].sort().values
         quantile = means[lower].lerp(means[min(lower + 1, self.size - 1)], position - lower)
-        return quantile.where(self.seen >= self.size, math.inf)
+        return quantile.where((self.seen >= self.size) & (drop > 0), math.inf)
 
     def add(self, means: Tensor, has_labels: Tensor) -> None:
         """Add a batch's means (C,), except of captions without labels. has_labels: bool (C,)."""

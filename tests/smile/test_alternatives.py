@@ -74,6 +74,7 @@ CASES = [
     ("selective_eos", {"eos_token_id": EOS}, selective_eos),
     ("unlikelihood", {}, unlikelihood(1.0)),
     ("unlikelihood", {"alpha": 0.3}, unlikelihood(0.3)),
+    ("unlikelihood", {"alpha": 0}, unlikelihood(0)),
     ("focal", {}, weighed(lambda p: (1 - p) ** 2)),
     ("focal", {"gamma": 0.5}, weighed(lambda p: (1 - p) ** 0.5)),
     ("dft", {}, weighed(lambda p: p)),
@@ -269,7 +270,7 @@ def test_truncation_drops_captions_of_the_highest_loss(packed, from_hidden, wind
 def test_the_limit_of_truncation_is_the_quantile_of_a_full_window(size, drop):
     means, window = torch.randn(size), LastMeans(size)
     window.restore({"means": means, "seen": torch.tensor(size)})
-    expected = float(np.quantile(means.double().numpy(), 1 - drop))
+    expected = float(np.quantile(means.double().numpy(), 1 - drop)) if drop else math.inf
     assert window.threshold(drop).item() == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
