@@ -1,4 +1,4 @@
-"""Counts and times requests and batches, and serves the numbers to Prometheus at GET /metrics."""
+"""Counts and times requests and batches, and serves the numbers to Prometheus at /metrics."""
 
 import time
 
@@ -30,7 +30,7 @@ def count_batch(photos: int, seconds: float) -> None:
 
 
 class Metrics:
-    """Middleware that answers GET /metrics, and counts and times the requests to `path`.
+    """Middleware that answers /metrics, and counts and times the requests to `path`.
 
     path: the path of the API. service: its batches are also counted and timed.
     """
