@@ -40,6 +40,10 @@ class ImageBatch:
     def pin_memory(self) -> "ImageBatch":
         return self._map_tensors(Tensor.pin_memory)
 
+    def share_memory_(self) -> "ImageBatch":
+        """Move the tensors to shared memory in place."""
+        return self._map_tensors(Tensor.share_memory_)
+
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         self._map_tensors(lambda tensor: tensor.record_stream(stream))
 

@@ -12,13 +12,13 @@ from itertools import islice
 from typing import Any, Callable, Optional, Union
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from captioning.data.dataset import EvaluationDataset, TrainingDataset
 from captioning.data.image import normalise
 from captioning.data.randomness import derived_seed, permutation
 from captioning.runtime import signals
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -222,6 +222,16 @@ def _collate(join: Collate, items: Sequence) -> Union[Batch, UserError]:
     batch = {key: [item[key] for item in present] for key in items[0]}
     if present:
         batch["image"] = join(batch["image"])
+        if get_worker_info() is not None and hasattr(batch["image"], "share_memory_"):
+            # If torch itself moved the images to shared memory and failed, it would only print the
+            # error, and the program would wait for the batch forever.
+            try:
+                batch["image"].share_memory_()
+            except RuntimeError as error:
+                return UserError(
+                    f"a batch does not fit in shared memory ({one_line(error, None)}): enlarge "
+                    "/dev/shm (docker run --shm-size=8g), or set num_workers=0"
+                )
     skipped = sum(bool(item["unreadable"]) for item in items)
     return {**batch, "unreadable": messages, "skipped": skipped}
 

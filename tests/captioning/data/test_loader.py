@@ -2,6 +2,7 @@
 
 import gc
 import logging
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -161,6 +162,16 @@ def test_bad_image_in_a_worker_is_one_line_here_and_workers_end(
     finally:
         gc.enable()
     assert "4.png: not a readable image" in line and "\n" not in line
+
+
+def test_full_shared_memory_is_one_line(make_loader, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "share_memory_", Mock(side_effect=RuntimeError("no space")))
+    loader = make_loader(batch_size=2, num_workers=2)
+    with pytest.raises(
+        UserError, match=r"does not fit in shared memory \(no space\): enlarge /dev"
+    ):
+        next(iter(loader))
+    loader.close()
 
 
 def test_skipped_images_are_replaced_counted_and_logged_once(photos, make_loader, caplog):
