@@ -1,4 +1,4 @@
-"""Builds the captioner of a checkpoint without a configuration file, for the export programs."""
+"""Builds a captioner from a checkpoint alone, for the programs that export it."""
 
 import argparse
 import json
@@ -23,8 +23,9 @@ def captioner_of(
 ) -> BlipCaptioner:
     """Build the captioner of a checkpoint, in evaluation mode.
 
-    LoRA is merged. A null image is left out, and a warning is logged. overrides: arguments of
-    `BlipCaptioner`, see `settings_in`. Raises ValueError.
+    LoRA is merged into the weights. A null image is left out, and a warning is logged. overrides:
+    arguments of `BlipCaptioner`, see `settings_in`. Raises ValueError for a checkpoint that cannot
+    be read or does not fit.
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
     name = without_secrets(checkpoint)

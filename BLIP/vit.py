@@ -21,8 +21,8 @@ class VitSizes(Sizes):
     """Hyperparameters of a vision transformer, with timm's names where timm has a name.
 
     initializer_range: the standard deviation of the initial weights in the blocks. None leaves
-    timm's 0.02. Narrow encoders learn faster with about embed_dim**-0.5. If a value is given, the
-    initial position embedding has a standard deviation of 1, as the patch embeddings have.
+    timm's 0.02. Narrow encoders learn faster with about embed_dim**-0.5. A value also changes the
+    initial position embedding, to a standard deviation of 1, which is that of the patch embeddings.
     """
 
     embed_dim: int = Field(gt=0, le=65_536)
@@ -46,13 +46,13 @@ VIT_SIZES = {
     "large": VitSizes(embed_dim=1024, depth=24, num_heads=16, drop_path_rate=0.1),
 }
 
-# The maximum number of elements of the widest activation when a CPU encodes images without
-# gradients. Larger activations do not fit in the CPU's cache, and encoding takes a tenth longer.
+# Without gradients, a CPU encodes images in chunks whose widest activation has at most this number
+# of elements. Larger activations do not fit in the CPU's cache, and encoding takes a tenth longer.
 MAX_ACTIVATION = 2**22
 
 
 class ImageAttention(Attention):
-    """Computes LayerNorm and timm's attention, (B, N, D) -> (B, N, D), with `BLIP.kernels`."""
+    """Applies LayerNorm, then timm's attention by `BLIP.kernels`: (B, N, D) -> (B, N, D)."""
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         qkv = recompute_linear(x, self.qkv, norm)
@@ -62,16 +62,17 @@ class ImageAttention(Attention):
 
 
 class ImageMlp(Mlp):
-    """Computes LayerNorm and timm's MLP, (B, N, D) -> (B, N, D), with `BLIP.kernels`."""
+    """Applies LayerNorm, then timm's MLP by `BLIP.kernels`: (B, N, D) -> (B, N, D)."""
 
     def forward(self, x: Tensor, norm: nn.LayerNorm) -> Tensor:
         return recompute_linear(recompute_linear(x, self.fc1, norm), self.fc2, F.gelu)
 
 
 class RecomputableBlock(Block):
-    """A block that turns autocast on itself if fairscale recomputes it in the backward pass.
+    """A block that can set the state of autocast in its own forward.
 
-    fairscale restores autocast without its dtype, so that bfloat16 would become float16.
+    This is necessary if fairscale recomputes the block in the backward pass: it restores autocast
+    without its dtype, so that bfloat16 would become float16.
     """
 
     autocast = None  # the arguments of torch.autocast, which `ImageEncoder.forward` sets

@@ -13,12 +13,12 @@ PHOTOS = (1, 2, 4, 8, 16, 32, 64)
 # Prometheus keeps one time series per value of a label. Therefore no label has values that visitors
 # choose: they could create any number of time series.
 request_count = Counter(
-    "smile_requests", "Requests to the API, by status; 499: disconnected", ["status"]
+    "smile_requests", "API requests by status; 499: the client disconnected", ["status"]
 )
 request_seconds = Histogram(
     "smile_request_seconds", "From an API request to its answer", buckets=SECONDS
 )
-caption_count = Counter("smile_captions", "Captions, including the page's")
+caption_count = Counter("smile_captions", "Captions, for the API and the page")
 batch_photos = Histogram("smile_batch_photos", "Photos captioned at once", buckets=PHOTOS)
 batch_seconds = Histogram("smile_batch_seconds", "Time to caption a batch", buckets=SECONDS)
 
@@ -32,7 +32,7 @@ def count_batch(photos: int, seconds: float) -> None:
 class Metrics:
     """Middleware that answers /metrics, and counts and times the requests to `path`.
 
-    path: the path of the API. service: its batches are also counted and timed.
+    path: the path of the API. service: the service whose batches are counted and timed.
     """
 
     def __init__(self, app, service: CaptionService, path: str):

@@ -20,8 +20,8 @@ class TimmNetwork(nn.Module):
 
     The map is the output of timm's `forward_features`. For a vision transformer, it consists of the
     patch tokens. name: timm's name, without "timm/". weights: "none", "default", "package" or a
-    file, see `baselines.image_encoder`. The state dict includes the mean and std with which the
-    weights were trained, and `forward` normalises the images with them.
+    file, see `baselines.image_encoder`. The state dict includes the mean and std that timm has for
+    this name, and `forward` normalises the images with them.
 
     The constructor raises ValueError for an unknown name, for weights that cannot be read or do not
     fit, and for a network that cannot be built for `image_size`. `forward` raises ValueError for a
@@ -79,7 +79,7 @@ def _build_network(name: str, weights: str, image_size: int) -> nn.Module:
     path = weights_path(weights, name)
     with one_line_errors(f"encoder_weights: {path} cannot be read as weights of {name}"):
         state = read_weights(path)
-        if weights == "package":  # the package's keys have other names, but the same order
+        if weights == "package":  # the package has other names for the tensors, but the same order
             state = dict(zip(timm.create_model(name).state_dict(), state.values()))
         # With this overlay, pretrained=True makes timm load `state` instead of downloading weights.
         # timm also resizes the position embeddings.

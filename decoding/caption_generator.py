@@ -1,4 +1,4 @@
-"""Provides the base class of captioners that generate captions by a step function."""
+"""Provides the base class of captioners that decode token by token with a `decoding.Step`."""
 
 from abc import abstractmethod
 from contextlib import nullcontext
@@ -13,7 +13,7 @@ from decoding.guided import encode_noisy, second_stream
 from decoding.interface import DecodingSettings, Generated, Step
 from decoding.null_image import NullImage
 
-# The prompts of B images. None, for one image or for all, means the captioner's own prompt.
+# One prompt per image. None, as an entry or instead of the list, means the captioner's own prompt.
 Prompts = Optional[list[Optional[str]]]
 
 
@@ -33,10 +33,10 @@ class TrainingTokens(NamedTuple):
 def training_tokens(
     captioner: Any, captions: list[list[str]], prompts: Prompts, ignore_index: int
 ) -> TrainingTokens:
-    """Return the tokens of B lists of captions, on the CPU.
+    """Tokenise the captions of B images, each after its prompt. The tensors are on the CPU.
 
     captioner: a `CaptionGenerator` with a `prompt`, its `prompt_ids`, a `tokenizer` and
-    `max_tokens`.
+    `max_tokens`. captions: a list of captions for each image.
     """
     texts = []
     prompt_lengths = []
@@ -59,13 +59,13 @@ def training_tokens(
 
 
 class CaptionGenerator(nn.Module):
-    """The methods of `captioning.captioners.interface.Captioner` that captioners have in common.
+    """Implements the methods of `captioning.captioners.interface.Captioner` that most share.
 
     A subclass defines the abstract methods, and the other methods of that protocol. null_image: see
-    `decoding.null_image`. inference_context: returns a context manager in which captions are
-    generated, such as one that turns autocast off. A subclass may also use the context manager
-    elsewhere, such as in `encode`. shift: an object that changes the first token of training
-    captions, see `BLIP.tokenizer.FirstTokenShift`, or None.
+    `decoding.null_image`. inference_context: called for a context manager around decoding, for
+    example to turn autocast off. `encode` is outside of it, unless the subclass also uses it there.
+    shift: replaces the first word of a training caption by its piece ##word, see
+    `BLIP.tokenizer.FirstTokenShift`; None to leave captions unchanged.
     """
 
     null_image: NullImage
@@ -80,8 +80,8 @@ class CaptionGenerator(nn.Module):
     ) -> Step:
         """Return the step function for encoded images (B, P, width).
 
-        other: the encoded images of the second stream of guidance or contrast, see
-        `decoding.guided.second_stream`; None for plain decoding.
+        other: the result of `decoding.guided.second_stream`: one encoded null image (1, P, width)
+        for guidance, the encoded noisy images (B, P, width) for contrast, or None.
         """
 
     @abstractmethod

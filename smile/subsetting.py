@@ -22,9 +22,9 @@ def random_subset_loss(
 ) -> Tensor:
     """Compute the cross-entropy of each label under a softmax over the label and random tokens.
 
-    logits: (B, N, V); labels: int64 (B, N); words: int64 (B, N, R), the R random tokens of each
-    label, which the caller samples uniformly from the vocabulary. A token that occurs repeatedly
-    counts once, and a sampled `pad_token_id` is left out. Other arguments and the result are as in
+    logits: (B, N, V); labels: int64 (B, N); words: int64 (B, N, R), R random tokens for each label,
+    which the caller samples uniformly from the vocabulary. A repeated token counts once, and
+    `pad_token_id` does not count. Other arguments and the result are as in
     `smile_loss`. Source: SMILE (arXiv 2306.13460), the ablation "random subsetting".
     """
 
@@ -48,7 +48,7 @@ def random_subset_loss(
 def random_subset(
     label: Tensor, words: Tensor, pad_token_id: Optional[int]
 ) -> tuple[Tensor, Tensor]:
-    """Return (tokens of each subset, int64 (..., 1 + R); whether each token is a repetition).
+    """Return the tokens of each subset, int64 (..., 1 + R), and a mask of repeated tokens.
 
     label: (...), which is the first token of its subset. words: (..., R), random tokens. A word
     equal to `pad_token_id` is replaced by the label, so that it counts as a repetition.
@@ -79,8 +79,8 @@ def reverse_subset_loss(
     """Compute the cross-entropy of each label under a softmax without the caption's other tokens.
 
     The softmax is over the label and all tokens of the vocabulary that are not in the caption. As
-    in the authors' code, the softmax also leaves out `pad_token_id` if the row ends in padding and
-    there are no `segments`. logits: (B, N, V); labels: int64 (B, N). Other arguments and the result
+    in the authors' code, it also leaves out `pad_token_id` in rows that end in padding, unless
+    `segments` are given. logits: (B, N, V); labels: int64 (B, N). Other arguments and the result
     are as in `smile_loss`. Source: SMILE (arXiv 2306.13460), the ablation "reverse subsetting".
     """
 

@@ -11,8 +11,7 @@ from adapters.program import one_line
 from decoding import SettingsError
 from vlm.library import Parts, load_parts
 
-# A text that stands for the caption when the chat template is rendered. Its position in the output
-# is the caption's position.
+# Stands for the caption when the chat template is rendered, to find the text around a caption.
 PLACEHOLDER = "zq caption qz"
 # The text before the caption in families without a chat template; {} is the prompt.
 PROMPT_FORMATS = {
@@ -44,9 +43,9 @@ PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
 class Turn(NamedTuple):
     """The text around a caption, from the chat template if the family has one.
 
-    prompt: all text up to the end of the generation prompt. caption_prefix: the text between the
-    generation prompt and the caption. caption_suffix: the text after the caption that ends the
-    turn; "" if only the eos token ends it.
+    prompt: the text up to the end of the generation prompt; "" if the family has no chat template
+    and tokenises captions alone. caption_prefix: the text between the prompt and the caption.
+    caption_suffix: the text after the caption that ends the turn; "" if only the eos token ends it.
     """
 
     prompt: str
@@ -100,7 +99,7 @@ class PromptProcessor:
         Raises ValueError if the other prompt changes the text directly around a caption.
         """
         other = PromptProcessor(self.parts, prompt)
-        # The captioner tokenises every caption with the prefix and suffix of `self.turn`.
+        # Captions are tokenised with the prefix and suffix of `self.turn`, whatever their prompt.
         if other.turn[1:] != self.turn[1:]:
             raise ValueError(
                 f"the photo's prompt is {prompt!r}, but the key prompt is {self.prompt!r}: this "
@@ -205,8 +204,8 @@ class PromptProcessor:
 def positions_of(config: Any) -> Optional[int]:
     """Return the maximum number of tokens of photo, prompt and caption together; None for no limit.
 
-    config: the model's configuration. For an encoder-decoder the result is None, because its
-    captions have separate positions. The limit also holds for rotary positions: the model can
+    config: the model's configuration. For an encoder-decoder of text the result is None, because
+    its captions have separate positions. The limit also holds for rotary positions: the model can
     compute more positions, but was not trained on them.
     """
     text = config.get_text_config(decoder=True)

@@ -10,9 +10,9 @@ class RerankerEntry(NamedTuple):
     """The scorer and the configuration keys of a reranker.
 
     scorer: "module:class" of a `captioning.models.reranking.Scorer`. model: the configuration key
-    that must name the scorer's model; None if the scorer has no model. options: "module:class" of a
-    metric whose `Options` declare this reranker's further keys. weighted: whether the scorer uses
-    the key rerank_weight.
+    whose value is the scorer's model; None if the scorer has no model. options: "module:class" of
+    the metric whose `Options` declare keys of this reranker, including `model`. weighted: whether
+    the scorer uses the key rerank_weight.
     """
 
     scorer: str
@@ -38,7 +38,7 @@ RERANKERS: dict[str, RerankerEntry] = {
 def values_of(settings: type, values: Any) -> dict[str, Any]:
     """Return {field: value} for the fields of a dataclass that are also attributes of `values`.
 
-    settings: the dataclass. values: such as a configuration.
+    settings: the dataclass. values: any object with attributes, such as a `Config`.
     """
     names = (field.name for field in fields(settings))
     return {name: getattr(values, name) for name in names if hasattr(values, name)}
@@ -47,9 +47,9 @@ def values_of(settings: type, values: Any) -> dict[str, Any]:
 def build_reranking(values: Any, num_return: int = 1) -> Optional[Reranking]:
     """Return the settings of reranking; None if `rerank` is None, or mmi with weight 0.
 
-    values: an object with configuration keys as attributes, such as a `Config`. Keys that are
-    missing in it get the defaults of `Reranking`. num_return: captions per image. Raises ValueError
-    if the reranker needs a model and the model's key is not set.
+    values: an object with configuration keys as attributes, such as a `Config`. Fields of
+    `Reranking` that it lacks keep their defaults, but it needs `rerank`, `rerank_weight` and the
+    reranker's `model`. num_return: captions per image. Raises ValueError if `model` is not set.
     """
     entry = RERANKERS.get(values.rerank)
     if entry is None or (values.rerank, values.rerank_weight) == ("mmi", 0):

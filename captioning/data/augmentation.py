@@ -78,7 +78,8 @@ def augmented_as_published(image: Image.Image, image_size: int) -> Tensor:
 def weakly_augmented(image: Image.Image, strength: float) -> Tensor:
     """Apply a random flip, colour jitter and Gaussian noise to an RGB image -> uint8 (H, W, 3).
 
-    There is no crop, and the hue does not change, because captions name colours. strength: 0 to 1.
+    There is no crop, which could remove what a caption names, and the hue does not change, because
+    captions name colours. strength: 0 to 1.
     Brightness, contrast and saturation are multiplied by random factors between 1 - strength and
     1 + strength, in a random order. The noise has a standard deviation of strength * NOISE. Uses
     torch's random generator.
@@ -92,9 +93,9 @@ def weakly_augmented(image: Image.Image, strength: float) -> Tensor:
 
 
 def _reduce(image: Image.Image, most: int) -> int:
-    """Set a JPEG file to be decoded at 1/n of its size, and return n; 1 for another format.
+    """Set a JPEG file, not yet decoded, to be decoded at 1/n of its size, and return n.
 
-    n is the largest of REDUCTIONS that is at most `most`, or 1.
+    n is the largest of REDUCTIONS that is at most `most`; 1 if there is none, and for other images.
     """
     size = image.size
     for reduction in REDUCTIONS:

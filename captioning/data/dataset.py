@@ -35,8 +35,8 @@ def preprocess_caption(text: str, max_words: int = 30) -> str:
     """Clean a caption for training, as BLIP does.
 
     The text is changed to lower case. The characters . ! " ( ) * # : ; ~ become spaces, but commas,
-    apostrophes and hyphens stay. Runs of white space become one space. Words after the first
-    `max_words` are cut off.
+    apostrophes and hyphens stay. Two or more white-space characters become one space. Words after
+    the first `max_words` are cut off.
     """
     text = _PUNCTUATION.sub(" ", text.lower())
     text = _WHITE_SPACE_RUN.sub(" ", text).rstrip("\n").strip(" ")
@@ -55,16 +55,15 @@ class TrainingDataset(Dataset):
 
     - image: the output of `transform`;
     - captions: k strings, see `preprocess_caption`;
-    - image_id, index, prompt: of the sample that was read, which may be a replacement;
-    - unreadable: error messages of the unreadable images that this item replaces.
+    - image_id, index, prompt: of the item that was read, which may be a replacement;
+    - unreadable: the errors of the items that were tried before it; usually empty.
 
-    An unreadable image raises UserError. With `skip_bad_images`, items of other indices, chosen by
-    (seed, index), are tried instead. UserError is raised if MAX_REPLACEMENTS of them fail, or if a
-    store does not answer.
+    An unreadable image raises UserError. With `skip_bad_images`, up to MAX_REPLACEMENTS random
+    items, chosen by (seed, index), are tried instead. UserError is raised if all of them fail, or
+    if a store does not answer.
 
-    is_deterministic: whether `transform` is deterministic and returns tensors. If the tensors of
-    all images then take at most MAX_KEPT_BYTES, each process transforms an image once and keeps the
-    tensor.
+    is_deterministic: whether `transform` is deterministic and returns tensors. If so, and if the
+    tensors of all images take at most MAX_KEPT_BYTES, each process keeps the transformed images.
 
     drop_image: if above 0, items have the key `dropped`, a bool that is true with this probability.
     The captioner replaces a dropped image by the null image.
@@ -86,7 +85,7 @@ class TrainingDataset(Dataset):
     _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
     def __post_init__(self):
-        # For each sample, the number of (image, caption) pairs up to the end of this sample.
+        # Cumulative numbers of (image, caption) pairs.
         self._pairs_up_to = list(accumulate(len(sample.captions) for sample in self.samples))
 
     def __len__(self) -> int:
@@ -127,7 +126,7 @@ class TrainingDataset(Dataset):
         yield from order[:MAX_REPLACEMENTS]
 
     def _item(self, epoch: int, index: int, candidate: int) -> dict[str, Any]:
-        """Return the item `candidate`, made with the random numbers of the item `index`."""
+        """Return the item `candidate`, augmented with the random numbers of the item `index`."""
         sample, chosen = self._sample_and_captions(candidate)
         with seeded(derived_seed("item", self.seed, epoch, index)):
             if self.captions_per_image > 1:
@@ -156,9 +155,9 @@ class TrainingDataset(Dataset):
         return open_image(os.path.join(self.image_root, sample.image))
 
     def _sample_and_captions(self, index: int) -> tuple[Sample, list[int]]:
-        """Return the sample of an item, and the position of the item's caption in a list.
+        """Return an item's sample and [position of its caption].
 
-        The list is empty if captions_per_image is above 1: `_item` then chooses the captions.
+        The list is empty if captions_per_image is above 1, because `_item` then chooses captions.
         """
         if self.captions_per_image > 1:
             return self.samples[index], []
@@ -204,14 +203,14 @@ class EvaluationDataset(Dataset):
 def group_and_position(up_to: Sequence[int], index: int) -> tuple[int, int]:
     """Return the group of an item, and the position of the item in this group.
 
-    index: the item's position in the concatenation of all groups. up_to: for each group, the number
-    of items up to its end.
+    index: the item's position in the concatenation of all groups. up_to: the cumulative sizes of
+    the groups.
     """
     group = bisect_right(up_to, index)
     return group, index - (up_to[group - 1] if group else 0)
 
 
 def _random_positions(size: int, count: int) -> list[int]:
-    """Return `count` random integers below `size`. The first `size` integers are distinct."""
+    """Return `count` random integers below `size`. The first min(count, size) are distinct."""
     distinct = torch.randperm(size)[:count]
     return torch.cat([distinct, torch.randint(size, (count - len(distinct),))]).tolist()

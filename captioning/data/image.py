@@ -29,7 +29,7 @@ MAX_PIXELS = 178_956_970
 
 
 def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
-    """Open an image file and read its header, and a JPEG's markers. `decode` reads the rest.
+    """Open an image file, and check its header and a JPEG's markers. `decode` reads the pixels.
 
     data: the file's content; `path` is then used only in errors. The format is detected from the
     content, not from the name. Raises UserError, which names the file, for a format that is not in
@@ -131,7 +131,7 @@ def _errors_naming(path: StrPath) -> Iterator[None]:
 
 
 def resize(image_size: int) -> transforms.Resize:
-    """Return a bicubic resize to a square. It changes the aspect ratio."""
+    """Return a transform that resizes bicubically to a square, and so changes the aspect ratio."""
     return transforms.Resize((image_size, image_size), InterpolationMode.BICUBIC)
 
 
@@ -157,15 +157,15 @@ class Preprocessing(NamedTuple):
     """The functions that make a captioner's input from images.
 
     evaluation: maps an RGB image to a float tensor (3, S, S), the captioner's input.
-    training: maps an opened or decoded image to a tensor, which has the same shape for all images.
-        Uses torch's random generator.
+    training: maps an opened or decoded image to such a tensor, or to pixels, uint8 (S, S, 3). Uses
+        torch's random generator.
     normalise: maps a batch of outputs of `training`, on the captioner's device, to the captioner's
         input (B, 3, S, S). Not called if `training` returns floats.
-    join: maps a list of outputs of `evaluation` or `training` to a batch. With another function
-        than torch.stack, these outputs need not be tensors.
+    join: maps a list of outputs of `evaluation` or `training` to a batch. torch.stack needs
+        tensors of one shape; another function may take other outputs.
     is_deterministic: whether `training` is deterministic.
-    takes_prompt: whether `evaluation` and `training` take a second argument, the image's prompt (a
-        str or None).
+    takes_prompt: whether `evaluation` and `training` take an optional second argument, the image's
+        prompt (a str or None).
     """
 
     evaluation: Callable[..., Any]
@@ -176,7 +176,7 @@ class Preprocessing(NamedTuple):
     takes_prompt: bool = False
 
     def one(self, image: Image.Image) -> Any:
-        """Return a batch of one RGB image, as in evaluation. Raises UserError."""
+        """Return a batch that contains only `item(image)`. Raises UserError."""
         return self.join([self.item(image)])
 
     def item(self, image: Image.Image) -> Any:

@@ -21,7 +21,7 @@ AT_ONCE = 8  # chunks downloaded concurrently, and held in memory
 
 
 def cache_folder(folder: Optional[Path] = None) -> Path:
-    """Return `folder`, else `smile` in XDG_CACHE_HOME or ~/.cache. The folder may not exist.
+    """Return `folder`, else `smile` in XDG_CACHE_HOME or ~/.cache. The folder need not exist.
 
     Raises UserError if there is no home folder.
     """
@@ -42,7 +42,7 @@ def cache_key(text: str, length: int = 64) -> str:
 
 
 def local(name: StrPath) -> Path:
-    """Return a path unchanged; for a file in a store, the path of a copy. Raises UserError.
+    """Return a path on disk: `name`, or of a copy if `name` is in a store. Raises UserError.
 
     If a name has a "*", all matching files are copied, and a pattern that matches the copies is
     returned.
@@ -101,7 +101,7 @@ def _local_copy(address: str, files: dict[str, stores.Stamp], requested: str) ->
 
 
 def fetch(address: str, path: Path, stamp: stores.Stamp) -> None:
-    """Download a file with this `stores.stamp` to `path`, which appears when it is complete.
+    """Download the version `stamp` of a file to `path`, which appears when it is complete.
 
     Raises UserError, also if the file is replaced during the download.
     """

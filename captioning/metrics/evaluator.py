@@ -18,7 +18,7 @@ from captioning.runtime.registry import load
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that all evaluators share. Settings of one evaluator only are its `Options`.
+    """The settings that all evaluators share. Those of a single evaluator are in its `Options`.
 
     images: {image id: file}. image_root: paths in annotation files are relative to this folder.
     cache_dir: the folder for cached features; None for the user's cache folder. device: a torch
@@ -34,7 +34,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class CaptionSet:
-    """One caption and one or more references per image. Both dicts have equal ids in equal order.
+    """One caption and one or more references per image. Both have the same ids in the same order.
 
     shared: {key: object} of objects that one evaluator creates and other evaluators reuse, such as
     the CLIP model.
@@ -73,7 +73,7 @@ class Scores:
       value
     - settings: {name: value}, recorded with the scores
     - skipped: {metric: why it was not computed}
-    - details: {name: N values for JSON}, what an evaluator reports besides scores; None for a
+    - details: {name: N JSON values} that an evaluator reports besides scores; None for a
       caption without a value
     """
 
@@ -124,7 +124,7 @@ class Evaluator(ABC):
     - needs_images: whether `Settings.images` is needed
     - on_every_rank: whether all processes have to call `evaluate`; ranks other than 0 return no
       scores
-    - costly: whether a call may cost money; such an evaluator runs only if a user names it
+    - costly: whether a call may cost money; the report does not score human captions with it
     """
 
     name: str
@@ -146,7 +146,7 @@ class Evaluator(ABC):
         self.prepare()
 
     def prepare(self) -> None:  # noqa: B027
-        """Read files, and remove from `metric_names` the metrics that the options exclude.
+        """Read files, and set `metric_names` to the metrics that the options leave.
 
         The constructor calls this method last. Raises UserError.
         """

@@ -18,7 +18,7 @@ from captioning.runtime.rpc import CallFailed, call, serve
 _SECONDS_TO_START = 120.0
 _SECONDS_PER_CAPTION = 0.1
 
-# METEOR's parameters for English. _WEIGHTS: of exact, stem, synonym and paraphrase matches.
+# METEOR's parameters for English. _WEIGHTS: those of exact, stem, synonym and paraphrase matches.
 _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
 _WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 
@@ -45,8 +45,8 @@ def meteor_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) 
 def meteor_of_sums(sums: np.ndarray) -> np.ndarray:
     """Return METEOR (R,) of R rows of summed statistics.
 
-    sums: (R, 23), in the order of the Java program. Every number of words has two columns: for the
-    captions, then for the references.
+    sums: (R, 23), in the order of the Java program. Numbers of words have two columns: of the
+    captions, then of the references.
 
     - all words (2 columns), function words (2)
     - for each kind of match (exact, stem, synonym, paraphrase): matched content words (2), matched
@@ -95,7 +95,7 @@ class _SharedJava:
             return answer
 
     def close(self):
-        with self.lock, suppress(JavaError):  # `score` has already raised it
+        with self.lock, suppress(JavaError):  # nobody needs the process any more
             self.stack.close()
         self.process = None
 
@@ -104,10 +104,11 @@ class _SharedJava:
 def shared_process(start: bool = False) -> Iterator[Mapping[str, str]]:
     """Let all calls of `meteor_scores` in the block share one Java process.
 
-    Starting Java takes seconds. Yields environment variables for child processes, so that they use
-    the shared process, too. start: whether to start Java at once, not at the first call. The
-    process needs about 600 MB, and is killed after an hour. If it fails during a call, the call is
-    repeated with a separate process, and the next call starts a new shared process.
+    Starting Java takes seconds. Yields environment variables with which processes that are started
+    by multiprocessing use the shared process, too. start: whether to start Java at once, not at the
+    first call. The process needs about 600 MB, and is killed after an hour. If it fails during a
+    call, the call is repeated with a separate process, and the next call starts a new shared
+    process.
     """
     java, outer = _SharedJava(), os.environ.get(ADDRESS)
     with serve(java.score) as os.environ[ADDRESS]:

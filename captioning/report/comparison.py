@@ -26,7 +26,7 @@ HUMANS = "Humans"
 class Row(NamedTuple):
     """A row of the comparison: human captions, or the mean of several runs.
 
-    A single run is also a row. It needs no `Row` object, because `Run` has the same attributes.
+    A single `Run` is itself a row, because it has the same attributes.
     """
 
     label: str
@@ -39,14 +39,16 @@ class Row(NamedTuple):
 class Comparison:
     """The runs of a report and the data they share.
 
-    - image_ids: the images that all runs captioned and that the data set has; if the data set
-      cannot be read, all images that all runs captioned
+    The data set counts as missing if it cannot be read or has none of the captioned images.
+
+    - image_ids: the images that all runs captioned and that the data set has; if the data set is
+      missing, all images that all runs captioned
     - samples, references: {image id: sample or human captions} of these images, in the split's
-      order; empty if the data set cannot be read
-    - human: the row of human captions; None if the data set cannot be read
+      order; empty if the data set is missing
+    - human: the row of human captions; None if the data set is missing
     - scenes: {image id: scene} of images made by `captioning.scenes`; the facts of these images are
       known, so the report marks the true and wrong words of captions
-    - missing: one sentence for each part that is missing in the report
+    - missing: sentences about what is missing in the report
     - num_captioned: the number of images that all runs captioned
     """
 
@@ -66,7 +68,7 @@ class Comparison:
         return [self.human, *self.runs] if self.human else self.runs
 
     def image_path(self, image_id: ImageId) -> Optional[Path]:
-        """Return the path of an image's file; None if the data set cannot be read."""
+        """Return the path of an image's file; None if the image is not in `samples`."""
         sample = self.samples.get(image_id)
         return sample and Path(self.runs[0].scoring_config.image_root, sample.image)
 
@@ -102,7 +104,7 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
     if len(samples) < count:
         missing.append(
             f"The data set has only {len(samples)} of the {count} captioned images; the examples "
-            "and the human captions are from these, the runs' scores from all images."
+            "and the human captions cover only these, the runs' scores all captioned images."
         )
     if len(samples) < len(samples_by_id):
         missing.append(
@@ -120,7 +122,7 @@ def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
 
 
 def _read_known_scenes(runs: Sequence[Run], missing: list[str]) -> dict[ImageId, Scene]:
-    """Return the scenes of a run's facts_file; none without this file.
+    """Return the scenes of the first facts_file among the runs; {} if no run has one.
 
     Appends a sentence to `missing` if the file cannot be read.
     """
@@ -160,7 +162,7 @@ def _check_same_data(runs: Sequence[Run], split: str):
 
 
 def _describe_gaps(runs: list[Run], captioned: int) -> Iterator[str]:
-    """Yield a sentence for each run that captioned more images than others, or has no scores.
+    """Yield sentences about runs that captioned images which others did not, or have no scores.
 
     captioned: the number of images that all runs captioned.
     """
@@ -168,18 +170,18 @@ def _describe_gaps(runs: list[Run], captioned: int) -> Iterator[str]:
         if num_extra := len(run.captions) - captioned:
             yield (
                 f"{run.label} captioned {num_extra} images that another run did not; its scores "
-                "are over these, too, while the examples are not."
+                "include them, the examples do not."
             )
         if not run.metrics:
             yield f"{run.label} has no scores of this split."
 
 
 def hold_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:
-    """Split human captions into one caption per image to be scored, and references to score it.
+    """Hold out one human caption per image as a prediction; the others are its references.
 
-    references: {image id: all human captions}. If image i has k captions, caption i mod k is held
-    out for scoring, so that the annotators alternate. The returned references are the remaining
-    captions. They have no entry for an image with a single caption.
+    references: {image id: all human captions}. If image number i has k captions, caption
+    i mod k is held out, so that the annotators alternate. The references have no entry for an image
+    with a single caption.
     """
     captions = {}
     others = {}
@@ -196,9 +198,9 @@ def _human_row(
 ) -> Row:
     """Return the row of human captions: the captions from `hold_out`, with their scores.
 
-    The scores are those of the metrics that a run has, except metrics that are costly to compute.
-    texts: {image id: human captions}. Appends a sentence to `missing` for each score that could not
-    be computed.
+    The metrics are those of the runs, except of evaluators whose calls may cost money. texts:
+    {image id: human captions}. Appends sentences to `missing` about scores that could not be
+    computed.
     """
     captions, others = hold_out(texts)
     metric_names = {name for run in runs for name in run.metrics}

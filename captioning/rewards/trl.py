@@ -1,4 +1,4 @@
-"""Makes reward functions for TRL's GRPOTrainer and RLOOTrainer from `captioning.rewards`.
+"""Adapts the rewards of `captioning.rewards` to TRL's GRPOTrainer and RLOOTrainer.
 
 images = TrainingImages.of(read_annotations("train.json"), "photos", "cuda")
 rewards = [reward_function("cider", images, [tokenizer.eos_token_id])]

@@ -34,7 +34,8 @@ TABLE_METRICS = (
 class Entry(NamedTuple):
     """A row of the table, which is also a point of the figure.
 
-    weight: see `captioning.sweep.variants.Variant`; None for humans, too.
+    weight: MLE's share in a mixture of MLE and SMILE, from 0 to 1; None for other objectives and
+    for humans.
     """
 
     row: Row
@@ -52,12 +53,12 @@ class Entry(NamedTuple):
 
 
 def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
-    """Write the figure in the format of the path's suffix; return its description in words.
+    """Write the figure in the format of the path's suffix; return its alt text.
 
-    If fewer than two entries have the metrics of the axes, no file is written, and None is
-    returned. Error bars show 95 % intervals. A line joins the mixtures, including MLE and SMILE
-    alone. If there are entries of other objectives, a second panel shows them, with a dotted line
-    along the Pareto front of all entries but humans.
+    If fewer than two entries have the metrics of both axes, no file is written, and None is
+    returned. Error bars show 95 % intervals. A line joins the mixtures, from SMILE alone to MLE
+    alone. If there are entries of other objectives, a second panel shows them, with this line in
+    grey and a dotted line along the Pareto front of all entries but humans.
     """
     axes = plane.choose_axes([entry.row for entry in entries])
     if axes is None:
@@ -104,7 +105,8 @@ def markdown_table(entries: Sequence[Entry]) -> str:
 def pareto_front(entries: Sequence[Entry], axes: plane.AxisPair) -> list[Entry]:
     """Return the Pareto-optimal entries, from left to right in the figure.
 
-    An entry is Pareto-optimal if no entry at another position is at least as good on both axes.
+    An entry is Pareto-optimal if no other position is at least as good on both axes. On both,
+    larger positions are better.
     """
 
     def position(entry):

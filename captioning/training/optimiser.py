@@ -34,7 +34,7 @@ def clip_gradients(
 ) -> Tensor:
     """Clip the gradient in place, and return its norm before clipping.
 
-    correction: a factor, a scalar tensor, by which the gradient is multiplied first; None for 1.
+    correction: a scalar tensor by which the gradient is multiplied first; None to leave it.
     """
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"] if p.grad is not None]
@@ -53,12 +53,13 @@ def clip_gradients(
 def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: int) -> float:
     """Return the learning rate of optimiser step `step` in epoch `epoch`, by `lr_schedule`.
 
-    epoch: from 0. step: from 0 over all epochs. steps: the number of steps per epoch. plateaus: the
-    number of plateaus so far, see `validation_history.count_plateaus`. In the first `warmup_steps`,
-    the rate grows linearly from warmup_lr to init_lr. Afterwards it depends on the schedule:
+    epoch: from 0. step: from 0 over the whole run. steps: the number of steps per epoch. plateaus:
+    the number of plateaus so far, see `validation_history.count_plateaus`. In the first
+    `warmup_steps`, the rate grows linearly from warmup_lr to init_lr. Afterwards it depends on the
+    schedule:
 
-    - cosine: the rate is constant within an epoch, and falls by a half cosine from init_lr in epoch
-      0 to min_lr in epoch max_epoch, which would be one after the last. Source: the BLIP repository
+    - cosine: the rate is constant within an epoch. Over epochs it falls by a half cosine from
+      init_lr in epoch 0; one epoch after the last it would be min_lr. Source: the BLIP repository
     - cosine_steps: the rate falls by a half cosine over all steps after the warm-up. The last step
       has min_lr
     - cosine_restarts: there are `lr_cycles` half cosines (SGDR, arXiv 1608.03983). Each half cosine

@@ -77,14 +77,14 @@ class Truncation(TokenLoss):
 class LastMeans(nn.Module):
     """A ring buffer of the mean losses of the last `size` captions.
 
-    Means are float32, because MPS has no float64. `seen` is the number of captions that were ever
-    added.
+    Means are float32, even if losses are float64, because MPS has no float64. `seen` is the number
+    of captions that were ever added.
     """
 
     def __init__(self, size: int):
         super().__init__()
         self.size = size
-        # The last element is a dummy, to which `add` writes the means that are not added.
+        # The last element receives the means that `add` leaves out, so that shapes are fixed.
         self.register_buffer("means", torch.zeros(size + 1), persistent=False)
         self.register_buffer("seen", torch.zeros((), dtype=torch.int64), persistent=False)
 

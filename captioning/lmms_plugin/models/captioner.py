@@ -100,7 +100,7 @@ class CheckpointLmm(lmms):
         if given.keys() & {"do_sample", "temperature"}:
             changes["sample"] = bool(given.get("do_sample", True)) and given.get("temperature") != 0
         captioner, run_settings = self.model.captioner, self.model.settings
-        if kwargs.get("max_new_tokens"):  # does not count the prompt, unlike max_length
+        if kwargs.get("max_new_tokens"):  # excludes the prompt; max_length includes it
             max_length = len(captioner.prompt_ids) + kwargs["max_new_tokens"]
             if captioner.max_positions:
                 max_length = min(max_length, captioner.max_positions)
@@ -113,7 +113,7 @@ class CheckpointLmm(lmms):
             refuse(str(error))
 
     def loglikelihood(self, requests: Sequence[Any]) -> NoReturn:
-        refuse("a captioner answers once, by generating: choose tasks of generate_until")
+        refuse("a captioner generates one answer: choose tasks with output_type generate_until")
 
     generate_until_multi_round = loglikelihood
 
