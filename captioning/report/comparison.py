@@ -167,13 +167,13 @@ def _describe_gaps(runs: list[Run], captioned: int) -> Iterator[str]:
     captioned: the number of images that all runs captioned.
     """
     for run in runs:
-        if num_extra := len(run.captions) - captioned:
+        if not run.metrics:
+            yield f"{run.label} has no scores of this split."
+        elif num_extra := len(run.captions) - captioned:
             yield (
                 f"{run.label} captioned {num_extra} images that another run did not; its scores "
                 "include them, the examples do not."
             )
-        if not run.metrics:
-            yield f"{run.label} has no scores of this split."
 
 
 def hold_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:

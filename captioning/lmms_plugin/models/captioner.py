@@ -90,7 +90,7 @@ class CheckpointLmm(lmms):
             refuse(
                 f"{task}: document {number} does not have exactly one image, as a captioner needs"
             )
-        return decode(visuals[0])
+        return decode(visuals[0], f"{task}: document {number}")
 
     def settings(self, kwargs: Mapping[str, Any]) -> DecodingSettings:
         """Return the decoding settings for a task. kwargs: the task's generation_kwargs."""
