@@ -35,7 +35,7 @@ from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line, progress
 
 SIDE = 256
-QUALITY = 95  # of the written images, in formats with a quality setting
+QUALITY = 95  # of written JPEG, WebP and AVIF images
 OUTCOMES = ("resized", "copied", "there already", "cannot be read")  # of one image
 RECORD = ".resize.json"  # a file in the target folder that records --side
 
@@ -44,7 +44,7 @@ def resize_image(path: Path, side: int) -> tuple[str, bytes]:
     """Shrink an image to a shorter side of `side` pixels; return (outcome, bytes of the new file).
 
     The outcome is "copied" for an image that is not larger, else "resized". The format stays the
-    same. EXIF data is left out: otherwise viewers would rotate the image, but training does not.
+    same, with 8-bit RGB. A resized image has no EXIF data, so that viewers do not rotate it either.
     Raises UserError if the file is not a readable image.
     """
     with open_image(path) as image:
@@ -58,7 +58,10 @@ def resize_image(path: Path, side: int) -> tuple[str, bytes]:
         resized = decode(image, path).resize(size, Image.Resampling.BICUBIC)
     content = io.BytesIO()
     # Pillow's format "MPO" is a JPEG with a second picture after the first, as phones write it.
-    resized.save(content, image.format.replace("MPO", "JPEG"), quality=QUALITY)
+    image_format = image.format.replace("MPO", "JPEG")
+    # Pillow would keep a TIFF's compression, which may be impossible for RGB or with a quality.
+    resized.info.pop("compression", None)
+    resized.save(content, image_format, quality=QUALITY)
     return "resized", content.getvalue()
 
 
@@ -138,7 +141,7 @@ def main(argv=None) -> int:
     def program():
         counts = resize_folder(**vars(arguments))
         summary = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        log_line(f"{sum(counts.values())} images: {summary}; they are in {arguments.target}")
+        log_line(f"{sum(counts.values())} images: {summary}; the folder is {arguments.target}")
 
     return run_program(program)
 

@@ -1,5 +1,6 @@
 """A folder of images made small: sizes, names, what is bad, and how it goes on."""
 
+import io
 import os
 import re
 import signal
@@ -44,7 +45,7 @@ def files(folder):
 def test_names_stay_and_the_shorter_side_becomes_the_one_asked_for(folder, tmp_path, capsys):
     target = tmp_path / "small"
     assert resize.main([str(folder), str(target), "--side", "64", "--workers", "3"]) == 0
-    assert "5 images: 3 resized, 2 copied; they are in" in capsys.readouterr().err
+    assert "5 images: 3 resized, 2 copied; the folder is" in capsys.readouterr().err
     sizes = {name: load_image(path).size for name, path in files(target).items()}
     assert sizes == {
         "wide.jpg": (128, 64),
@@ -62,6 +63,15 @@ def test_names_stay_and_the_shorter_side_becomes_the_one_asked_for(folder, tmp_p
     assert np.array_equal(tall, scene(90, 300).resize((64, 213), Image.BICUBIC))
     wide = np.asarray(load_image(target / "wide.jpg")).astype(int)
     assert np.abs(wide - np.asarray(scene(400, 200).resize((128, 64), Image.BICUBIC))).mean() < 4
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "group4", "jpeg"])
+def test_a_compressed_tiff(tmp_path, compression):
+    image = scene(100, 64).convert("1" if compression == "group4" else "RGB")
+    image.save(tmp_path / "a.tiff", compression=compression)
+    outcome, content = resize.resize_image(tmp_path / "a.tiff", 32)
+    resized = Image.open(io.BytesIO(content))
+    assert (outcome, resized.format, resized.size) == ("resized", "TIFF", (50, 32))
 
 
 def test_bad_images_are_named_and_the_others_are_there(folder, tmp_path, capsys):
