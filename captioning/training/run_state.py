@@ -90,7 +90,7 @@ class RunState:
                 self.scaler.load_state_dict(content["scaler"])
             for objective in self._objectives():
                 objective.restore(content.get("objective", {}))
-        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+        except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"the checkpoint in {self.config.output_dir} does not fit this model "
                 f"({one_line(error, 150)}); set another output_dir, or "
