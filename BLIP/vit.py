@@ -99,6 +99,10 @@ class ImageEncoder(VisionTransformer):
         ckpt_layer: int = 0,
     ):
         sizes = _sizes(vit)
+        if image_size % sizes.patch_size:
+            raise ValueError(
+                f"image_size is {image_size}; it must be a multiple of {sizes.patch_size}"
+            )
         super().__init__(
             img_size=image_size,
             **sizes.model_dump(exclude={"layer_norm_eps", "initializer_range"}),

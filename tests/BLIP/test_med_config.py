@@ -1,8 +1,9 @@
-"""The decoder's sizes: BERT's keys; bad_input/test_config.py has types and ranges."""
+"""The sizes of decoder and encoder; bad_input/test_config.py has types and ranges."""
 
 import pytest
 
 from BLIP.med import MedConfig, read_med_config
+from BLIP.vit import ImageEncoder
 
 
 def test_the_shipped_file_is_bert_base(repository):
@@ -21,3 +22,8 @@ def test_invalid_sizes_are_one_line(tmp_path):
         with pytest.raises(ValueError, match=f"^med_config.*{message}") as error:
             read_med_config(source)
         assert "\n" not in str(error.value)
+
+
+def test_an_image_that_is_not_cut_into_whole_patches():
+    with pytest.raises(ValueError, match="image_size is 100; it must be a multiple of 16"):
+        ImageEncoder("base", 100)
