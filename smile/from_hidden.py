@@ -26,8 +26,6 @@ from smile.position_logits import EarlierTokens, PositionLogits, earlier_tokens
 from smile.smile import smile_loss
 from smile.subsetting import random_subset, random_subset_losses, reverse_excluded_tokens
 
-IGNORED = -100  # the ignore_index in `add_smile`, where labels are columns of gathered logits
-
 
 class FusedLoss(NamedTuple):
     """The result of `fused_loss`.
@@ -72,7 +70,7 @@ def fused_loss(
     head = head_class(hidden.flatten(0, 1), weight, bias, inputs, needs_grad)
     with torch.autocast(hidden.device.type, enabled=False):
         accumulator = _LossAccumulator(head, inputs, d_loss * _token_gradients(inputs, head))
-        # Reverse subsetting needs whole rows, because it checks whether a row ends in padding.
+        # Reverse subsetting checks whether a row ends in padding, so it needs rows with padding.
         whole_rows = "reverse" in settings.weights
         ignore = settings.ignore_index
         for positions, block_labels in caption_blocks(labels, inputs.segments, ignore, whole_rows):
@@ -112,8 +110,8 @@ class _Chunk(NamedTuple):
     """R positions whose logits of the whole vocabulary are computed together.
 
     positions: (R,), indices in the flattened batch. label, is_first: (R,). excluded: (R, E), the
-    tokens that reverse subsetting leaves out of its softmax. earlier: (R, L) each, the tokens of
-    each position's caption, where `types` are those of each position; None if no alternative looks
+    tokens that reverse subsetting leaves out of its softmax; E is 0 without it. earlier: the
+    earlier tokens of each position, each field (R, L), also `types`; None if no alternative looks
     back.
     """
 
@@ -125,7 +123,9 @@ class _Chunk(NamedTuple):
 
 
 class _Leaves(NamedTuple):
-    """The values of R positions from which losses are computed; None if no objective needs them.
+    """The values of R positions from which losses are computed, for which autograd is used.
+
+    `caption_logits`, `logits` and `subset` are None if no objective needs them.
 
     label: (R, 1), the label's logit. total: (R, 1), the logsumexp of all logits. caption_logits:
     (R, L), the logits of the caption's tokens. logits: (R, V), all logits. subset: (R, 1), the
@@ -182,7 +182,9 @@ class _LossAccumulator:
             selected = selected & (self.factors.flatten()[positions] != 0)
         selected = selected.flatten().nonzero().squeeze(1)  # (M,)
         caption = selected.div(labels.size(1), rounding_mode="floor")
-        excluded = reverse_excluded_tokens(labels, ignore, self.row_padding)
+        excluded = labels[:, :0]
+        if "reverse" in self.token_losses:
+            excluded = reverse_excluded_tokens(labels, ignore, self.row_padding)
         earlier = earlier_tokens(labels, ignore) if self.looks_back else None
         for part in slices(len(selected), self.head.chunk_positions):
             indices = selected[part]
@@ -193,14 +195,15 @@ class _LossAccumulator:
                     earlier.is_earlier[indices],
                     earlier.is_label[indices],
                 )
-            chunk = _Chunk(
-                positions.flatten()[indices],
-                labels.flatten()[indices],
-                is_first.flatten()[indices],
-                excluded[caption[part]],
-                own_earlier,
+            self._add_chunk(
+                _Chunk(
+                    positions.flatten()[indices],
+                    labels.flatten()[indices],
+                    is_first.flatten()[indices],
+                    excluded[caption[part]],
+                    own_earlier,
+                )
             )
-            self._add_chunk(chunk)
 
     def _add_chunk(self, chunk: _Chunk) -> None:
         """Add the losses of a chunk.
@@ -302,13 +305,13 @@ class _LossAccumulator:
         types, _ = caption_types(labels, ignore)  # (C, L)
         # The label's index among the gathered logits is the first column with the label's id.
         columns = (types.unsqueeze(2) == types.unsqueeze(1)).int().argmax(2)
-        columns = columns.masked_fill(labels == ignore, IGNORED)
+        columns = columns.masked_fill(labels == ignore, -100)  # the default of `smile_loss`
         # The larger of the two gathered tensors, weights (L, D) or logits (L, L); times 2, because
         # its gradient has the same size.
         size = 2 * length * max(length, self.head.hidden.size(1))
 
         def loss_fn(logits, chunk):  # (c, L, L)
-            return smile_loss(logits, columns[chunk], IGNORED, reduction="none")
+            return smile_loss(logits, columns[chunk], reduction="none")
 
         self._add_gathered(
             "smile",
@@ -352,19 +355,18 @@ class _LossAccumulator:
         loss_fn: maps a chunk's logits (g, R, J), and the slice of its g groups, to losses (g, R).
         """
         d_losses = self.d_losses[name]
-        unscored = len(self.token_losses[name]) - 1
         for chunk in slices(len(positions), self.head.chunk_elements // elements_per_group):
-            logits, slope = self.head.logits_grouped(positions[chunk], tokens[chunk])
-            chunk_is_scored = is_scored[chunk]
+            read, chunk_tokens, chunk_is_scored = positions[chunk], tokens[chunk], is_scored[chunk]
+            # Hidden states at padding may be nan, which gradients of 0 would not remove.
+            hidden = self.head.hidden[read].masked_fill_(~chunk_is_scored.unsqueeze(2), 0)
+            logits, slope = self.head.logits_grouped(hidden, chunk_tokens)
             with enable_autograd():
                 losses = loss_fn(logits.requires_grad_(self.head.has_grads), chunk)
-            self.token_losses[name][positions[chunk].where(chunk_is_scored, unscored)] = (
-                losses.detach()
-            )
+            self.token_losses[name][read.where(chunk_is_scored, -1)] = losses.detach()
             if self.head.has_grads:
                 (d_logits,) = torch.autograd.grad(losses, logits, chunk_is_scored.to(losses.dtype))
-                d_logits.mul_(d_losses[positions[chunk]].unsqueeze(2))
-                self.head.backward_grouped(positions[chunk], tokens[chunk], d_logits, slope)
+                d_logits.mul_(d_losses[read].unsqueeze(2))
+                self.head.backward_grouped(read, hidden, chunk_tokens, d_logits, slope)
 
     def _scored_by_subset(self, name: str, labels: Tensor) -> Tensor:
         """Return bool (C, L): labelled positions, except first tokens that are scored by MLE."""

@@ -210,10 +210,9 @@ class Head:
         """Return the rows of the weight for `tokens`, in `dtype`."""
         return self.weight[tokens].to(self.dtype)
 
-    def logits_grouped(self, positions: Tensor, tokens: Tensor) -> tuple[Tensor, Slope]:
-        """Return the logits (G, R, J) of positions (G, R) for tokens (G, J), and their slope."""
+    def logits_grouped(self, hidden: Tensor, tokens: Tensor) -> tuple[Tensor, Slope]:
+        """Return logits (G, R, J) of hidden states (G, R, D) for tokens (G, J), and their slope."""
         ids = self.local_ids(tokens)
-        hidden = self.hidden[positions]
         weight = self._weight_rows(ids).transpose(1, 2)  # (G, D, J)
         if self.bias is None:
             z = torch.bmm(hidden, weight)
@@ -223,11 +222,11 @@ class Head:
         return self.transform(self.sum_shards(z))
 
     def backward_grouped(
-        self, positions: Tensor, tokens: Tensor, d_logits: Tensor, slope: Slope
+        self, positions: Tensor, hidden: Tensor, tokens: Tensor, d_logits: Tensor, slope: Slope
     ) -> None:
-        """Accumulate gradients, as `backward` does, for `logits_grouped(positions, tokens)`.
+        """Accumulate gradients, as `backward` does, for `logits_grouped(hidden, tokens)`.
 
-        d_logits: (G, R, J), may be overwritten.
+        positions: (G, R), those of `hidden`. d_logits: (G, R, J), may be overwritten.
         """
         d_logits = self.keep_local(multiply_(d_logits, slope), tokens.unsqueeze(1))
         tokens = self.local_ids(tokens)
@@ -238,9 +237,7 @@ class Head:
             d_hidden = torch.bmm(d_logits, self._weight_rows(tokens)).to(self.wide_dtype)
             self.d_hidden.index_add_(0, positions.flatten(), d_hidden.flatten(0, 1))
         if self.d_weight is not None:
-            d_weight = torch.bmm(d_logits.transpose(1, 2), self.hidden[positions]).to(
-                self.wide_dtype
-            )
+            d_weight = torch.bmm(d_logits.transpose(1, 2), hidden).to(self.wide_dtype)
             self.d_weight.index_add_(0, tokens.flatten(), d_weight.flatten(0, 1))
 
 

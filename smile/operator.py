@@ -51,8 +51,7 @@ class _MixtureFromHidden(torch.autograd.Function):
     def backward(ctx, d_loss, _):
         if torch.is_grad_enabled():  # create_graph=True
             raise RuntimeError(NO_SECOND_DERIVATIVE)
-        gradients = ctx.gradients
-        ctx.gradients = None
+        gradients, ctx.gradients = ctx.gradients, None
         if gradients is None or ctx.inputs.defer_grad:
             gradients = fused_loss(*ctx.saved_tensors, ctx.inputs, d_loss).gradients
         else:

@@ -73,24 +73,23 @@ def use_smile(
     text could attend to another text of the row. In training it also raises ValueError if another
     loss is computed from the model; see `smile.hf.misuse_checks`.
     """
-    wrapped = model
-    model = unwrap_model(model)
-    undo(model)
+    unwrapped = unwrap_model(model)
+    undo(unwrapped)
     objective = to_objective(objective)
-    original_class = type(model)
-    watch_decoder_and_head(model)
-    argument_names = list(inspect.signature(original_class.forward).parameters)[1:]
-    model._smile = _Settings(objective, from_hidden, argument_names)
-    if from_hidden and linear_head(model) is None:
-        _warn_of_logits(model, model._smile)
+    original_class = type(unwrapped)
+    watch_decoder_and_head(unwrapped)
+    parameters = inspect.signature(original_class.forward).parameters
+    unwrapped._smile = _Settings(objective, from_hidden, argument_names=list(parameters)[1:])
+    if from_hidden and linear_head(unwrapped) is None:
+        _warn_of_logits(unwrapped, unwrapped._smile)
     # If another library has set `model.forward`, the objective's forward calls that function. If a
     # library sets `model.forward` later, the library's function calls the objective's forward.
-    model._smile_forwards = (
-        *getattr(model, "_smile_forwards", ()),
-        model.__dict__.pop("forward", None),
+    unwrapped._smile_forwards = (
+        *getattr(unwrapped, "_smile_forwards", ()),
+        unwrapped.__dict__.pop("forward", None),
     )
-    model.__class__ = _add_objective(original_class, len(model._smile_forwards) - 1)
-    return wrapped
+    unwrapped.__class__ = _add_objective(original_class, len(unwrapped._smile_forwards) - 1)
+    return model
 
 
 def _add_objective(original_class: type, level: int) -> type:
@@ -128,20 +127,19 @@ def _add_objective(original_class: type, level: int) -> type:
 
 def undo(model: nn.Module) -> nn.Module:
     """Undo `use_smile`, if it was called on the model. Returns the model."""
-    wrapped = model
-    model = unwrap_model(model)
+    unwrapped = unwrap_model(model)
     # The class lacks this attribute if the model has no objective or FSDP has added a subclass.
-    original_class = type(model).__dict__.get("_without_smile")
-    if model.__dict__.pop("_smile", None) is not None:
-        unwatch_model(model)
+    original_class = type(unwrapped).__dict__.get("_without_smile")
+    if unwrapped.__dict__.pop("_smile", None) is not None:
+        unwatch_model(unwrapped)
     if original_class is not None:
-        model.__class__ = original_class
+        unwrapped.__class__ = original_class
         # A forward that a library has set later still reads `_smile_forwards`: keep them for it.
-        if "forward" not in vars(model):
-            *model._smile_forwards, set_forward = model._smile_forwards
+        if "forward" not in vars(unwrapped):
+            *unwrapped._smile_forwards, set_forward = unwrapped._smile_forwards
             if set_forward is not None:
-                model.forward = set_forward
-    return wrapped
+                unwrapped.forward = set_forward
+    return model
 
 
 def last_parts(model: nn.Module) -> dict[str, Tensor]:
@@ -192,8 +190,8 @@ def _forward(model, settings: _Settings, inner_forward: Callable, args: tuple, k
     if in_training:
         fields = refuse_other_losses(model, fields, loss)
     output = type(output)(**fields)
-    wants_dict = model.config.return_dict if return_dict is None else return_dict
-    return output if wants_dict else output.to_tuple()
+    return_dict = model.config.return_dict if return_dict is None else return_dict
+    return output if return_dict else output.to_tuple()
 
 
 def _named_inputs(model, names: list[str], args: tuple, kwargs: dict) -> dict:
@@ -256,8 +254,11 @@ def _add_inputs(model, settings: _Settings, targets: Targets) -> None:
 def _warn_of_logits(model: nn.Module, settings: _Settings) -> None:
     """Warn, once per model, that `from_hidden` is not possible and all logits are computed."""
     if not settings.is_warned:
-        line = "smile.hf.head_table lacks its class or kind of head, or the head was changed"
-        warnings.warn(f"{type(model).__name__} is trained from logits: {line}", stacklevel=3)
+        warnings.warn(
+            f"{type(model).__name__} is trained from logits: smile.hf.head_table lacks its class "
+            "or kind of head, or the head was changed",
+            stacklevel=3,
+        )
     settings.is_warned = True
 
 
@@ -290,7 +291,6 @@ def _run_from_hidden(
     loss, parts, tokens = results[-1]
     # accelerate moves the output of a model on several devices to the input's device.
     loss = loss.to(device)
-    tokens = tokens.to(device)
     parts = {key: part.to(device) for key, part in parts.items()}
     if torch.compiler.is_compiling() or not settings.head_is_checked:
         error = (
@@ -300,7 +300,7 @@ def _run_from_hidden(
         changed = head.changed_rows(last_logits, call.head_output.detach().to(device))
         loss = refuse(changed.unsqueeze(0), [error], loss)
         settings.head_is_checked = not torch.compiler.is_compiling()
-    return output, ObjectiveOutput(loss, parts, tokens)
+    return output, ObjectiveOutput(loss, parts, tokens.to(device))
 
 
 def total_loss(

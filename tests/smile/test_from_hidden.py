@@ -38,6 +38,20 @@ def test_behind_a_long_question_the_labels_alone_are_looked_at(spec):
     compare(Objective(spec, 0.1), inputs, torch.full_like(labels, IGNORE))
 
 
+@pytest.mark.parametrize("spec", [*SPECS, "unlikelihood", "gem"], ids=str)
+def test_hidden_states_at_padding_are_not_read(spec):
+    inputs, labels = example()
+    objective = Objective(spec, random_subset_size=4, pad_token_id=1)
+    results = []
+    for padding in (0.0, float("nan")):
+        with torch.no_grad():
+            inputs[0][labels == IGNORE] = padding
+        torch.manual_seed(0)  # of random subsetting
+        loss = objective.from_hidden(*inputs, labels).loss
+        results.append((loss.detach(), *torch.autograd.grad(loss, inputs)))
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("spec", ["mle", {"mle": 0.5, "smile": 0.3, "gem": 0.2}], ids=str)
 def test_labels_are_smoothed_over_words_that_the_bias_does_not_rule_out(spec):
     (hidden, weight, bias), labels = example(vocabulary=26)
