@@ -8,7 +8,7 @@ from BLIP.kernels import matmul
 
 
 class InferenceLinear(nn.Module):
-    """A linear layer without gradients: x of any floating type (..., in) -> `dtype` (..., out).
+    """A linear layer for inference: x of any floating type (..., in) -> `dtype` (..., out).
 
     pack: store the weight in oneDNN's memory layout if possible. Must be false for torch.compile,
     which does not support this layout.

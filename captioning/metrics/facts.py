@@ -2,9 +2,9 @@
 
 true_facts   true facts per caption
 wrong_facts  wrong facts among all stated facts, per cent
-scene_R@k    captions whose own scene ranks among the first k, per cent. For each caption, scenes
-             are ranked by how many of the caption's facts are true for the scene; ties count
-             against the own scene
+scene_R@k    captions whose own scene ranks among the first k, per cent. For each caption, the
+             scenes of all captioned images are ranked by how many of the caption's facts are true
+             for them; ties count against the own scene
 """
 
 from pathlib import Path
@@ -65,7 +65,7 @@ def count_facts(statement: Statement, scene: Scene) -> FactCounts:
 
 
 def _rank_of_own_scene(statement: Statement, own: Scene, true: int, scenes: list[Scene]) -> int:
-    """Return the rank of a caption's own scene among all scenes; 1 is best.
+    """Return the rank of a caption's own scene among `scenes`; 1 is best.
 
     true: the number of the caption's facts that are true for the own scene.
     """

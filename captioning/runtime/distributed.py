@@ -115,7 +115,7 @@ def world_size() -> int:
 
 
 def is_main() -> bool:
-    """Return whether this process is rank 0, the only rank that prints and writes files."""
+    """Return whether this process is rank 0, which logs and writes the run's files."""
     return rank() == 0
 
 
