@@ -68,7 +68,8 @@ def resize_image(path: Path, side: int) -> tuple[str, bytes]:
 def resize_file(name: str, source: Path, target: Path, side: int) -> str:
     """Resize the image `name` of the folder `source` into the folder `target`.
 
-    Returns one of OUTCOMES. Raises UserError if the new file cannot be written.
+    Returns one of OUTCOMES, but never "there already". Raises UserError if the new file cannot be
+    written.
     """
     try:
         outcome, content = resize_image(source / name, side)
@@ -84,7 +85,7 @@ def resize_file(name: str, source: Path, target: Path, side: int) -> str:
 
 
 def resize_folder(source: Path, target: Path, side: int, workers: int) -> Counter:
-    """Resize all images of a folder into another folder; return {outcome: number of images}.
+    """Resize all images of a folder into another; return the number of images of each outcome.
 
     The outcomes are OUTCOMES. workers: threads. Raises UserError for unusable folders, and if the
     target was made with another side. Raises Stopped after a signal.

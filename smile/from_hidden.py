@@ -70,7 +70,8 @@ def fused_loss(
     head = head_class(hidden.flatten(0, 1), weight, bias, inputs, needs_grad)
     with torch.autocast(hidden.device.type, enabled=False):
         accumulator = _LossAccumulator(head, inputs, d_loss * _token_gradients(inputs, head))
-        # Reverse subsetting checks whether a row ends in padding, so it needs rows with padding.
+        # `caption_blocks` must not cut rows off, as reverse subsetting reads whether they end in
+        # padding.
         whole_rows = "reverse" in settings.weights
         ignore = settings.ignore_index
         for positions, block_labels in caption_blocks(labels, inputs.segments, ignore, whole_rows):
@@ -165,7 +166,7 @@ class _LossAccumulator:
         self.d_losses = {name: weight * d_losses.flatten() for name, weight in objectives.items()}
         if inputs.factors is not None:
             self.d_losses["truncation"] *= inputs.factors.flatten()
-        # The last element is a dummy, to which losses of positions that are not scored are written.
+        # The extra last element receives the losses of positions that are not scored.
         self.token_losses = {name: d_losses.new_zeros(d_losses.numel() + 1) for name in objectives}
 
     def add_whole_vocabulary(self, positions: Tensor, labels: Tensor) -> None:
@@ -209,7 +210,7 @@ class _LossAccumulator:
         """Add the losses of a chunk.
 
         Each loss is a function of the `_Leaves`. Autograd computes the gradients of the leaves.
-        `_logit_gradients` then computes the gradient of the logits itself.
+        From these, `_logit_gradients` computes the gradient of the logits without autograd.
         """
         head = self.head
         label_column = chunk.label.unsqueeze(1)
@@ -351,7 +352,7 @@ class _LossAccumulator:
         Each of the G groups has R positions, which need the logits of the same J tokens. A group is
         a caption for SMILE, and a single position for random subsetting. positions: (G, R), the
         positions of each group. is_scored: bool (G, R), whether to score each position.
-        elements_per_group: how many elements are in memory, which limits the groups of a chunk.
+        elements_per_group: the elements in memory for one group, by which groups are put in chunks.
         loss_fn: maps a chunk's logits (g, R, J), and the slice of its g groups, to losses (g, R).
         """
         d_losses = self.d_losses[name]

@@ -21,7 +21,8 @@ NO_SECOND_DERIVATIVE = (
 def mixture_from_hidden(hidden, weight, bias, inputs: LossInputs) -> tuple[Tensor, Tensor]:
     """Return (loss, parts). parts: the detached loss of each objective, in the settings' order.
 
-    See `fused_loss` for shapes. A sharded head causes a graph break in a compiled program.
+    See `fused_loss` for shapes. With a sharded head, a compiled program has a graph break here,
+    because the operator does not take `inputs.shards`.
     """
     if not torch.compiler.is_compiling() or inputs.shards is not None:
         return _eager(hidden, weight, bias, inputs)
@@ -84,8 +85,8 @@ def _build_inputs(settings_text: str, *rest) -> LossInputs:
 def _operator(hidden, weight, bias, d_loss, *rest):
     """Return (loss, parts, d_hidden, d_weight, d_bias). A gradient that is not needed is empty.
 
-    rest: the arguments of `_build_inputs`. Labels and token weights are checked when the operator
-    runs, because they have no values during compilation.
+    rest: the arguments of `_build_inputs`. Labels and token weights are checked here, because they
+    have no values while the callers are compiled.
     """
     inputs = _build_inputs(*rest)
     check_labels(inputs.labels, len(weight), inputs.settings.ignore_index)

@@ -10,8 +10,8 @@ from BLIP.kernels import matmul
 class InferenceLinear(nn.Module):
     """A linear layer for inference: x of any floating type (..., in) -> `dtype` (..., out).
 
-    pack: store the weight in oneDNN's memory layout if possible. Must be false for torch.compile,
-    which does not support this layout.
+    pack: store the weight in oneDNN's memory layout if possible. `pack` must be false for
+    torch.compile, which does not support this layout.
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype, pack: bool = True):
@@ -35,9 +35,9 @@ class InferenceLinear(nn.Module):
 def _can_pack(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether a weight can be stored in oneDNN's memory layout.
 
-    If a weight has another layout, oneDNN reorders it in every decoding step, which takes long
-    compared with the product of a few rows. torch has the ops for this layout only under private
-    names.
+    If a weight has another layout, oneDNN reorders it in every decoding step. That takes longer
+    than the product itself, because a step has only a few rows. torch has the ops for this layout
+    only under private names.
     """
     if device.type != "cpu" or not matmul.HAS_ONEDNN:
         return False

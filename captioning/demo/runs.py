@@ -37,9 +37,9 @@ QUICK_NOTE = (
     "everything runs; its numbers are weaker and less certain than those of the full demo."
 )
 PRETRAINING_RANKS = 2  # number of processes of pre-training on a CPU
-# The full demo prints first captions early, while pre-training continues. For these captions,
-# copies of the captioner after FIRST_EPOCHS epochs of pre-training are fine-tuned on FIRST_IMAGES
-# images (FIRST_RUNS). The quick demo takes too few steps in FIRST_EPOCHS epochs for good captions.
+# To print captions early, the full demo fine-tunes copies of the captioner after FIRST_EPOCHS
+# epochs on FIRST_IMAGES images while pre-training continues, one copy for each of FIRST_RUNS. The
+# quick demo takes too few steps in FIRST_EPOCHS epochs for good captions.
 FIRST_EPOCHS, FIRST_IMAGES = 3, 1500
 FIRST_RUNS = ("mle", "smile")
 FIRST_OVERRIDES = ("max_epoch=1", "eval_every=1", "metrics=[length]", "num_beams=1")
@@ -131,13 +131,13 @@ class Demo:
         """
         folder = self.folder / PRETRAIN
         first = checkpoints.epoch_path(folder, FIRST_EPOCHS - 1)
-        # Wait for the checkpoint of this epoch, or of a later one.
+        # Wait for the checkpoint of this epoch, or of a later one. An empty list is smaller, too.
         while checkpoints.epoch_checkpoints(folder)[-1:] < [first]:
             if signals.stop_requested():
                 return None
             time.sleep(0.2)
         weights = checkpoints.weights_path(folder, FIRST_EPOCHS - 1)
-        if not weights.exists():  # the user has overridden keep_checkpoints=all
+        if not weights.exists():  # the user has replaced the configuration's keep_checkpoints=all
             return None
         annotations = json.loads((self.data / "scenes_train.json").read_text())[:FIRST_IMAGES]
         write_text(json.dumps(annotations), self.data / "scenes_first.json")
@@ -156,8 +156,8 @@ class Demo:
             training = self._arguments(name, pretrained, TRAINING_METRICS)
             jobs.append(self._job(name, partial(train_and_score, training, self._arguments(name))))
         status.follow(jobs, [self.config(name) for name in FIRST_RUNS])
-        # On two cores, too, all three runs are trained at once. If the third run started after the
-        # others, one core would be idle at the end.
+        # All three runs are trained at once, even on two cores: if the third waited for another,
+        # one core would be idle at the end.
         parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
         run_jobs(jobs, [{}] * parallel, status)
 

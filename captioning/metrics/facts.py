@@ -37,7 +37,7 @@ class Facts(Evaluator):
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         scenes = [*entries_of(captions.ids, self.scenes, self.options.facts_file).values()]
-        # Captions of one image have the same scene, which is ranked once.
+        # Ids such as a.jpg#0 and a.jpg#1 share a scene, which is ranked once.
         distinct = list({id(scene): scene for scene in scenes}.values())
         stated, true, wrong, ranks = [], [], [], []
         for caption, scene in zip(captions.texts, scenes):
@@ -72,7 +72,7 @@ def _rank_of_own_scene(statement: Statement, own: Scene, true: int, scenes: list
     facts = statement.facts()
     rank = 1
     for scene in scenes:
-        # The upper bound is compared first, because it is fast.
+        # `max_true_facts` is a cheap upper bound, which rules out most scenes.
         if scene is own or max_true_facts(facts, scene) < true:
             continue
         if len(true_facts(statement, scene)) >= true:

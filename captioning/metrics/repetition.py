@@ -1,9 +1,9 @@
-"""Measures repetition within captions, in the tokens of the evaluator `coco`.
+"""Measures repetition within each caption. Words are PTB tokens, as in the evaluator `coco`.
 
 rep_2, rep_3, rep_4  1 - distinct n-grams / n-grams of a caption, per cent; the mean over captions
                      with an n-gram (seq-rep-n of Welleck et al. 2020, section 6)
-loops                captions with a phrase of two or more words twice in a row, or a word three
-                     times in a row, per cent
+loops                percentage of captions in which a phrase of two or more words occurs twice in a
+                     row, or a word three times
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ SIZES = (2, 3, 4)
 
 
 def repeated_share(words: Sequence[str], n: int) -> Optional[float]:
-    """Return the share of n-grams that repeat an earlier one, per cent; None without n-grams."""
+    """Return the percentage of n-grams that repeat an earlier one; None without n-grams."""
     grams = [tuple(words[i : i + n]) for i in range(len(words) - n + 1)]
     return 100 * (1 - len(set(grams)) / len(grams)) if grams else None
 

@@ -42,7 +42,7 @@ def start(device: str) -> torch.device:
         chosen = _select_gpu(chosen)
     if env_world_size() > 1:
         on_gpu = chosen.type == "cuda"
-        # If the launcher dies, end this process, which would otherwise wait for TIMEOUT.
+        # This process is killed if the launcher dies. Otherwise it would wait for TIMEOUT.
         with signals.ended_with_launcher():
             dist.init_process_group(
                 "nccl" if on_gpu else "gloo",
@@ -54,7 +54,7 @@ def start(device: str) -> torch.device:
 
 
 def _restart_store() -> dict[str, Any]:
-    """Return keyword arguments of `init_process_group` that give it a store with a new prefix.
+    """Return keyword arguments of `init_process_group`: a store without keys of earlier attempts.
 
     Returns {} unless torchrun has restarted the processes. torchrun's store outlives the processes,
     so that without a new prefix gloo would find the addresses of dead processes in it.
@@ -83,8 +83,8 @@ def stop() -> None:
     """Leave the process group, if there is one.
 
     The caller must first drop its references to DistributedDataParallel objects. Such an object,
-    if freed later, would free the group while holding the GIL. The group's threads may wait for the
-    GIL, so that the process deadlocks at exit. This was seen with torch 2.8 and gloo.
+    if freed later, would free the group while holding the GIL, for which the group's threads may
+    be waiting: a deadlock at exit. This was seen with torch 2.8 and gloo.
     """
     global _training_group
     _training_group = None
@@ -152,8 +152,8 @@ def sum_over_ranks(values: Tensor) -> Tensor:
 def any_rank(value: object, wait_long: bool = False) -> bool:
     """Return whether the value is true on any rank. All ranks call this.
 
-    wait_long: whether to use the longer timeout, which is necessary where other ranks may wait for
-    rank 0.
+    wait_long: whether to use TIMEOUT instead of the training group's, which is necessary where rank
+    0 may compute metrics.
     """
     if not dist.is_initialized():
         return bool(value)
@@ -191,8 +191,8 @@ def raise_if_stop_requested(wait_long: bool = False) -> None:
 def until_stop_requested(batches: Iterable[T], rounds: int) -> Iterator[T]:
     """Yield this rank's batches. Before each batch, raise Stopped if any rank was asked to stop.
 
-    rounds: the largest number of batches of any rank. All ranks check for a stop this many times,
-    so that a rank with fewer batches does not leave the others waiting.
+    rounds: the number of batches of the rank with the most. All ranks check for a stop this many
+    times, so that a rank with fewer batches does not leave the others waiting.
     """
     iterator = iter(batches)
     for _ in range(rounds):

@@ -43,7 +43,7 @@ def check_sharding(config: Config) -> None:
     elif config.precision == "fp16":
         reason = "precision is fp16, and fsdp does not support loss scaling; set precision=bf16"
     if config.sharding == "fsdp" and reason:
-        raise UserError(f"sharding is fsdp, but {reason}, or sharding=none")
+        raise UserError(f"sharding is fsdp, but {reason}, or set sharding=none")
     several_machines = distributed.on_several_machines()
     if config.checkpoint_format == "sharded" and is_store(config.output_dir) and several_machines:
         raise UserError(
@@ -119,10 +119,11 @@ def full_state_dict(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any
 
 
 def unsharded(captioner: nn.Module, config: Config, device: torch.device) -> nn.Module:
-    """Return an unsharded copy of a sharded captioner on the device; any other captioner itself.
+    """Return an unsharded copy of a sharded captioner, on the device.
 
-    All ranks call this. A sharded captioner cannot generate captions: every rank has to take part
-    in each forward pass, but the ranks generate different numbers of tokens.
+    A captioner that is not sharded is returned itself. All ranks call this. A sharded captioner
+    cannot generate captions: every rank has to take part in each forward pass, but the ranks
+    generate different numbers of tokens.
     """
     if not is_sharded(captioner):
         return captioner
@@ -176,8 +177,8 @@ def load_sharded(
     """Load a sharded checkpoint into a captioner and an optimiser. All ranks call this.
 
     Each rank reads only its rows. groups: the parameter groups of the saved optimiser. Raises
-    ValueError on all ranks for other weights or values that are not finite, and the errors of
-    `load_state_dict`.
+    ValueError, on all ranks, if the checkpoint has other weights than the captioner or a value that
+    is not finite, then already loaded; also the errors of `load_state_dict`, or IndexError.
     """
     tensors = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
     parameters = _parameters(optimizer)
@@ -187,7 +188,7 @@ def load_sharded(
         first = different[0].removeprefix(MODEL)
         raise ValueError(f"checkpoint and model differ in {len(different)} keys, such as {first}")
     for name, (size, dtype) in saved.items():
-        if name.startswith(OPTIMIZER):  # a moment of a parameter, or its number of steps, a scalar
+        if name.startswith(OPTIMIZER):  # a moment, or the number of steps, a scalar
             number, key = name.removeprefix(OPTIMIZER).split(".")
             like = parameters[int(number)] if size else torch.zeros((), dtype=dtype)
             state.setdefault(int(number), {})[key] = tensors[name] = torch.zeros_like(like)
