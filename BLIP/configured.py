@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, model_validator
 from adapters.lora import CONFIG, add_lora
 from BLIP.blip import MED_CONFIG, BlipCaptioner
 from BLIP.kernels.int8_linear import check_int8
-from BLIP.vit import VitSizes
+from BLIP.vit import VitSizes, check_image_size
 from BLIP.weights.checkpoint import TIED, base_weights, load_weights
 from BLIP.weights.download import without_secrets
 
@@ -44,9 +44,7 @@ class Keys(BaseModel):
                 "vit_grad_ckpt is true, but a reward with an objective encodes an image twice, "
                 "which vit_grad_ckpt does not support; set it to false"
             )
-        patch = self.vit.patch_size if isinstance(self.vit, VitSizes) else 16
-        if self.image_size % patch:
-            raise ValueError(f"image_size is {self.image_size}; it must be a multiple of {patch}")
+        check_image_size(self.image_size, self.vit)
         return self
 
 

@@ -99,10 +99,7 @@ class ImageEncoder(VisionTransformer):
         ckpt_layer: int = 0,
     ):
         sizes = _sizes(vit)
-        if image_size % sizes.patch_size:
-            raise ValueError(
-                f"image_size is {image_size}; it must be a multiple of {sizes.patch_size}"
-            )
+        check_image_size(image_size, sizes)
         super().__init__(
             img_size=image_size,
             **sizes.model_dump(exclude={"layer_norm_eps", "initializer_range"}),
@@ -140,6 +137,13 @@ class ImageEncoder(VisionTransformer):
             return self.forward_features(image)
         chunks = image.split(self.images_at_once)
         return torch.cat([self.forward_features(chunk) for chunk in chunks])
+
+
+def check_image_size(image_size: int, vit: Union[str, Mapping, VitSizes]) -> None:
+    """Raise ValueError for an image size that is not a multiple of the encoder's patch size."""
+    patch = _sizes(vit).patch_size
+    if image_size % patch:
+        raise ValueError(f"image_size is {image_size}; it must be a multiple of {patch}")
 
 
 def _sizes(vit: Union[str, Mapping, VitSizes]) -> VitSizes:
