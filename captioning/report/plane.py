@@ -142,7 +142,7 @@ def describe(axes: AxisPair, points: list[Point]) -> str:
 
 
 def choose_axes(rows: list[Row]) -> Optional[AxisPair]:
-    """Return the axes of the figure; None if the rows lack metrics for them.
+    """Return the axes of the figure; None if fewer than two rows have the metrics of both.
 
     A candidate is available if at least two rows have its metric. The first candidates of both axes
     are metrics of facts. They are used only together, if both are available. Otherwise each axis
@@ -156,9 +156,12 @@ def choose_axes(rows: list[Row]) -> Optional[AxisPair]:
         return None
 
     if first_available(ACCURATE[:1]) and first_available(DESCRIPTIVE[:1]):
-        return AxisPair(DESCRIPTIVE[0], ACCURATE[0])
-    horizontal, vertical = first_available(DESCRIPTIVE[1:]), first_available(ACCURATE[1:])
-    return AxisPair(horizontal, vertical) if horizontal and vertical else None
+        axes = AxisPair(DESCRIPTIVE[0], ACCURATE[0])
+    else:
+        axes = AxisPair(first_available(DESCRIPTIVE[1:]), first_available(ACCURATE[1:]))
+    if None in axes or sum(has_both(row, axes) for row in rows) < 2:
+        return None
+    return axes
 
 
 def label_points(figure: Figure, ax: Axes, points: list[Point]) -> None:

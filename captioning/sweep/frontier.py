@@ -64,8 +64,6 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     if axes is None:
         return None
     entries = [entry for entry in entries if plane.has_both(entry.row, axes)]
-    if len(entries) < 2:
-        return None
     mixtures = sorted((e for e in entries if e.weight is not None), key=lambda e: e.weight)
     humans = [entry for entry in entries if entry.row.kind == "humans"]
     others = [entry for entry in entries if entry.weight is None and entry not in humans]

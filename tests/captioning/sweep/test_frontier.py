@@ -78,7 +78,7 @@ def test_what_cannot_be_drawn_is_not(tmp_path):
     assert draw_frontier(MIXTURES[1:2], tmp_path / "f.svg") is None
     names = ["CIDEr", "CIDEr", "lex_div", "lex_div"]  # no run has both
     apart = [Entry(Row(name, "mle", {}, {name: Estimate(1.0, None, None, 5)})) for name in names]
-    assert choose_axes([entry.row for entry in apart])
+    assert choose_axes([entry.row for entry in apart]) is None
     assert draw_frontier(apart, tmp_path / "f.svg") is None
     assert not (tmp_path / "f.svg").exists()
 
