@@ -57,11 +57,10 @@ def resize_image(path: Path, side: int) -> tuple[str, bytes]:
         image.draft(None, (2 * size[0], 2 * size[1]))  # JPEGs are decoded at a reduced size
         resized = decode(image, path).resize(size, Image.Resampling.BICUBIC)
     content = io.BytesIO()
-    # Pillow's format "MPO" is a JPEG with a second picture after the first, as phones write it.
-    image_format = image.format.replace("MPO", "JPEG")
     # Pillow would keep a TIFF's compression, which may be impossible for RGB or with a quality.
     resized.info.pop("compression", None)
-    resized.save(content, image_format, quality=QUALITY)
+    # Pillow's format "MPO" is a JPEG with a second picture after the first, as phones write it.
+    resized.save(content, image.format.replace("MPO", "JPEG"), quality=QUALITY)
     return "resized", content.getvalue()
 
 

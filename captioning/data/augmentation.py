@@ -79,10 +79,9 @@ def weakly_augmented(image: Image.Image, strength: float) -> Tensor:
     """Apply a random flip, colour jitter and Gaussian noise to an RGB image -> uint8 (H, W, 3).
 
     There is no crop, which could remove what a caption names, and the hue does not change, because
-    captions name colours. strength: 0 to 1.
-    Brightness, contrast and saturation are multiplied by random factors between 1 - strength and
-    1 + strength, in a random order. The noise has a standard deviation of strength * NOISE. Uses
-    torch's random generator.
+    captions name colours. strength: 0 to 1. Brightness, contrast and saturation are multiplied by
+    random factors between 1 - strength and 1 + strength, in a random order. The noise has a
+    standard deviation of strength * NOISE. Uses torch's random generator.
     """
     if torch.rand(()) < 0.5:
         image = F.horizontal_flip(image)

@@ -53,7 +53,7 @@ def local(name: StrPath) -> Path:
     if "*" in name:
         folder = name.partition("*")[0].rpartition("/")[0]
         names = [found[len(folder) + 1 :] for found in stores.matching(name)]
-        return _copy_files(folder, names, name) / name[len(folder) + 1 :]
+        return local_folder(folder, names, requested=name) / name[len(folder) + 1 :]
     stores.check_address(name)
     return _local_copy(name, {"": stores.stamp(name)}, name)
 
@@ -63,15 +63,14 @@ def local_path_in(folder: str, name: str) -> Path:
     return local(stores.join(folder, name))
 
 
-def local_folder(address: str, names: Iterable[str]) -> Path:
-    """Return a folder with copies of the files `names` of a store's folder. Raises UserError."""
+def local_folder(address: str, names: Iterable[str], requested: Optional[str] = None) -> Path:
+    """Return a folder with copies of the files `names` of a store's folder. Raises UserError.
+
+    requested: see `_local_copy`; by default the address.
+    """
     address = address.rstrip("/")
-    return _copy_files(address, names, address)
-
-
-def _copy_files(folder: str, names: Iterable[str], requested: str) -> Path:
-    files = {name: stores.stamp(f"{folder}/{name}") for name in names}
-    return _local_copy(folder, files, requested)
+    files = {name: stores.stamp(f"{address}/{name}") for name in names}
+    return _local_copy(address, files, requested or address)
 
 
 def _local_copy(address: str, files: dict[str, stores.Stamp], requested: str) -> Path:

@@ -179,9 +179,9 @@ def _describe_gaps(runs: list[Run], captioned: int) -> Iterator[str]:
 def hold_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, References]:
     """Hold out one human caption per image as a prediction; the others are its references.
 
-    references: {image id: all human captions}. If image number i has k captions, caption
-    i mod k is held out, so that the annotators alternate. The references have no entry for an image
-    with a single caption.
+    references: {image id: all human captions}. If image number i has k captions, caption i mod k is
+    held out, so that the annotators alternate. The references have no entry for an image with a
+    single caption.
     """
     captions = {}
     others = {}
