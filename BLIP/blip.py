@@ -12,15 +12,15 @@ from adapters.lora import AdaptedState
 from BLIP.cached_step import CachedStep
 from BLIP.inference import inference_copy
 from BLIP.med import TextDecoder, read_med_config
+from BLIP.sizes import MED_CONFIG, VitSizes
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
-from BLIP.vit import ImageEncoder, VitSizes
+from BLIP.vit import ImageEncoder
 from decoding import DecodingSettings, Step, until_end
 from decoding.caption_generator import CaptionGenerator, Prompts, TrainingTokens, training_tokens
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_per_image
 
-MED_CONFIG = "configs/med_config.json"
 PROMPT = "a picture of "
 LIKELIHOOD = Objective("mle")  # its loss without reduction is a negative log-likelihood
 # An inference copy computes the logits of this many positions at once, to bound its memory.

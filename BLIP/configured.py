@@ -5,11 +5,11 @@ from typing import Annotated, Any, Literal, Union
 
 import torch
 from pydantic import BaseModel, Field, model_validator
+from torch import nn
 
 from adapters.lora import CONFIG, add_lora
-from BLIP.blip import MED_CONFIG, BlipCaptioner
 from BLIP.kernels.int8_linear import check_int8
-from BLIP.vit import VitSizes, check_image_size
+from BLIP.sizes import MED_CONFIG, VitSizes, check_image_size
 from BLIP.weights.checkpoint import TIED, base_weights, load_weights
 from BLIP.weights.download import without_secrets
 
@@ -48,12 +48,14 @@ class Keys(BaseModel):
         return self
 
 
-def build(config: Any, context: Any) -> BlipCaptioner:
+def build(config: Any, context: Any) -> nn.Module:
     """Build the captioner that a configuration describes.
 
     `captioning.captioners.interface.CaptionerPackage` documents the public functions here. With
     `lora`, this loads the base weights before it adds the adapter.
     """
+    from BLIP.blip import BlipCaptioner
+
     # Every argument except `objective` has the name of its configuration key.
     names = signature(BlipCaptioner).parameters.keys() - {"objective"}
     arguments = {name: getattr(config, name) for name in names}

@@ -28,8 +28,9 @@ from BLIP.blip import BlipCaptioner
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of
 from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
 from BLIP.med import MedConfig, TextDecoder, read_med_config
+from BLIP.sizes import VIT_SIZES
 from BLIP.tokenizer import CaptionTokenizer
-from BLIP.vit import VIT_SIZES, ImageEncoder
+from BLIP.vit import ImageEncoder
 from BLIP.weights.checkpoint import (
     OPTIONAL_KEYS,
     WORD_EMBEDDING,

@@ -1,9 +1,14 @@
-"""Validates, with pydantic, the sizes of a model that a configuration may set."""
+"""Validates, with pydantic, the sizes of a model that a configuration may set.
+
+This module does not import timm or transformers, so that a configuration is read in less time.
+"""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Optional, Union
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+MED_CONFIG = "configs/med_config.json"
 
 
 class Sizes(BaseModel):
@@ -28,3 +33,51 @@ class Sizes(BaseModel):
             message = detail["msg"].removeprefix("Value error, ")
             found = f"found {detail['input']!r}; " if detail["loc"] else ""
             raise ValueError(f"{where}: {found}{message}") from error
+
+
+class VitSizes(Sizes):
+    """Hyperparameters of a vision transformer, with timm's names where timm has a name.
+
+    initializer_range: the standard deviation of the initial weights in the blocks. None leaves
+    timm's 0.02. Narrow encoders learn faster with about embed_dim**-0.5. A value also changes the
+    initial position embedding, to a standard deviation of 1, which is that of the patch embeddings.
+    """
+
+    embed_dim: int = Field(gt=0, le=65_536)
+    depth: int = Field(gt=0, le=1000)
+    num_heads: int = Field(gt=0)
+    patch_size: int = Field(16, gt=0)
+    mlp_ratio: float = Field(4.0, gt=0, le=1000)
+    drop_path_rate: float = Field(0.0, ge=0, lt=1)
+    layer_norm_eps: float = Field(1e-6, gt=0)
+    initializer_range: Optional[float] = Field(None, gt=0)
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self):
+        if self.embed_dim % self.num_heads:
+            raise ValueError("embed_dim must be a multiple of num_heads")
+        return self
+
+
+VIT_SIZES = {
+    "base": VitSizes(embed_dim=768, depth=12, num_heads=12),
+    "large": VitSizes(embed_dim=1024, depth=24, num_heads=16, drop_path_rate=0.1),
+}
+
+
+def check_image_size(image_size: int, vit: Union[str, Mapping, VitSizes]) -> None:
+    """Raise ValueError for an image size that is not a multiple of the encoder's patch size."""
+    patch = vit_sizes(vit).patch_size
+    if image_size % patch:
+        raise ValueError(f"image_size is {image_size}; it must be a multiple of {patch}")
+
+
+def vit_sizes(vit: Union[str, Mapping, VitSizes]) -> VitSizes:
+    """Return the sizes that a name or a mapping gives. Raises ValueError."""
+    if isinstance(vit, VitSizes):
+        return vit
+    if isinstance(vit, Mapping):
+        return VitSizes.read("vit", vit)
+    if vit not in VIT_SIZES:
+        raise ValueError(f"vit is {vit!r}; it must be {', '.join(VIT_SIZES)} or a mapping of sizes")
+    return VIT_SIZES[vit]

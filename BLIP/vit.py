@@ -3,48 +3,17 @@
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import Optional, Union
+from typing import Union
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
 from timm.layers import Attention, Mlp
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
 from BLIP.kernels.attention import attention
 from BLIP.kernels.recompute_linear import recompute_linear
-from BLIP.sizes import Sizes
-
-
-class VitSizes(Sizes):
-    """Hyperparameters of a vision transformer, with timm's names where timm has a name.
-
-    initializer_range: the standard deviation of the initial weights in the blocks. None leaves
-    timm's 0.02. Narrow encoders learn faster with about embed_dim**-0.5. A value also changes the
-    initial position embedding, to a standard deviation of 1, which is that of the patch embeddings.
-    """
-
-    embed_dim: int = Field(gt=0, le=65_536)
-    depth: int = Field(gt=0, le=1000)
-    num_heads: int = Field(gt=0)
-    patch_size: int = Field(16, gt=0)
-    mlp_ratio: float = Field(4.0, gt=0, le=1000)
-    drop_path_rate: float = Field(0.0, ge=0, lt=1)
-    layer_norm_eps: float = Field(1e-6, gt=0)
-    initializer_range: Optional[float] = Field(None, gt=0)
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self):
-        if self.embed_dim % self.num_heads:
-            raise ValueError("embed_dim must be a multiple of num_heads")
-        return self
-
-
-VIT_SIZES = {
-    "base": VitSizes(embed_dim=768, depth=12, num_heads=12),
-    "large": VitSizes(embed_dim=1024, depth=24, num_heads=16, drop_path_rate=0.1),
-}
+from BLIP.sizes import VitSizes, check_image_size, vit_sizes
 
 # Without gradients, a CPU encodes images in chunks whose widest activation has at most this number
 # of elements. Larger activations do not fit in the CPU's cache, and encoding takes a tenth longer.
@@ -98,7 +67,7 @@ class ImageEncoder(VisionTransformer):
         grad_ckpt: bool = False,
         ckpt_layer: int = 0,
     ):
-        sizes = _sizes(vit)
+        sizes = vit_sizes(vit)
         check_image_size(image_size, sizes)
         super().__init__(
             img_size=image_size,
@@ -137,21 +106,3 @@ class ImageEncoder(VisionTransformer):
             return self.forward_features(image)
         chunks = image.split(self.images_at_once)
         return torch.cat([self.forward_features(chunk) for chunk in chunks])
-
-
-def check_image_size(image_size: int, vit: Union[str, Mapping, VitSizes]) -> None:
-    """Raise ValueError for an image size that is not a multiple of the encoder's patch size."""
-    patch = _sizes(vit).patch_size
-    if image_size % patch:
-        raise ValueError(f"image_size is {image_size}; it must be a multiple of {patch}")
-
-
-def _sizes(vit: Union[str, Mapping, VitSizes]) -> VitSizes:
-    """Return the sizes that a name or a mapping gives. Raises ValueError."""
-    if isinstance(vit, VitSizes):
-        return vit
-    if isinstance(vit, Mapping):
-        return VitSizes.read("vit", vit)
-    if vit not in VIT_SIZES:
-        raise ValueError(f"vit is {vit!r}; it must be {', '.join(VIT_SIZES)} or a mapping of sizes")
-    return VIT_SIZES[vit]

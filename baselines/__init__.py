@@ -1,6 +1,16 @@
-"""Provides the classic captioners: RNN, LSTM, LSTM with attention, and Show, Attend and Tell."""
-# ruff: noqa: F401
+"""Provides the classic captioners: RNN, LSTM, LSTM with attention, and Show, Attend and Tell.
 
-from baselines.captioner import MODELS, ClassicCaptioner
-from baselines.image_encoder import ImageEncoder
-from baselines.vocabulary import Vocabulary
+Names are imported at first use, so that reading a configuration does not import torchvision.
+"""
+
+from adapters.lazy import lazy_names
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "captioner": "ClassicCaptioner",
+        "configured": "MODELS",
+        "image_encoder": "ImageEncoder",
+        "vocabulary": "Vocabulary",
+    },
+)

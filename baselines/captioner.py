@@ -15,8 +15,6 @@ from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.objective import captions_per_image
 
-MODELS = ("rnn", "lstm", "attn", "sat")
-
 
 class ClassicCaptioner(CaptionGenerator):
     """A captioner with a decoder of `baselines.cells`.
@@ -24,7 +22,7 @@ class ClassicCaptioner(CaptionGenerator):
     Implements `captioning.captioners.interface.Captioner`, which documents each method. encoder,
     tokenizer and objective are objects. Every other argument has the name of its configuration key.
 
-    - model: one of MODELS.
+    - model: one of `baselines.configured.MODELS`.
     - tokenizer: a `Vocabulary`, or a word-piece tokenizer with the same methods.
     - objective: None for SMILE.
     - prompt: the start of every caption. It is not scored, and generated captions leave it out.

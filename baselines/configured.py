@@ -5,12 +5,10 @@ from typing import Annotated, Any, Literal, Optional
 
 import torch
 from pydantic import BaseModel, Field, model_validator
+from torch import nn
 
-from baselines.captioner import MODELS, ClassicCaptioner
-from baselines.decoder import SCHEDULES, inverse_sigmoid_k
-from baselines.image_encoder import ImageEncoder
-from baselines.vocabulary import Vocabulary
-
+MODELS = ("rnn", "lstm", "attn", "sat")
+SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
 ATTENTION_MODELS = ("attn", "sat")
 PROMPT_IS_QUESTION = False  # the prompt is the beginning of a caption, not an input of the model
 
@@ -90,11 +88,15 @@ class Keys(BaseModel):
         return self
 
 
-def build(config: Any, context: Any) -> ClassicCaptioner:
+def build(config: Any, context: Any) -> nn.Module:
     """Build the captioner that a configuration describes.
 
     `captioning.captioners.interface.CaptionerPackage` documents the public functions here.
     """
+    from baselines.captioner import ClassicCaptioner
+    from baselines.decoder import inverse_sigmoid_k
+    from baselines.image_encoder import ImageEncoder
+
     restored = context.content is not None
     if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
         raise ValueError(
@@ -132,6 +134,8 @@ def _build_tokenizer(config: Any, context: Any):
     the training captions. Raises ValueError if the checkpoint's vocabulary is not a list of
     strings, even if `vocabulary` is wordpiece.
     """
+    from baselines.vocabulary import Vocabulary
+
     words = context.content.get("vocabulary") if context.content else None
     if words is not None and not (
         isinstance(words, list) and all(isinstance(word, str) for word in words)

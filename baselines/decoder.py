@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 Tensors = tuple[Tensor, ...]
 DecoderOutput = tuple[Tensor, Optional[Tensor]]  # logits or head inputs, attention
-SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
 
 
 class StepOutput(NamedTuple):
@@ -153,7 +152,7 @@ class RecurrentStep:
 def teacher_forcing(schedule: str, epoch: int, k: float) -> float:
     """Return the probability of teacher forcing in `epoch`, counted from 0.
 
-    schedule: one of SCHEDULES:
+    schedule: one of `baselines.configured.SCHEDULES`:
     - always: 1. never: 0.
     - linear: 1 - epoch / k, but 0 from epoch k on.
     - exponential: k ** epoch, with k < 1.

@@ -20,15 +20,11 @@ from PIL import Image
 from torch.utils.data import DataLoader
 
 from benchmarks.measure import Cases, Work, compare
-from captioning.data import (
-    Prefetcher,
-    Sample,
-    TrainingDataset,
-    normalise,
-    training_loader,
-    training_transform,
-)
-from captioning.data.image import open_image
+from captioning.data.annotations import Sample
+from captioning.data.augmentation import training_transform
+from captioning.data.dataset import TrainingDataset
+from captioning.data.image import normalise, open_image
+from captioning.data.loader import Prefetcher, training_loader
 
 ROUNDS = 5
 WORKERS = {"cpu": (1, 2, 4), "cuda": (4, 8, 16)}  # {device: numbers of worker processes}

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from captioning.data import load_image
+from captioning.data.image import load_image
 from captioning.files.writing import atomic_write, user_errors
 from captioning.models.build import load_trained, preprocessing_of
 from captioning.models.reranking import Reranker, check_reranking

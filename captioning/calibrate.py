@@ -14,7 +14,7 @@ if __name__ == "__main__":
 import argparse
 import sys
 
-from captioning.data import read_split
+from captioning.data.sources import read_split
 from captioning.models.build import load_trained
 from captioning.models.likelihood import UNSCALED, find_minimum, likelihood, unigram_nll
 from captioning.runtime import distributed

@@ -17,7 +17,6 @@ from smile.head import compute_dtype, is_distributed, unwrap_replicated
 from smile.labels import check_labels, check_reduction, count_labels, prepare_weights, reduce_losses
 from smile.mixture import LossInputs, Settings, scores_first_token
 from smile.mle import check_smoothing, mle_loss
-from smile.operator import mixture_from_hidden
 from smile.smile import smile_loss
 from smile.subsetting import random_subset_loss, reverse_subset_loss
 
@@ -206,6 +205,8 @@ class Objective(nn.Module):
 
         def mixture(settings, **batch):
             inputs = LossInputs(settings, dtype, needs_grad, labels, shards=shards, **batch)
+            from smile.operator import mixture_from_hidden
+
             return mixture_from_hidden(hidden, weight, bias, inputs)
 
         if "truncation" in self.weights:  # its factors depend on MLE's losses: compute them first

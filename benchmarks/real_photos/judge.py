@@ -8,9 +8,12 @@ from torch import Tensor, nn
 
 from benchmarks.real_photos.parts import JUDGE
 from captioning.config import Config
-from captioning.data import Prefetcher, Sample, preprocess_caption, read_split
+from captioning.data.annotations import Sample
 from captioning.data.caption_files import Captions, read_predictions
+from captioning.data.dataset import preprocess_caption
+from captioning.data.loader import Prefetcher
 from captioning.data.randomness import derived_seed, permutation
+from captioning.data.sources import read_split
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.models.build import load_trained

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from captioning.config import Config
-from captioning.data import Sample, read_split
+from captioning.data.annotations import Sample
 from captioning.data.randomness import derived_seed, permutation
+from captioning.data.sources import read_split
 from captioning.files.writing import write_json
 from captioning.runtime.errors import UserError
 

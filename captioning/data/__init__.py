@@ -1,24 +1,19 @@
-"""Reads annotated images and makes batches of tensors and captions."""
-# ruff: noqa: F401
+"""Reads annotated images and makes batches of tensors and captions.
 
-from captioning.data.annotations import Sample, read_annotations
-from captioning.data.augmentation import training_transform
-from captioning.data.dataset import EvaluationDataset, TrainingDataset, preprocess_caption
-from captioning.data.image import (
-    MEAN,
-    STD,
-    Preprocessing,
-    decode,
-    evaluation_transform,
-    load_image,
-    normalise,
+Names are imported at first use, so that a program that reads no image does not import torchvision.
+"""
+
+from adapters.lazy import lazy_names
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "annotations": "Sample read_annotations",
+        "augmentation": "training_transform",
+        "dataset": "EvaluationDataset TrainingDataset preprocess_caption",
+        "image": "MEAN STD Preprocessing decode evaluation_transform load_image normalise",
+        "loader": "Loader Prefetcher TrainingLoader evaluation_loader training_loader",
+        "shards": "ShardDataset Shards",
+        "sources": "annotation_paths described_division read_split references",
+    },
 )
-from captioning.data.loader import (
-    Loader,
-    Prefetcher,
-    TrainingLoader,
-    evaluation_loader,
-    training_loader,
-)
-from captioning.data.shards import ShardDataset, Shards
-from captioning.data.sources import annotation_paths, described_division, read_split, references

@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Callable
 
-import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
@@ -11,7 +10,7 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
-from captioning.data.image import decode, resize
+from captioning.data.image import decode, pixels_of, resize
 from captioning.data.randaugment import EXACT_OPERATIONS, OPERATIONS, rand_augment
 
 AREA = (0.5, 1.0)  # the area of a training crop, relative to the image
@@ -34,10 +33,8 @@ def training_transform(
     """
     if augmentation == "blip":
         return partial(augmented_as_published if exact else augmented, image_size=image_size)
-    weak = partial(weakly_augmented, strength=strength)
-    return transforms.Compose(
-        [decode, resize(image_size), weak if augmentation == "weak" else _pixels]
-    )
+    last = partial(weakly_augmented, strength=strength) if augmentation == "weak" else pixels_of
+    return transforms.Compose([decode, partial(resize, image_size=image_size), last])
 
 
 def augmented(image: Image.Image, image_size: int) -> Tensor:
@@ -55,12 +52,12 @@ def augmented(image: Image.Image, image_size: int) -> Tensor:
     flipped = torch.rand(1) < 0.5
     reduction = _reduce(image, min(height, width) // image_size)
     top, left, height, width = (v // reduction for v in (top, left, height, width))
-    crop = _pixels(decode(image).crop((left, top, left + width, top + height))).permute(2, 0, 1)
+    crop = pixels_of(decode(image).crop((left, top, left + width, top + height))).permute(2, 0, 1)
     square = F.resize(crop, [image_size] * 2, InterpolationMode.BICUBIC, antialias=True)
     if flipped:
         square = square.flip(2)
     square = Image.fromarray(square.permute(1, 2, 0).numpy())
-    return _pixels(rand_augment(square, OPERATIONS))
+    return pixels_of(rand_augment(square, OPERATIONS))
 
 
 def augmented_as_published(image: Image.Image, image_size: int) -> Tensor:
@@ -72,7 +69,7 @@ def augmented_as_published(image: Image.Image, image_size: int) -> Tensor:
     """
     crop = RandomResizedCrop(image_size, AREA, ASPECT, InterpolationMode.BICUBIC)
     square = transforms.RandomHorizontalFlip()(crop(decode(image)))
-    return _pixels(rand_augment(square, EXACT_OPERATIONS))
+    return pixels_of(rand_augment(square, EXACT_OPERATIONS))
 
 
 def weakly_augmented(image: Image.Image, strength: float) -> Tensor:
@@ -86,7 +83,7 @@ def weakly_augmented(image: Image.Image, strength: float) -> Tensor:
     if torch.rand(()) < 0.5:
         image = F.horizontal_flip(image)
     image = transforms.ColorJitter(strength, strength, strength)(image)
-    pixels = _pixels(image)
+    pixels = pixels_of(image)
     noise = torch.randn(pixels.shape) * (strength * NOISE)
     return (pixels + noise).round().clamp(0, 255).to(torch.uint8)
 
@@ -102,7 +99,3 @@ def _reduce(image: Image.Image, most: int) -> int:
             image.draft(None, (size[0] // reduction, size[1] // reduction))
             return reduction if image.size != size else 1
     return 1
-
-
-def _pixels(image: Image.Image) -> Tensor:
-    return torch.from_numpy(np.array(image))  # (H, W, 3)

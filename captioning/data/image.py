@@ -5,15 +5,13 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
 import numpy as np
 import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
-from torchvision import transforms
-from torchvision.transforms import InterpolationMode
 
 from captioning.data.jpeg import MAX_SCANS, MAX_SEGMENTS, has_many_scans
 from captioning.files.images import FORMATS
@@ -130,23 +128,33 @@ def _errors_naming(path: StrPath) -> Iterator[None]:
         raise UserError(f"{path}: not a readable image ({reason}): {advice}") from None
 
 
-def resize(image_size: int) -> transforms.Resize:
-    """Return a transform that resizes bicubically to a square, and so changes the aspect ratio."""
-    return transforms.Resize((image_size, image_size), InterpolationMode.BICUBIC)
+def resize(image: Image.Image, image_size: int) -> Image.Image:
+    """Resize an image bicubically to a square, which changes the aspect ratio."""
+    return image.resize((image_size, image_size), Image.Resampling.BICUBIC)
 
 
-def evaluation_transform(image_size: int) -> transforms.Compose:
-    """Return a transform from an RGB image to a normalised float tensor (3, S, S)."""
-    return transforms.Compose(
-        [resize(image_size), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-    )
+def pixels_of(image: Image.Image) -> Tensor:
+    """Return the pixels of an RGB image, uint8 (H, W, 3)."""
+    return torch.from_numpy(np.array(image))
+
+
+def evaluation_transform(image_size: int) -> Callable[[Image.Image], Tensor]:
+    """Return a function from an RGB image to a normalised float tensor (3, S, S).
+
+    S is `image_size`. The values equal those of torchvision's Resize, ToTensor and Normalize.
+    """
+    return partial(_evaluation_input, image_size=image_size)
+
+
+def _evaluation_input(image: Image.Image, image_size: int) -> Tensor:
+    return normalise(pixels_of(resize(image, image_size)).unsqueeze(0)).squeeze(0)
 
 
 def normalise(pixels: Tensor) -> Tensor:
     """Normalise pixels, uint8 (B, H, W, 3) -> float32 (B, 3, H, W), the model's input."""
     image = torch.empty((len(pixels), 3, *pixels.shape[1:3]), device=pixels.device)
-    # The operations equal those of torchvision's ToTensor and Normalize, so that the values are
-    # bit-identical.
+    # These are the operations of torchvision's ToTensor and Normalize, in their order, so that the
+    # values are bit-identical.
     image.copy_(pixels.permute(0, 3, 1, 2)).div_(255)
     for channel, mean, std in zip(image.unbind(1), MEAN, STD):
         channel.sub_(mean).div_(std)

@@ -10,8 +10,8 @@ from typing import Callable, NamedTuple, Optional
 from tqdm import tqdm
 
 from captioning.config import Config
-from captioning.data import read_split
 from captioning.data.caption_files import read_predictions
+from captioning.data.sources import read_split
 from captioning.demo.remaining import TimeEstimate, format_seconds
 from captioning.runtime.job_runner import Job, Observer
 from captioning.runtime.progress import log_line

@@ -14,9 +14,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
-from torchvision import transforms
-from torchvision.transforms import InterpolationMode
-from torchvision.transforms.functional import normalize
 
 from captioning.data.image import MEAN, STD, load_image
 from captioning.files.reading import read_json
@@ -64,6 +61,8 @@ class Clip:
     statistics = (MEAN, STD)  # means and standard deviations of the three colours of pixels
 
     def __init__(self, source: str, device: Union[str, torch.device] = "cpu"):
+        from torchvision import transforms
+
         files, sizes, state = read_clip(source)
         self.load_tokenizer(source, files, sizes)
         state = read_weights(files.weights) if state is None else state
@@ -114,14 +113,18 @@ class Clip:
 
     def crop(self) -> list[Callable]:
         """Return the transforms that resize and crop an image to the model's input size."""
+        from torchvision import transforms
+
         size = self.image_size
         return [
-            transforms.Resize(size, InterpolationMode.BICUBIC),
+            transforms.Resize(size, transforms.InterpolationMode.BICUBIC),
             transforms.CenterCrop(size),
         ]
 
     def renormalise(self, images: Tensor) -> Tensor:
         """Return images for `image_features`. images: (B, 3, S, S), normalised by MEAN and STD."""
+        from torchvision.transforms.functional import normalize
+
         if self.statistics == (MEAN, STD):
             return images
         shift = [-mean / std for mean, std in zip(MEAN, STD)]

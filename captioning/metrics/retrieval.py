@@ -9,7 +9,7 @@ from typing import Annotated, Any, NamedTuple, Optional, Union
 import numpy as np
 from pydantic import Field
 
-from captioning.data import annotation_paths
+from captioning.data.sources import annotation_paths
 from captioning.files.cache import local
 from captioning.files.image_lists import LISTS, read_list
 from captioning.files.images import images_in

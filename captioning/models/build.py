@@ -15,17 +15,9 @@ from BLIP.weights.checkpoint import NULL_IMAGE, LoadReport, load_weights, read_c
 from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
 from captioning.captioners.registry import package_of
 from captioning.config import Config, explained, load_config, parse_config
-from captioning.data import (
-    MEAN,
-    STD,
-    Preprocessing,
-    decode,
-    evaluation_transform,
-    normalise,
-    preprocess_caption,
-    read_split,
-    training_transform,
-)
+from captioning.data.dataset import preprocess_caption
+from captioning.data.image import MEAN, STD, Preprocessing, decode, evaluation_transform, normalise
+from captioning.data.sources import read_split
 from captioning.files.stores import without_secrets
 from captioning.models.prompts import prompt_is_question
 from captioning.models.skip_init import SkipInit
@@ -139,6 +131,8 @@ def preprocessing_of(config: Config) -> Preprocessing:
     with value_errors_as_user_errors():
         functions = package_of(config.model).preprocessing(config)
     if functions is None:
+        from captioning.data.augmentation import training_transform
+
         strength, exact = config.augmentation_strength, config.input == "exact"
         return Preprocessing(
             evaluation=evaluation_transform(config.image_size),

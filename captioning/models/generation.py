@@ -9,13 +9,9 @@ import torch
 from torch import nn
 
 from captioning.config import Config
-from captioning.data import (
-    EvaluationDataset,
-    Loader,
-    Prefetcher,
-    Sample,
-    evaluation_loader,
-)
+from captioning.data.annotations import Sample
+from captioning.data.dataset import EvaluationDataset
+from captioning.data.loader import Loader, Prefetcher, evaluation_loader
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
 from captioning.models.prompts import caption_lists, check_prompts, prompt_is_question

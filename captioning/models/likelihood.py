@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from captioning.config import Config
-from captioning.data import Prefetcher, Sample, preprocess_caption
+from captioning.data.annotations import Sample
+from captioning.data.dataset import preprocess_caption
+from captioning.data.loader import Prefetcher
 from captioning.models.generation import build_image_loader
 from captioning.models.prompts import prompt_is_question
 from captioning.runtime.progress import progress

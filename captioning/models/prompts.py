@@ -12,7 +12,7 @@ from torch import Tensor
 from captioning.captioners.interface import Captioner, Images
 from captioning.captioners.registry import package_of
 from captioning.config import Config
-from captioning.data import Sample
+from captioning.data.annotations import Sample
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings, Generated, SettingsError
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple, Optional, Union
 
-from captioning.data import Sample, read_split, references
+from captioning.data.annotations import Sample
 from captioning.data.caption_files import Captions, ImageId, References
-from captioning.data.sources import known_annotation
+from captioning.data.sources import known_annotation, read_split, references
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators, options_of
 from captioning.metrics.facts import FactsOptions

@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 
 from PIL import Image
 
-from captioning.data import load_image
+from captioning.data.image import load_image
 from captioning.runtime.errors import UserError
 
 MAX_SIDE = 320  # maximum width and height in pixels of an image in the report

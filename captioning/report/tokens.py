@@ -9,8 +9,9 @@ from typing import NamedTuple, Optional
 import torch
 
 from captioning.captioners.interface import Images
-from captioning.data import load_image, preprocess_caption
 from captioning.data.caption_files import ImageId
+from captioning.data.dataset import preprocess_caption
+from captioning.data.image import load_image
 from captioning.metrics.diversity import count_words
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.report.comparison import Comparison

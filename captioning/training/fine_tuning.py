@@ -9,15 +9,10 @@ import torch
 
 from captioning.config import Config
 from captioning.config.objectives import describe_training
-from captioning.data import (
-    Prefetcher,
-    Shards,
-    described_division,
-    read_split,
-)
-from captioning.data.loader import Batch
-from captioning.data.randaugment import check_opencv
+from captioning.data.loader import Batch, Prefetcher
 from captioning.data.randomness import derived_seed
+from captioning.data.shards import Shards
+from captioning.data.sources import described_division, read_split
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
@@ -242,6 +237,8 @@ class FineTuning:
         check_monitor(config, self.evaluation)
         check_select(config, self.evaluation)
         if config.input == "exact" and config.augmentation == "blip":
+            from captioning.data.randaugment import check_opencv
+
             check_opencv()
         self.preprocessing = preprocessing_of(config)
         with distributed.first_on_each_machine():

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from captioning.config import Config
-from captioning.data import Sample
+from captioning.data.annotations import Sample
 from captioning.metrics.diversity import count_words
 from captioning.models.build import captioner_from
 from captioning.rewards.interface import Sampled, TrainingImages

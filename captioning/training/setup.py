@@ -11,17 +11,12 @@ from torch.nn.parallel import DistributedDataParallel
 
 from captioning.captioners.interface import Captioner
 from captioning.config import Config
-from captioning.data import (
-    Preprocessing,
-    Sample,
-    ShardDataset,
-    Shards,
-    TrainingDataset,
-    TrainingLoader,
-    decode,
-    training_loader,
-)
+from captioning.data.annotations import Sample
+from captioning.data.dataset import TrainingDataset
+from captioning.data.image import Preprocessing, decode
+from captioning.data.loader import TrainingLoader, training_loader
 from captioning.data.randomness import derived_seed, permutation
+from captioning.data.shards import ShardDataset, Shards
 from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError

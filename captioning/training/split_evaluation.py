@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from captioning.config import Config
-from captioning.data import Sample, read_split, references
+from captioning.data.annotations import Sample
+from captioning.data.sources import read_split, references
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators, options_of

@@ -9,7 +9,7 @@ from lmms_eval.api.model import lmms
 from lmms_eval.utils import Collator
 
 from captioning.bulk.model import CheckpointModel
-from captioning.data import decode
+from captioning.data.image import decode
 from captioning.models import checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible

@@ -59,3 +59,15 @@ def test_garbage_is_collected_once_a_program_begins(repository):
         "run_program(lambda: print(gc.isenabled()))"
     )
     assert run(program, repository).split() == ["False", "True"]
+
+
+HEAVY = {"torchvision", "timm", "transformers", "torch._dynamo"}
+
+
+def test_reading_a_configuration_imports_no_library_of_models_or_images(repository):
+    program = "import captioning.train, captioning.evaluate, captioning.report.__main__, sys;" + (
+        "from captioning.config import load_config; load_config(sys.argv[1]);"
+        f"print({HEAVY} & set(sys.modules))"
+    )
+    config = repository / "configs/caption_coco.yaml"
+    assert run(program, repository, str(config)) == "set()"
