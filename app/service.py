@@ -139,7 +139,7 @@ class CaptionService:
         checkpoint, options = items[0].checkpoint, items[0].options
         captioner, config = checkpoint.captioner, _config_with_prompt(checkpoint, options)
         settings = options.decoding_settings()
-        images = preprocessing_of(config).join([item.image for item in items])
+        images = preprocessing_of(config).collate([item.image for item in items])
         try:
             if settings.two_streams and captioner.null_image is None:
                 raise UserError(

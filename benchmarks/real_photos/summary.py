@@ -46,7 +46,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     seeds: a folder for each seed, which contains the folder of a run for each variant.
     """
     names = [variant.name for variant in variants]
-    first_seed = comparison.compare([seeds[0] / name for name in names])
+    first_seed = comparison.read_comparison([seeds[0] / name for name in names])
     hits = {seed: judge_runs(seed, names) for seed in seeds}
     seed_rows = {comparison.HUMANS: _seed_rows(hits, HUMANS, comparison.HUMANS, "humans")}
     for variant, run in zip(variants, first_seed.runs):

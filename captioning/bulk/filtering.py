@@ -14,7 +14,7 @@ import torch
 
 from captioning.bulk.reading import Batch
 from captioning.bulk.shards import OutputLine, captions_of
-from captioning.data.image import load_image, transformed
+from captioning.data.image import apply_transform, load_image
 from captioning.files.stores import without_secrets
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load as load_entry
@@ -101,7 +101,7 @@ class FilteredModel:
         self.batch_size, self.num_workers = self.model.batch_size, self.model.num_workers
         self.report = f"{self.model.report}; filter: {self.scorer.report}"
         self.read = partial(_read_twice, self.model.read, self.scorer.preprocess)
-        self.join = partial(_join_pairs, self.model.join)
+        self.collate = partial(_collate_pairs, self.model.collate)
         self.settings = {"filter": expression, "itm_model": without_secrets(itm_model)}
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
@@ -166,10 +166,10 @@ def _read_twice(
     for_captioner = read(path, data, prompt)
     if data is not None:
         data.seek(0)
-    return for_captioner, transformed(transform, load_image(path, data), path)
+    return for_captioner, apply_transform(transform, load_image(path, data), path)
 
 
-def _join_pairs(join: Callable, pairs: list) -> tuple[Any, torch.Tensor]:
-    """Return the batches for captioner and scorer. join: makes the captioner's batch."""
+def _collate_pairs(collate: Callable, pairs: list) -> tuple[Any, torch.Tensor]:
+    """Return the batches for captioner and scorer. collate: makes the captioner's batch."""
     images, for_scorer = zip(*pairs)
-    return join(list(images)), torch.stack(for_scorer)
+    return collate(list(images)), torch.stack(for_scorer)

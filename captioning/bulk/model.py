@@ -11,7 +11,7 @@ from captioning.bulk.reading import Batch
 from captioning.bulk.request import Request
 from captioning.bulk.shards import Entry, OutputLine, Settings
 from captioning.captioners.interface import Images
-from captioning.data.image import load_image, transformed
+from captioning.data.image import apply_transform, load_image
 from captioning.data.randomness import derived_seed
 from captioning.files.stores import without_secrets
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
@@ -101,7 +101,7 @@ class CheckpointModel:
         self.generated_at_once = self.batch_size  # in images; lowered when GPU memory runs out
         self.num_workers = run.num_workers
         self.preprocessing = preprocessing_of(run)
-        self.join = self.preprocessing.join
+        self.collate = self.preprocessing.collate
         self.takes_prompt = self.preprocessing.takes_prompt
         self.read = partial(_read, self.preprocessing.evaluation, self.takes_prompt)
         recorded = recorded_settings(used, run.seed)
@@ -218,7 +218,7 @@ def _read(
 
     transform, takes_prompt: from `Preprocessing`. path, data, prompt: see `ShardImages.read`.
     """
-    return transformed(transform, load_image(path, data), path, prompt, takes_prompt)
+    return apply_transform(transform, load_image(path, data), path, prompt, takes_prompt)
 
 
 def line_of(

@@ -43,7 +43,7 @@ class ShardImages(IterableDataset):
     - shards: pairs (number of the shard, number of its images that are finished)
     - read: returns the captioner's input for an image, given the image's path, the file's content
       (None for a file on disk) and the image's prompt or None
-    - join: makes a batch of a list of these inputs
+    - collate: makes a batch of a list of these inputs
 
     A worker process reads whole shards, so that a tar is read once and in order. Where batches
     begin and end depends only on the plan and the finished images, so that a repeated run generates
@@ -54,7 +54,7 @@ class ShardImages(IterableDataset):
     shards: list[tuple[int, int]]
     batch_size: int
     read: Callable[[str, Optional[BinaryIO], Optional[str]], Any]
-    join: Callable[[list], Images] = torch.stack
+    collate: Callable[[list], Images] = torch.stack
     last_read: Optional[str] = None  # address of the file most recently returned by a store
 
     def __iter__(self) -> Iterator[Union[Batch, UserError]]:
@@ -109,7 +109,7 @@ class ShardImages(IterableDataset):
                 entry["error"] = f"{type(error).__name__}: {error}"
         if failure:
             self._check_store(*failure)
-        return Batch(shard, entries, self.join(images) if images else None)
+        return Batch(shard, entries, self.collate(images) if images else None)
 
     def _check_store(self, address: str, error: stores.StoreError) -> None:
         """Raise the error unless the store still returns the file that was last read successfully.

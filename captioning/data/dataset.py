@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from captioning.data.annotations import Sample
-from captioning.data.image import load_image, open_image, transformed
+from captioning.data.image import apply_transform, load_image, open_image
 from captioning.data.randomness import derived_seed, permutation, seeded
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
@@ -144,7 +144,7 @@ class TrainingDataset(Dataset):
         if sample.image in self._images:
             return self._images[sample.image]
         with self._open(sample) as opened:
-            image = transformed(
+            image = apply_transform(
                 self.transform, opened, sample.image, sample.prompt, self.takes_prompt
             )
         if self.is_deterministic and image.nbytes * len(self.samples) <= MAX_KEPT_BYTES:
@@ -190,7 +190,7 @@ class EvaluationDataset(Dataset):
         item["prompt"] = sample.prompt
         try:
             image = load_image(os.path.join(self.image_root, sample.image))
-            item["image"] = transformed(
+            item["image"] = apply_transform(
                 self.transform, image, sample.image, sample.prompt, self.takes_prompt
             )
         except UserError as error:
@@ -200,14 +200,14 @@ class EvaluationDataset(Dataset):
         return item
 
 
-def group_and_position(up_to: Sequence[int], index: int) -> tuple[int, int]:
+def group_and_position(cumulative_sizes: Sequence[int], index: int) -> tuple[int, int]:
     """Return the group of an item, and the position of the item in this group.
 
-    index: the item's position in the concatenation of all groups. up_to: the cumulative sizes of
-    the groups.
+    index: the item's position in the concatenation of all groups. cumulative_sizes: the sums of the
+    sizes of the first 1, 2, ... groups.
     """
-    group = bisect_right(up_to, index)
-    return group, index - (up_to[group - 1] if group else 0)
+    group = bisect_right(cumulative_sizes, index)
+    return group, index - (cumulative_sizes[group - 1] if group else 0)
 
 
 def _random_positions(size: int, count: int) -> list[int]:

@@ -84,7 +84,7 @@ def load_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
         return decode(image, path)
 
 
-def transformed(
+def apply_transform(
     transform: Callable,
     image: Image.Image,
     name: StrPath,
@@ -169,7 +169,7 @@ class Preprocessing(NamedTuple):
         torch's random generator.
     normalise: maps a batch of outputs of `training`, on the captioner's device, to the captioner's
         input (B, 3, S, S). Not called if `training` returns floats.
-    join: maps a list of outputs of `evaluation` or `training` to a batch. torch.stack needs
+    collate: maps a list of outputs of `evaluation` or `training` to a batch. torch.stack needs
         tensors of one shape; another function may take other outputs.
     is_deterministic: whether `training` is deterministic.
     takes_prompt: whether `evaluation` and `training` take an optional second argument, the image's
@@ -179,13 +179,13 @@ class Preprocessing(NamedTuple):
     evaluation: Callable[..., Any]
     training: Callable[..., Any]
     normalise: Callable[[Tensor], Tensor]
-    join: Callable[[list], Any] = torch.stack
+    collate: Callable[[list], Any] = torch.stack
     is_deterministic: bool = False
     takes_prompt: bool = False
 
     def one(self, image: Image.Image) -> Any:
         """Return a batch that contains only `item(image)`. Raises UserError."""
-        return self.join([self.item(image)])
+        return self.collate([self.item(image)])
 
     def item(self, image: Image.Image) -> Any:
         """Return `evaluation` of an RGB image. Raises UserError."""

@@ -33,7 +33,7 @@ POOL = 50
 class Loader(DataLoader):
     """A DataLoader whose batches are dicts.
 
-    - image: the batch that `join` makes of the items' images.
+    - image: the batch that `collate` makes of the items' images.
     - skipped: the number of items whose image could not be read. The dataset has replaced these
       items, or they are left out of the batch.
     - every other key of the items: a list of B values.
@@ -44,13 +44,13 @@ class Loader(DataLoader):
     """
 
     def __init__(
-        self, dataset: Dataset, batch_sampler, num_workers: int, join: Collate = torch.stack
+        self, dataset: Dataset, batch_sampler, num_workers: int, collate: Collate = torch.stack
     ):
-        """join: maps a list of transformed images to a batch, see `Preprocessing`."""
+        """collate: maps a list of transformed images to a batch, see `Preprocessing`."""
         super().__init__(
             _ErrorsAsValues(dataset),
             batch_sampler=batch_sampler,
-            collate_fn=partial(_collate, join),
+            collate_fn=partial(_collate_items, collate),
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             worker_init_fn=signals.ignore,
@@ -113,7 +113,7 @@ def training_loader(
     world_size: int = 1,
     num_workers: int = 0,
     bucket_batches: bool = False,
-    join: Collate = torch.stack,
+    collate: Collate = torch.stack,
 ) -> TrainingLoader:
     """Return the loader of the batches that process `rank` of `world_size` trains on.
 
@@ -130,7 +130,7 @@ def training_loader(
         )
     lengths = dataset.lengths() if bucket_batches else None
     batches = _ShuffledBatches(dataset, batch_size, seed, rank, world_size, lengths)
-    return TrainingLoader(dataset, batches, num_workers, join)
+    return TrainingLoader(dataset, batches, num_workers, collate)
 
 
 def evaluation_loader(
@@ -139,7 +139,7 @@ def evaluation_loader(
     rank: int = 0,
     world_size: int = 1,
     num_workers: int = 0,
-    join: Collate = torch.stack,
+    collate: Collate = torch.stack,
 ) -> Loader:
     """Return the loader of the items rank, rank + world_size, ..., in batches of `batch_size`.
 
@@ -148,7 +148,7 @@ def evaluation_loader(
     """
     positions = range(len(dataset))[rank::world_size]
     batches = [positions[i : i + batch_size] for i in range(0, len(positions), batch_size)]
-    return Loader(dataset, batches, num_workers, join)
+    return Loader(dataset, batches, num_workers, collate)
 
 
 def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int) -> list[int]:
@@ -214,14 +214,14 @@ class _ErrorsAsValues(Dataset):
             return [error]
 
 
-def _collate(join: Collate, items: Sequence) -> Union[Batch, UserError]:
+def _collate_items(collate: Collate, items: Sequence) -> Union[Batch, UserError]:
     if isinstance(items[0], UserError):
         return items[0]
     messages = [message for item in items for message in item["unreadable"]]
     present = [item for item in items if item["image"] is not None]
     batch = {key: [item[key] for item in present] for key in items[0]}
     if present:
-        batch["image"] = join(batch["image"])
+        batch["image"] = collate(batch["image"])
         if get_worker_info() is not None and hasattr(batch["image"], "share_memory_"):
             # If torch itself moved the images to shared memory and failed, it would only print the
             # error, and the program would wait for the batch forever.

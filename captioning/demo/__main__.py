@@ -21,12 +21,10 @@ from typing import Optional
 from captioning.demo.runs import Demo
 from captioning.demo.status import DemoProgress
 from captioning.metrics.meteor import shared_process
-from captioning.runtime.job_runner import prepare
+from captioning.runtime.job_runner import preload_modules
 from captioning.runtime.program import run_program
 from captioning.runtime.progress import bar_prefix
-
-# These modules are imported once, before the jobs are forked, because importing takes seconds.
-PRELOADED_MODULES = ("captioning.train", "torch._dynamo", "torch.utils.tensorboard", "transformers")
+from captioning.sweep.parallel_runs import TRAINING_MODULES
 
 
 def run(demo: Demo) -> None:
@@ -37,7 +35,7 @@ def run(demo: Demo) -> None:
     steps = demo.steps()
     # The captioner is so small that several threads would be slower than one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the jobs
-    prepare(PRELOADED_MODULES)
+    preload_modules(TRAINING_MODULES)
     status = DemoProgress(steps)
     # All jobs share one Java process for METEOR, which starts in the background.
     with shared_process(start=True) as environment:
@@ -46,7 +44,7 @@ def run(demo: Demo) -> None:
             status.begin(number)
             try:
                 with bar_prefix(f"[{number + 1}/{len(steps)}]"):
-                    step.do(status)
+                    step.run(status)
             finally:
                 status.end()
 

@@ -14,7 +14,7 @@ from captioning.config import Config, config_class, keys_of
 from captioning.demo.status import DemoProgress, Step
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
-from captioning.report.comparison import compare
+from captioning.report.comparison import read_comparison
 from captioning.report.comparison_table import comparison_table
 from captioning.report.page import example_lines, write_report
 from captioning.runtime import signals
@@ -188,7 +188,7 @@ class Demo:
         return [*arguments, *overrides, *self.overrides, *changes]
 
     def _report(self, status: DemoProgress):
-        comparison = compare([self.folder / name for name in OBJECTIVES])
+        comparison = read_comparison([self.folder / name for name in OBJECTIVES])
         path = self.folder / "report.html"
         write_report(comparison, path, QUICK_NOTE if self.quick else None)
         print(f"\n{comparison_table(comparison)}\n\n{example_lines(comparison)}")

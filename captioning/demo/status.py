@@ -28,12 +28,12 @@ EXAMPLES = 2  # images whose first captions are printed
 class Step(NamedTuple):
     """A step of the demo.
 
-    seconds: the expected duration on an idle machine. do: the function that runs the step.
+    seconds: the expected duration on an idle machine. run: the function that runs the step.
     """
 
     title: str
     seconds: float
-    do: Callable[["DemoProgress"], None]
+    run: Callable[["DemoProgress"], None]
 
 
 class DemoProgress(Observer):
@@ -62,7 +62,7 @@ class DemoProgress(Observer):
         self.shown_jobs = {job.name for job in jobs} & TITLES.keys()
         self.first_runs = first
 
-    def progressed(self, name: str, description: str, share: float) -> None:
+    def on_progress(self, name: str, description: str, share: float) -> None:
         if name not in self.shown_jobs:
             return
         # The first report of a resumed job includes the work of an earlier, stopped demo. It does

@@ -121,7 +121,7 @@ class Chair(Evaluator):
             absent = [mention for mention in mentions if mention.object not in objects]
             named = objects.intersection(mention.object for mention in mentions)
             counts.append(ObjectCounts(absent, len(mentions), len(named), len(objects)))
-        scores = Scores.of_means(
+        scores = Scores.from_means(
             {"CHAIRs": [100.0 if each.hallucinated else 0.0 for each in counts]},
             details={"hallucinated": [each.hallucinated for each in counts]},
             settings={
@@ -135,7 +135,7 @@ class Chair(Evaluator):
             "CHAIRi": (num_hallucinated, [each.mentions for each in counts]),
             "object_recall": ([each.named for each in counts], [each.present for each in counts]),
         }
-        scores.update(Scores.of_shares(shares))
+        scores.update(Scores.from_ratios(shares))
         # One value per caption; None if its image is not in `objects_file`.
         for columns in (scores.per_caption, scores.details):
             for name, values in columns.items():

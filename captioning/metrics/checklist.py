@@ -93,7 +93,7 @@ def checklist_scores(
         asked.append(len(valid))
         said.append(len(valid) - valid.count(NOT_SAID))
         right.append([q.answer == answer for q, answer in zip(questions, valid)].count(True))
-    return Scores.of_shares(
+    return Scores.from_ratios(
         {"checklist_coverage": (said, asked), "checklist_precision": (right, said)},
         settings={"checklist_question": QUESTION, "checklist_unread": answers.count(None)},
         details={"checklist_answers": answers},

@@ -67,7 +67,7 @@ class Clair(JudgeEvaluator):
         found = self.verdicts(dict.fromkeys(prompts, read_reply))
         verdicts = [found[prompt] or Verdict(None, None) for prompt in prompts]
         scores = [verdict.score for verdict in verdicts]
-        return Scores.of_means(
+        return Scores.from_means(
             {"CLAIR": scores},
             settings={
                 "clair_judge": self.judge,

@@ -51,7 +51,7 @@ class ClipScore(ClipEvaluator):
             rows.append((score, harmonic_mean, of_sentences))
         columns = 100 * np.array(rows).T
         num_truncated = len([text for text in texts if text in truncated])
-        return Scores.of_means(
+        return Scores.from_means(
             dict(zip(self.metric_names, columns.tolist())),
             settings={"clip_model": features.clip.name, self.truncated_setting: num_truncated},
         )

@@ -112,7 +112,7 @@ def rouge_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -
     # pycocoevalcap splits "" into one empty word, which would match an empty reference. Therefore
     # an empty caption gets 0 here.
     each = [float(score) if caption else 0.0 for score, caption in zip(each, captions)]
-    return Scores.of_means({"ROUGE_L": each})
+    return Scores.from_means({"ROUGE_L": each})
 
 
 def cider_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
@@ -122,7 +122,7 @@ def cider_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -
     each = np.zeros(len(captions))
     if any(map(any, references)):  # Cider fails if all references are empty
         each = Cider().compute_score(*_as_coco_dicts(captions, references))[1]
-    return Scores.of_means({"CIDEr": each.tolist()})
+    return Scores.from_means({"CIDEr": each.tolist()})
 
 
 def _as_coco_dicts(captions, groups):
@@ -207,7 +207,7 @@ def spice_scores(
             process.communicate()
             scored = json.loads(result.read_text(encoding="utf-8"))
     by_index = {item["image_id"]: float(item["scores"]["All"]["f"]) for item in scored}
-    return Scores.of_means({"SPICE": [by_index[index] for index in range(len(captions))]})
+    return Scores.from_means({"SPICE": [by_index[index] for index in range(len(captions))]})
 
 
 def _jar():

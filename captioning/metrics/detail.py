@@ -84,4 +84,4 @@ class Detail(Evaluator):
     def evaluate(self, captions: CaptionSet) -> Scores:
         counts = [count_words_by_kind(caption) for caption in captions.texts]
         values = {name: [each[name] for each in counts] for name in self.metric_names}
-        return Scores.of_means(values)
+        return Scores.from_means(values)

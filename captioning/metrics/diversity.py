@@ -25,7 +25,7 @@ class Length(Evaluator):
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         lengths = [count_words(caption) for caption in captions.texts]
-        return Scores.of_means({"cap_len": lengths})
+        return Scores.from_means({"cap_len": lengths})
 
 
 class DiversityOptions(Options):

@@ -84,7 +84,7 @@ class Scores:
     details: dict[str, Sequence[Any]] = field(default_factory=dict)
 
     @classmethod
-    def of_shares(cls, counts: dict[str, tuple[Sequence, Sequence]], **others: Any) -> "Scores":
+    def from_ratios(cls, counts: dict[str, tuple[Sequence, Sequence]], **others: Any) -> "Scores":
         """Return scores that are shares in per cent: sum(numerators) / sum(denominators).
 
         counts: {metric: (numerators, denominators)}, both with one number per caption. others: the
@@ -98,7 +98,9 @@ class Scores:
         return cls(metrics, per_caption, **others)
 
     @classmethod
-    def of_means(cls, per_caption: dict[str, Sequence[Optional[float]]], **others: Any) -> "Scores":
+    def from_means(
+        cls, per_caption: dict[str, Sequence[Optional[float]]], **others: Any
+    ) -> "Scores":
         """Return scores that are means over captions. others: the other fields of Scores."""
         return cls(
             {name: mean_estimate(values) for name, values in per_caption.items()},

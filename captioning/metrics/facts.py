@@ -48,8 +48,8 @@ class Facts(Evaluator):
             wrong.append(counts.stated - counts.true)
             ranks.append(_rank_of_own_scene(statement, scene, counts.true, distinct))
         hits = {f"scene_R@{k}": [100.0 if r <= k else 0.0 for r in ranks] for k in RANKS}
-        scores = Scores.of_means({"true_facts": true, **hits})
-        scores.update(Scores.of_shares({"wrong_facts": (wrong, stated)}))
+        scores = Scores.from_means({"true_facts": true, **hits})
+        scores.update(Scores.from_ratios({"wrong_facts": (wrong, stated)}))
         return scores
 
 

@@ -46,4 +46,4 @@ class Itm(Evaluator):
         columns = (100 * found.astype(np.float64)).T.tolist()
         truncated = [text for text in texts if scorer.model.truncates(text)]
         settings = {"itm_model": without_secrets(file), "itm_truncated": len(truncated)}
-        return Scores.of_means(dict(zip(self.metric_names, columns)), settings=settings)
+        return Scores.from_means(dict(zip(self.metric_names, columns)), settings=settings)

@@ -20,18 +20,18 @@ READERS = 8  # threads that prepare inputs, for example decode images
 T = TypeVar("T")
 
 
-def call_on_all_ranks(do: Callable[[], T]) -> T:
-    """Call `do` and return its result. All processes have to make this call.
+def call_on_all_ranks(function: Callable[[], T]) -> T:
+    """Call `function` and return its result. All processes have to make this call.
 
-    If `do` fails on one process, all processes raise UserError. Otherwise the other processes would
+    If it fails on one process, all processes raise UserError. Otherwise the other processes would
     wait for the failed one until the process group times out. If there is only one process, it
     raises the original error.
     """
     if world_size() == 1:
-        return do()
+        return function()
     result = reason = None
     try:
-        result = do()
+        result = function()
     except Exception as error:
         reason = str(error) if isinstance(error, UserError) else repr(error)
     reasons = gather_on_main(reason)

@@ -42,4 +42,4 @@ class Repetition(Evaluator):
         sentences = [text.split() for text in texts]
         values = {f"rep_{n}": [repeated_share(words, n) for words in sentences] for n in SIZES}
         values["loops"] = [100.0 if has_loop(words) else 0.0 for words in sentences]
-        return Scores.of_means(values, settings={"tokenizer": tokenizer})
+        return Scores.from_means(values, settings={"tokenizer": tokenizer})

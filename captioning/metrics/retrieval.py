@@ -90,7 +90,7 @@ class Retrieval(ClipEvaluator):
         ranks = own_image_ranks(rows, images, [index_of[path] for path in paths])
         hits = {f"R@{k}": np.where(ranks <= k, 100.0, 0.0).tolist() for k in RANKS}
         where = self.options.pool or "the captions' own"
-        scores = Scores.of_means(
+        scores = Scores.from_means(
             hits,
             settings={
                 "clip_model": features.clip.name,

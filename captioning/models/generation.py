@@ -91,6 +91,6 @@ def build_image_loader(
         rank=rank,
         world_size=world_size,
         num_workers=config.num_workers,
-        join=preprocessing.join,
+        collate=preprocessing.collate,
     )
     return loader, batch_size

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning.report.comparison import compare
+from captioning.report.comparison import read_comparison
 from captioning.report.comparison_table import comparison_table
 from captioning.report.page import write_report
 from captioning.runtime.errors import visible
@@ -32,7 +32,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     output = arguments.output or default_output(arguments.runs)
 
     def report():
-        comparison = compare(arguments.runs, arguments.split)
+        comparison = read_comparison(arguments.runs, arguments.split)
         print(visible(comparison_table(comparison)))
         write_report(comparison, output)
         print(f"the report is {output}", file=sys.stderr)

@@ -73,7 +73,7 @@ class Comparison:
         return sample and Path(self.runs[0].scoring_config.image_root, sample.image)
 
 
-def compare(folders: Sequence[Path], split: str = "test") -> Comparison:
+def read_comparison(folders: Sequence[Path], split: str = "test") -> Comparison:
     """Read the runs in `folders`, score the human captions, and return both.
 
     Raises UserError if a folder has no run, or if the runs do not share data.
@@ -212,6 +212,11 @@ def _human_row(
         # The captions get themselves as references here, so only metrics that ignore references
         # are computed.
         metric_names = {name for name in metric_names if not metric_of(name).needs_references}
+    elif num_single := len(texts) - len(others):
+        missing.append(
+            f"{num_single} of the {len(texts)} images have only one human caption; the scores of "
+            "human captions leave them out."
+        )
     settings = metric_settings(runs[0].scoring_config, samples, "cpu")
     evaluators = _build_evaluators(runs, metric_names, settings, missing)
     scores = score({image_id: captions[image_id] for image_id in others}, others, evaluators)

@@ -163,15 +163,15 @@ def any_rank(value: object, wait_long: bool = False) -> bool:
     return bool(result.item())
 
 
-def run_on_main(do: Callable[[], None]) -> None:
-    """Run the function `do` on rank 0 while the other ranks wait. All ranks call this.
+def run_on_main(function: Callable[[], None]) -> None:
+    """Run `function` on rank 0 while the other ranks wait. All ranks call this.
 
-    If `do` raises UserError, all ranks raise it.
+    If it raises UserError, all ranks raise it.
     """
     problem = None
     if is_main():
         try:
-            do()
+            function()
         except UserError as error:
             problem = str(error)
     problem = broadcast_from_main(problem)

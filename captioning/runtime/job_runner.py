@@ -29,12 +29,12 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 class Job(NamedTuple):
     """A job.
 
-    do: a picklable function that returns an exit code, or None for 0. log: the file to which the
+    run: a picklable function that returns an exit code, or None for 0. log: the file to which the
     job's output is appended. environment: environment variables that are set for the job.
     """
 
     name: str
-    do: Callable[[], Optional[int]]
+    run: Callable[[], Optional[int]]
     log: Path
     environment: Mapping[str, str] = {}
 
@@ -42,16 +42,16 @@ class Job(NamedTuple):
 class Observer:
     """Receives the events of `run_jobs`. Subclasses show the events to the user."""
 
-    def began(self, job: Job) -> None:
+    def on_start(self, job: Job) -> None:
         """Called when a job has started. `job.environment` includes the slot's variables."""
 
-    def progressed(self, name: str, description: str, share: float) -> None:
+    def on_progress(self, name: str, description: str, share: float) -> None:
         """Called when the progress bar of the job `name` advances.
 
         description: the bar's text. share: the finished part of the bar, from 0 to 1.
         """
 
-    def ended(self, name: str, reason: Optional[str]) -> None:
+    def on_end(self, name: str, reason: Optional[str]) -> None:
         """Called when the job `name` has ended. reason: why it failed; None if it succeeded.
 
         Not called for a job that was stopped on request, or killed by `run_jobs`.
@@ -71,7 +71,7 @@ class _RunningJob(NamedTuple):
     def pass_reports(self, observer: Observer) -> None:
         with contextlib.suppress(EOFError):
             while self.reports.poll():
-                observer.progressed(self.job.name, *self.reports.recv())
+                observer.on_progress(self.job.name, *self.reports.recv())
 
     def reason(self) -> Optional[str]:
         """Return why an ended job failed; None if the job succeeded.
@@ -97,7 +97,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
 
 
-def prepare(modules: Sequence[str]) -> None:
+def preload_modules(modules: Sequence[str]) -> None:
     """Start the fork server early, so that it imports these modules in the background."""
     _CONTEXT.set_forkserver_preload(list(modules))
     _start_fork_server()
@@ -163,7 +163,7 @@ def run_jobs(
         while running or waiting:
             while waiting and free_slots:
                 running.append(_start(waiting.pop(0), free_slots.pop(0)))
-                observer.began(running[-1].job)
+                observer.on_start(running[-1].job)
             for ended in _wait_for_ended(running, observer):
                 running.remove(ended)
                 free_slots.append(ended.slot)
@@ -173,7 +173,7 @@ def run_jobs(
                 if reason:
                     failures[name] = reason
                     cause = cause or (reason if code == FAILED else f"{name} failed: {reason}")
-                observer.ended(name, reason)
+                observer.on_end(name, reason)
             observer.poll()
             if not stopping and (signals.stop_requested() or (cause and not keep_going)):
                 stopping = True
@@ -250,7 +250,7 @@ def _run_job(job: Job, reports: connection.Connection) -> None:
     try:
         report_bars_to(send)
         with signals.watch():
-            code = job.do() or (STOPPED if signals.stop_requested() else 0)
+            code = job.run() or (STOPPED if signals.stop_requested() else 0)
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:

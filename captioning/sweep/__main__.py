@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Optional
 
 from captioning.files.writing import write_text
-from captioning.report.comparison import compare
+from captioning.report.comparison import read_comparison
 from captioning.report.page import write_report
 from captioning.report.runs import Run
 from captioning.runtime import distributed
@@ -51,7 +51,7 @@ def write_files(done: Sequence[variants.Variant], collected: Sequence[Path], fol
     done: the finished variants of the sweep; their runs are in `folder`. collected: the folders of
     other runs. Raises UserError if a folder has no run.
     """
-    comparison = compare([*(folder / variant.name for variant in done), *collected])
+    comparison = read_comparison([*(folder / variant.name for variant in done), *collected])
     runs_by_label = {}  # {variant's label: one run per seed}
     for variant, run in zip(done, comparison.runs):
         runs_by_label.setdefault(variant.label, []).append(run)

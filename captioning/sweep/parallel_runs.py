@@ -8,8 +8,19 @@ from typing import Optional
 import torch
 
 from captioning.runtime.errors import UserError
-from captioning.runtime.job_runner import Job, Observer, cores, prepare, run_jobs
+from captioning.runtime.job_runner import Job, Observer, cores, preload_modules, run_jobs
 from captioning.runtime.progress import log_line
+
+# Modules of training runs. They are imported once, before the jobs are forked, because importing
+# takes seconds.
+TRAINING_MODULES = (
+    "captioning.train",
+    "captioning.data.augmentation",
+    "BLIP.blip",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "transformers",
+)
 
 
 def job_slots(device: str, jobs: Optional[int]) -> list[dict[str, str]]:
@@ -38,10 +49,10 @@ def run_in_slots(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]]) -> dic
 
     Raises Stopped if this process was asked to stop.
     """
-    # `prepare` starts the server from which jobs are forked. The server imports torch, and torch
+    # `preload_modules` starts the server that forks the jobs. The server imports torch, which
     # reads OMP_NUM_THREADS at import, so the variable has to be set before.
     os.environ.update({k: v for k, v in slots[0].items() if k == "OMP_NUM_THREADS"})
-    prepare(["captioning.train"])
+    preload_modules(TRAINING_MODULES)
     return run_jobs(jobs, slots, _RunLogger(len(jobs), len(slots)), keep_going=True)
 
 
@@ -62,12 +73,12 @@ class _RunLogger(Observer):
         self.began_at = {}
         self.durations = []
 
-    def began(self, job: Job) -> None:
+    def on_start(self, job: Job) -> None:
         self.began_at[job.name] = time.monotonic()
         gpu = job.environment.get("CUDA_VISIBLE_DEVICES")
         log_line(f"{job.name}: started{f' on GPU {gpu}' if gpu else ''}, see {job.log}")
 
-    def ended(self, name: str, reason: Optional[str]) -> None:
+    def on_end(self, name: str, reason: Optional[str]) -> None:
         self.durations.append(time.monotonic() - self.began_at[name])
         done = len(self.durations)
         outcome = f"failed: {reason}" if reason else f"done in {self.durations[-1]:.0f} s"

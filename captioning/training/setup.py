@@ -44,7 +44,7 @@ def training_batches(
         world_size=distributed.world_size(),
         num_workers=config.num_workers,
         bucket_batches=config.bucket_batches,
-        join=preprocessing.join,
+        collate=preprocessing.collate,
     )
 
 

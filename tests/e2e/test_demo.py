@@ -14,9 +14,9 @@ from typing import NamedTuple
 import pytest
 
 from captioning.demo import runs
-from captioning.demo.__main__ import PRELOADED_MODULES
 from captioning.demo.status import DemoProgress
-from captioning.runtime.job_runner import prepare
+from captioning.runtime.job_runner import preload_modules
+from captioning.sweep.parallel_runs import TRAINING_MODULES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 RUNS = ("mle", "smile", "mle_smile")
@@ -121,13 +121,13 @@ def test_first_captions_come_during_pre_training(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr(runs, "SPLITS", {"train": 64, "val": 4, "test": 4})
-    prepare(PRELOADED_MODULES)
+    preload_modules(TRAINING_MODULES)
     for shown in (True, False):  # by the first call
         demo = runs.Demo(False, 0, [], "cpu")
         status = DemoProgress(demo.steps())
         for number in (0, 1):
             status.begin(number)
-            status.steps[number].do(status)
+            status.steps[number].run(status)
             status.end()
         logged = capsys.readouterr().err
         pattern = r"^images/.+\.png\n  MLE .*\n  SMILE .*$"

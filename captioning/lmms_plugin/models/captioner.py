@@ -70,7 +70,7 @@ class CheckpointLmm(lmms):
             generation_kwargs = batch[0][1]
             settings = self.settings(generation_kwargs)
             with torch.inference_mode(), self.model.precision.autocast():
-                image_batch = preprocessing.join(images).to(self.model.device)
+                image_batch = preprocessing.collate(images).to(self.model.device)
                 generated = self.model.generator.generate_details(image_batch, settings)
             stops = generation_kwargs.get("until") or ()
             for caption, *_ in generated.captions:

@@ -99,7 +99,7 @@ def test_spice_is_computed_on_request(monkeypatch, no_java):
     monkeypatch.setattr(coco, "spice_problem", lambda java: None)
     monkeypatch.setattr(coco, "meteor_scores", lambda *_: Scores({}))
     asked = []
-    scores = Scores.of_means({"SPICE": [0.5, 0.25, 0.75, 0.0]})
+    scores = Scores.from_means({"SPICE": [0.5, 0.25, 0.75, 0.0]})
     monkeypatch.setattr(coco, "spice_scores", lambda *texts: asked.append(texts[2:]) or scores)
     assert "SPICE" not in evaluate().metrics
     result = evaluate(spice=True, spice_timeout=5.0, spice_heap="2G")

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from captioning.metrics.bootstrap import Estimate
-from captioning.report.comparison import Comparison, Row, compare
+from captioning.report.comparison import Comparison, Row, read_comparison
 from captioning.report.figures import assign_styles, draw_curves, length_histogram
 from captioning.report.picture import load_picture
 from captioning.report.plane import choose_axes, draw_plane
@@ -168,8 +168,8 @@ def test_the_tokens_that_are_told_of():
 def test_the_caption_and_the_run_that_are_shown(runs):
     references = {1: ["a b", "a b c d e f"], 2: ["a b c", "a b c d"], 3: ["g h i j", "k"]}
     assert choose_caption(Comparison("test", [], [], references=references)) == (2, "a b c d")
-    found = token_figure(compare([runs[1], runs[0]]))
+    found = token_figure(read_comparison([runs[1], runs[0]]))
     assert found.run.label == "MLE"
     assert found.tokens[-1].label == "(end)"
     torch.save({"model": {}}, runs[0] / "checkpoint_best.pth")
-    assert token_figure(compare([runs[1], runs[0]])).run.label == "SMILE"
+    assert token_figure(read_comparison([runs[1], runs[0]])).run.label == "SMILE"

@@ -5,7 +5,7 @@ import json
 import re
 
 from captioning.report.__main__ import default_output, main
-from captioning.report.comparison import compare
+from captioning.report.comparison import read_comparison
 from captioning.report.page import render, write_report
 
 
@@ -18,7 +18,7 @@ def text_of(page):
 
 def test_page(runs, tmp_path):
     path = tmp_path / "out" / "page.html"
-    write_report(compare(runs), path, "These are <quick> numbers.")
+    write_report(read_comparison(runs), path, "These are <quick> numbers.")
     page = path.read_text(encoding="utf-8")
     text = text_of(page)
     assert "These are <quick> numbers." in text and "&lt;quick&gt;" in page
@@ -47,20 +47,20 @@ def test_marks(make_run, entries, monkeypatch):
     marks = [("a", None), ("red", True), ("<dog>", False)]
     monkeypatch.setattr("captioning.report.page.mark_words", lambda caption, scene: marks)
     marked = 'a <span class="true">red</span> <span class="wrong">&lt;dog&gt;</span></dd>'
-    assert marked in render(compare([run]))
-    without = compare([make_run("two", facts_file=None, metrics=["coco"])])
+    assert marked in render(read_comparison([run]))
+    without = read_comparison([make_run("two", facts_file=None, metrics=["coco"])])
     assert 'class="wrong"' not in render(without)
 
 
 def test_tokens_and_what_was_skipped(runs):
-    text = text_of(render(compare(runs)))
+    text = text_of(render(read_comparison(runs)))
     assert re.search(r"The whole caption costs \d+\.\d\d nats under MLE", text)
     assert "MLE charges" in text and "first_token_mle" in text
     for run in runs:
         (run / "checkpoint_best.pth").unlink()
     scores = {"metrics": {}, "skipped": {"METEOR": "no Java", "SPICE": "no Java"}}
     (runs[1] / "result" / "test" / "metrics.json").write_text(json.dumps(scores))
-    text = text_of(render(compare(runs)))
+    text = text_of(render(read_comparison(runs)))
     assert "not shown: no run has its best checkpoint in its folder." in text
     assert "SMILE: METEOR, SPICE skipped: no Java." in text and "SMILE none none" in text
 
@@ -69,7 +69,7 @@ def test_what_is_missing_is_said(make_run, tmp_path):
     run = make_run("one", scores={}, log=False, ann_root=str(tmp_path / "gone"), facts_file=None)
     for name in ("checkpoint_best.pth", "run.json"):
         (run / name).unlink()
-    page = render(compare([run]))
+    page = render(read_comparison([run]))
     text = text_of(page)
     for sentence in (
         "The data set could not be read, so there are no human captions",
@@ -92,12 +92,12 @@ def test_which_epoch_is_scored(runs):
         each = [{"epoch": e, "value": values[e], "scores": scores[e]} for e in (0, 1)]
         record = {"select": select, "epoch": epoch, "epochs": each}
         (run / "selected.json").write_text(json.dumps(record))
-    text = text_of(render(compare(runs)))
+    text = text_of(render(read_comparison(runs)))
     for run, select in zip(runs, ("epoch 1, by CIDEr + Bleu_4", "epoch 2, the last")):
         assert f"selected: {select}, kept as {run / 'checkpoint_best.pth'}" in text
     assert "epoch 1: 0.167, CIDEr 0.101, BLEU-4 0.066, Cap. Len. none (selected)" in text
     assert "For MLE+SMILE 0.3:0.7 there is no record of how the scored epoch was selected." in text
-    assert "no record of how" not in text_of(render(compare(runs[:2])))
+    assert "no record of how" not in text_of(render(read_comparison(runs[:2])))
 
 
 def test_program(runs, tmp_path, capsys, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from captioning.config import load_config, write_config
 from captioning.metrics.scoring import score
-from captioning.report.comparison import compare, hold_out
+from captioning.report.comparison import hold_out, read_comparison
 from captioning.report.page import render
 from captioning.report.runs import differing_settings, read_runs
 from captioning.runtime.errors import UserError
@@ -44,13 +44,13 @@ def test_runs_of_other_images(runs):
     path = runs[1] / "result" / "test.json"
     results = json.loads(path.read_text())
     path.write_text(json.dumps(results[:5]))
-    comparison = compare(runs)
+    comparison = read_comparison(runs)
     assert comparison.image_ids == [result["image_id"] for result in results[:5]]
     assert any("MLE captioned 7 images" in sentence for sentence in comparison.missing)
     path.write_text(json.dumps([{"image_id": "elsewhere", "caption": "a dog"}]))
     with pytest.raises(UserError, match="no image of split test was captioned by all runs"):
-        compare(runs)
-    comparison = compare(runs[1:2])
+        read_comparison(runs)
+    comparison = read_comparison(runs[1:2])
     assert comparison.human is None and comparison.image_ids == ["elsewhere"]
     assert "none of the captioned images" in comparison.missing[0]
 
@@ -73,16 +73,16 @@ def test_foreign_weights(make_run, tmp_path):
     record(run, checkpoint=str(foreign))
     read = read_runs([run], "test")[0]
     assert (read.label, read.kind, read.checkpoint) == ("blip.pth", "weights", foreign)
-    assert read.log == [] and "not trained here" in render(compare([run]))
+    assert read.log == [] and "not trained here" in render(read_comparison([run]))
 
 
 def test_data_of_the_scores(make_run, world):
     run = make_run("one", ann_root="/gone", image_root="/gone")
     score_with(run, ann_root=str(world), image_root=str(world))
-    comparison = compare([run])
+    comparison = read_comparison([run])
     assert comparison.human and comparison.image_path(comparison.image_ids[0]).exists()
     with pytest.raises(UserError, match="different data sets: image_root") as caught:
-        compare([run, make_run("two", image_root="/gone")])
+        read_comparison([run, make_run("two", image_root="/gone")])
     assert "\n" not in str(caught.value)
 
 
@@ -90,14 +90,14 @@ def test_parts_of_one_file_by_two_seeds_are_other_data(make_run):
     split = {"train_file": "scenes_test.json", "val_file": None, "test_file": None}
     split["split"] = {"val": 0.3, "test": 0.3}
     run = make_run("one", **split, seed=1)
-    assert compare([run, make_run("same", **split, seed=1)])
+    assert read_comparison([run, make_run("same", **split, seed=1)])
     with pytest.raises(UserError, match=r"different data sets: split is .*\('seed', 1\)"):
-        compare([run, make_run("two", **split, seed=2)])
+        read_comparison([run, make_run("two", **split, seed=2)])
 
 
 def test_facts_of_any_run(make_run):
     runs = [make_run("one", facts_file=None, metrics=["coco"]), make_run("two", "smile")]
-    comparison = compare(runs)
+    comparison = read_comparison(runs)
     assert "true_facts" in comparison.human.metrics and comparison.scenes
     page = render(comparison)
     assert "people are simulated" in page and "A person wrote" not in page
@@ -110,7 +110,7 @@ def test_part_of_the_split(make_run, entries, tmp_path, part):
     run = make_run("one", captions=said if part == "captions" else None)
     if part == "annotations":
         score_with(run, test_file=str(tmp_path / "few.json"))
-    comparison = compare([run])
+    comparison = read_comparison([run])
     count, sentence = {
         "captions": (7, "Only 7 of the split's 12 images"),
         "annotations": (12, "only 5 of the 12 captioned images"),
@@ -134,7 +134,7 @@ def test_held_out():
 
 
 def test_people_are_scored_by_the_others(runs, entries):
-    human = compare(runs).human
+    human = read_comparison(runs).human
     held_out, references = hold_out({e["image_id"]: e["caption"] for e in entries})
     expected = score(held_out, references).metrics
     assert human.captions == held_out
@@ -163,7 +163,7 @@ def test_people_are_scored_by_objects_and_no_judge_is_asked(
         judge_url="https://host.example/v1",
         judge_model="wise",
     )
-    comparison = compare([plain, other])
+    comparison = read_comparison([plain, other])
     assert "CHAIRi" in comparison.human.metrics and "CLAIR" not in comparison.human.metrics
     assert 0 <= comparison.human.metrics["CHAIRi"].value < 50  # people mostly agree
     assert "cap_len" in comparison.human.metrics
@@ -173,7 +173,16 @@ def test_one_caption_an_image(make_run, entries, tmp_path):
     for entry in entries:
         entry["caption"] = entry["caption"][3]
     (tmp_path / "single.json").write_text(json.dumps(entries))
-    comparison = compare([make_run("one", test_file=str(tmp_path / "single.json"))])
+    comparison = read_comparison([make_run("one", test_file=str(tmp_path / "single.json"))])
     assert set(comparison.human.metrics) == {"cap_len", "lex_div", "true_facts", "wrong_facts"}
     assert any("one human caption" in sentence for sentence in comparison.missing)
     assert "one reference fewer" not in render(comparison)
+
+
+def test_one_caption_for_some_images(make_run, entries, tmp_path):
+    for entry in entries[:5]:
+        entry["caption"] = entry["caption"][3]
+    (tmp_path / "some.json").write_text(json.dumps(entries))
+    comparison = read_comparison([make_run("one", test_file=str(tmp_path / "some.json"))])
+    assert comparison.human.metrics["CIDEr"].n == 7
+    assert any("5 of the 12 images have only one" in sentence for sentence in comparison.missing)

@@ -20,7 +20,7 @@ from tests.captioning.runtime import jobs
 def imported_once():
     """Start the fork server with the modules of the jobs, even if another test has started one."""
     forkserver._forkserver._stop()
-    job_runner.prepare([jobs.__name__, "captioning.runtime.distributed"])
+    job_runner.preload_modules([jobs.__name__, "captioning.runtime.distributed"])
 
 
 @pytest.fixture
@@ -34,10 +34,10 @@ class Recorded(Observer):
     def __init__(self, poll):
         self.shares, self.outcomes, self.poll = [], {}, poll
 
-    def progressed(self, *report):
+    def on_progress(self, *report):
         self.shares.append(report)
 
-    def ended(self, name, reason):
+    def on_end(self, name, reason):
         self.outcomes[name] = reason
 
 

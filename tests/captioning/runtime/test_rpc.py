@@ -19,7 +19,7 @@ def call_from_a_child(address):
 
 
 def test_the_function_runs_in_the_process_that_serves_it():
-    job_runner.prepare([__name__])  # later tests use the same server
+    job_runner.preload_modules([__name__])  # later tests use the same server
     context = multiprocessing.get_context("forkserver")  # its processes ignore SIGTERM
     with (
         serve(lambda word: (word, os.getpid())) as address,

@@ -34,7 +34,7 @@ def in_process(monkeypatch, tmp_path):
             began.append(job.name)
             if job.name in fail:
                 failures[job.name] = fail[job.name]
-            elif job.do() != 0:
+            elif job.run() != 0:
                 failures[job.name] = "it said why"
         return failures
 

@@ -173,10 +173,10 @@ def test_each_run_is_announced_with_the_time_left(capsys, monkeypatch, tmp_path)
     clock = iter([0, 10, 130, 300])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
     lines = _RunLogger(3, 2)
-    lines.began(Job("a", None, tmp_path / "a.log", {"CUDA_VISIBLE_DEVICES": "5"}))
-    lines.began(Job("b", None, tmp_path / "b.log", {"OMP_NUM_THREADS": "1"}))
-    lines.ended("a", None)
-    lines.ended("b", "no such folder")
+    lines.on_start(Job("a", None, tmp_path / "a.log", {"CUDA_VISIBLE_DEVICES": "5"}))
+    lines.on_start(Job("b", None, tmp_path / "b.log", {"OMP_NUM_THREADS": "1"}))
+    lines.on_end("a", None)
+    lines.on_end("b", "no such folder")
     assert capsys.readouterr().err.splitlines() == [
         f"a: started on GPU 5, see {tmp_path / 'a.log'}",
         f"b: started, see {tmp_path / 'b.log'}",
