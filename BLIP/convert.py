@@ -11,7 +11,6 @@ The folder contains model.safetensors, config.json, the tokenizer and the image 
 BLIP.
 """
 
-import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from adapters.card import UNKNOWN, write_model_card
-from adapters.program import run_program
+from adapters.program import program_parser, run_program
 from BLIP.blip import BlipCaptioner
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of
 from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
@@ -302,7 +301,7 @@ def _convert_from_hf(folder: str, checkpoint: str) -> str:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program and return its exit code. argv: None reads the command line."""
-    parser = argparse.ArgumentParser(prog="python -m BLIP.convert", description=__doc__)
+    parser = program_parser("python -m BLIP.convert", __doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     to_hf = commands.add_parser("to-hf", help="convert a checkpoint to a folder of transformers")
     add_captioner_arguments(to_hf)

@@ -1,7 +1,19 @@
-"""Runs an export program: prints the program's result, or its error as one line."""
+"""Makes argument parsers of programs, and runs export programs with one-line errors."""
 
+import argparse
 import sys
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
+
+
+def program_parser(command: str, description: str, **options: Any) -> argparse.ArgumentParser:
+    """Return a parser whose --help keeps the lines of the description, such as example commands.
+
+    options: further arguments of ArgumentParser.
+    """
+    kept = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(
+        command, description=description, formatter_class=kept, **options
+    )
 
 
 def run_program(program: Callable[[], str]) -> int:

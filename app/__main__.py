@@ -17,6 +17,7 @@ import argparse
 import importlib.util
 import sys
 
+from adapters.program import program_parser
 from app.checkpoints import find_demo_checkpoints, load_checkpoints
 from app.guard import TOKEN_VARIABLE, read_token
 from app.photos import Limits
@@ -39,11 +40,7 @@ LIMITS = {
 
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of the command line. docs/app.md describes the flags."""
-    parser = argparse.ArgumentParser(
-        prog="bash scripts/app.sh",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser("bash scripts/app.sh", __doc__)
     add = parser.add_argument
     add("checkpoints", nargs="*", metavar="CHECKPOINT", help="a file, a run's folder, a URL, hf://")
     add("--config", help="a YAML file, for checkpoints without a configuration")

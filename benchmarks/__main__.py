@@ -5,17 +5,17 @@ if __name__ == "__main__":
 
     tune_process()  # its environment variables are inherited by the topics' processes
 
-import argparse
 import subprocess
 import sys
 from collections.abc import Sequence
 from typing import Optional
 
+from adapters.program import program_parser
 from benchmarks import TOPICS
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="benchmark.sh", description=__doc__)
+    parser = program_parser("benchmark.sh", __doc__)
     parser.add_argument("topics", nargs="*", metavar="TOPIC", help=", ".join(TOPICS))
     parser.add_argument("--quick", action="store_true", help="tiny sizes, one round")
     arguments = parser.parse_args(argv)

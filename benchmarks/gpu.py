@@ -5,7 +5,6 @@ if __name__ == "__main__":
 
     tune_process()  # its environment variables are inherited by the parts' processes
 
-import argparse
 import contextlib
 import os
 import signal
@@ -19,6 +18,7 @@ from typing import Optional
 
 import torch
 
+from adapters.program import program_parser
 from benchmarks import REPOSITORY
 from captioning.metrics.scoring import library_versions
 
@@ -30,7 +30,7 @@ NO_GPU = "there is no CUDA GPU that torch can use; scripts/gpu.sh --rehearse run
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="gpu.sh", description=__doc__)
+    parser = program_parser("gpu.sh", __doc__)
     add = parser.add_argument
     add("--rehearse", action="store_true", help="tiny sizes, on the CPU")
     add("--wheels", type=Path, help="a folder with wheels of missing packages")

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from adapters.program import program_parser
 from captioning.data.image import load_image
 from captioning.files.writing import atomic_write, user_errors
 from captioning.models.build import load_trained, preprocessing_of
@@ -62,7 +63,7 @@ def draw(scored: ScoredCaption, photo: Image.Image, path: Path) -> None:
 
 def main(argv=None) -> int:
     """Run the program; return its exit code, which is 2 after a one-line error for the user."""
-    parser = argparse.ArgumentParser(prog="python -m captioning.attend", description=__doc__)
+    parser = program_parser("python -m captioning.attend", __doc__)
     add = parser.add_argument
     add("image", type=Path, metavar="IMAGE")
     add("--checkpoint", required=True, help="a path, a URL or hf://")

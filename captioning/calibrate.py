@@ -14,6 +14,7 @@ if __name__ == "__main__":
 import argparse
 import sys
 
+from adapters.program import program_parser
 from captioning.data.sources import read_split
 from captioning.models.build import load_trained
 from captioning.models.likelihood import UNSCALED, find_minimum, likelihood, unigram_nll
@@ -23,7 +24,7 @@ from captioning.runtime.program import run_program
 
 def main(argv=None) -> int:
     """Run the program; return its exit code, which is 2 after a one-line error for the user."""
-    parser = argparse.ArgumentParser(prog="python -m captioning.calibrate", description=__doc__)
+    parser = program_parser("python -m captioning.calibrate", __doc__)
     add = parser.add_argument
     add("--checkpoint", required=True, help="a path, a URL or hf://")
     add("--config", help="a YAML file, for a checkpoint without a configuration")

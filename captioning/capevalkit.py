@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from adapters.program import program_parser
 from captioning import evaluate
 from captioning.files.reading import read_json, read_lines
 from captioning.files.writing import write_json
@@ -28,7 +29,7 @@ from captioning.runtime.program import run_program
 
 def main(argv=None) -> int:
     """Run the program and return its exit code, which is 2 after a one-line error for the user."""
-    parser = argparse.ArgumentParser(prog="python -m captioning.capevalkit", description=__doc__)
+    parser = program_parser("python -m captioning.capevalkit", __doc__)
     add = parser.add_argument
     add("--metric", required=True, choices=EVALUATORS, metavar="NAME", help="of --metrics")
     add("--predictions", required=True, help="lines of {id, caption, image}")

@@ -27,6 +27,7 @@ from typing import Any, Callable, Optional
 import torch
 
 from adapters.card import UNKNOWN
+from adapters.program import program_parser
 from captioning.bulk import filtering, served, stored_output
 from captioning.bulk.cluster import Cluster
 from captioning.bulk.filtering import FilteredModel
@@ -94,11 +95,10 @@ CONFIG_FLAGS = (*DECODING, "seed", "num_workers", "precision")
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m captioning.caption",
+    parser = program_parser(
+        "python -m captioning.caption",
+        __doc__,
         usage="%(prog)s CHECKPOINT INPUT --out FILE [options]; --help lists them",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     _add_run_flags(parser.add_argument)
     group = parser.add_argument_group

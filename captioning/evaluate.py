@@ -32,6 +32,7 @@ from captioning.files.cache import local
 from captioning.files.writing import require_folder, write_json
 from captioning.metrics.arguments import (
     add_scoring_flags,
+    local_options,
     parse_scoring_arguments,
     warn_of_unused_options,
 )
@@ -137,7 +138,7 @@ def _build_evaluators(arguments, predictions, device):
     if root and root.is_file():  # the JSON file names images relative to its own folder
         root = root.parent
     settings = Settings(images, root, arguments.cache_dir, device, arguments.batch_size)
-    return build_evaluators(arguments.metrics, settings, **arguments.options)
+    return build_evaluators(arguments.metrics, settings, **local_options(arguments))
 
 
 def _show_comparison(first, second, folder, command):

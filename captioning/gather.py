@@ -11,10 +11,10 @@ if __name__ == "__main__":
 
     tune_process()  # before torch is imported
 
-import argparse
 import sys
 from pathlib import Path
 
+from adapters.program import program_parser
 from BLIP import read_checkpoint
 from captioning.files.manifest import manifest_path
 from captioning.files.stores import without_secrets
@@ -37,11 +37,7 @@ def gather(source: str, path: Path) -> None:
 
 def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m captioning.gather",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser("python -m captioning.gather", __doc__)
     parser.add_argument("checkpoint", help="a sharded checkpoint, or the folder of a run")
     parser.add_argument("file", type=Path, help="the file to write")
     arguments = parser.parse_args(argv)

@@ -6,7 +6,6 @@ Uploads nothing. Prints a line for each problem: a card without a licence, weigh
 read or that are pickled, missing images, paths of this machine.
 """
 
-import argparse
 import json
 import os
 import shlex
@@ -15,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from adapters import card
+from adapters.program import program_parser
 from captioning.data.formats import METADATA
 from captioning.files.reading import read_lines
 from captioning.files.tables import IMAGE
@@ -150,11 +150,7 @@ def publish(folder: Path) -> None:
 
 def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
-    parser = argparse.ArgumentParser(
-        prog="python -m captioning.publish",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser("python -m captioning.publish", __doc__)
     parser.add_argument("folder", type=Path, help="a folder of exported weights, or of captions")
     arguments = parser.parse_args(argv)
     return run_program(lambda: publish(arguments.folder))

@@ -13,7 +13,6 @@ if __name__ == "__main__":
 
     tune_process()  # before torch is imported
 
-import argparse
 import io
 import os
 import sys
@@ -24,6 +23,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from adapters.program import program_parser
 from captioning.data.image import decode, open_image
 from captioning.files.images import images_in
 from captioning.files.reading import read_json
@@ -127,7 +127,7 @@ def _check_side(side: int, target: Path) -> None:
 
 def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
-    parser = argparse.ArgumentParser(prog="python -m captioning.resize", description=__doc__)
+    parser = program_parser("python -m captioning.resize", __doc__)
     add = parser.add_argument
     add("source", type=Path, help="a folder of images")
     add("target", type=Path, help="the folder for the resized images")

@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from adapters.program import program_parser
 from captioning.config import Config, load_config
 from captioning.files import stores
 from captioning.models import checkpoints
@@ -32,14 +33,16 @@ from captioning.training.split_evaluation import SplitEvaluation, remove_scores
 
 
 def parse_arguments(argv=None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m captioning.train", description=__doc__)
+    parser = program_parser("python -m captioning.train", __doc__)
     add = parser.add_argument
     add("--config", required=True, help="a YAML file, see configs/")
     add("--output_dir", help="the run's folder (default: output/NAME OF CONFIG)")
     add("--evaluate", action="store_true", help="do not train: caption and score")
-    add("--eval_split", choices=("val", "test"), default="val")
+    add(
+        "--eval_split", choices=("val", "test"), default="val", help="the split of --evaluate (val)"
+    )
     add("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
-    add("--seed", type=int)
+    add("--seed", type=int, help="replaces the seed of the config")
     add("overrides", nargs="*", metavar="key=value", help="for keys of the config")
     return parser.parse_intermixed_args(argv)
 

@@ -12,12 +12,12 @@ if __name__ == "__main__":
 
     tune_process()  # before torch is imported
 
-import argparse
 import sys
 from pathlib import Path
 
 from PIL import Image
 
+from adapters.program import program_parser
 from captioning.data.tensor_file import Split, read_tensor_file
 from captioning.files.writing import require_folder, user_errors, write_json
 from captioning.runtime.program import run_program
@@ -59,7 +59,7 @@ def unpack(path: Path, folder: Path) -> str:
 
 def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
-    parser = argparse.ArgumentParser(prog="python -m captioning.unpack", description=__doc__)
+    parser = program_parser("python -m captioning.unpack", __doc__)
     parser.add_argument("file", type=Path, help="the data set, such as coco.pt")
     parser.add_argument("folder", type=Path, help="the folder for images and annotations")
     arguments = parser.parse_args(argv)

@@ -7,7 +7,6 @@ The first command merges LoRA into the weights and saves the processor with the 
 --adapter, only the LoRA adapter is saved, for `PeftModel.from_pretrained`.
 """
 
-import argparse
 import pickle
 import shutil
 import sys
@@ -20,7 +19,7 @@ from torch import nn
 
 from adapters.card import NAME, license_of, write_model_card
 from adapters.lora import Lora, add_lora, load_adapter_state
-from adapters.program import one_line, run_program
+from adapters.program import one_line, program_parser, run_program
 from vlm.library import Parts, load_model, load_parts
 
 
@@ -96,11 +95,7 @@ def export(checkpoint: str, folder: Path, adapter: bool, license: Optional[str] 
 
 def main(argv=None) -> int:
     """Run the program. Return 0, or 2 after a one-line error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vlm.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser("python -m vlm.export", __doc__)
     parser.add_argument("checkpoint", help="a checkpoint of a run of model vlm")
     parser.add_argument("folder", type=Path, help="the folder to write")
     parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")

@@ -6,12 +6,11 @@
 pixels as nine patches.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from adapters.program import run_program
+from adapters.program import program_parser, run_program
 from vlm.library import check_library
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
@@ -103,11 +102,7 @@ def _processor(transformers, ids):
 
 def main(argv=None) -> int:
     """Run the program. Return 0, or 2 after a one-line error."""
-    parser = argparse.ArgumentParser(
-        prog="python -m vlm.tiny",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser("python -m vlm.tiny", __doc__)
     parser.add_argument("folder", help="the folder to write")
     parser.add_argument("--words", type=Path, required=True, help="a file with one word per line")
     arguments = parser.parse_args(argv)

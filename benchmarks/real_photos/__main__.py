@@ -18,7 +18,6 @@ if __name__ == "__main__":
 
     tune_process()  # before torch is imported
 
-import argparse
 import functools
 import sys
 from collections.abc import Sequence
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Optional
 
 import smile
+from adapters.program import program_parser
 from benchmarks.real_photos.parts import JUDGE, START, write_parts, write_subsets
 from benchmarks.real_photos.summary import write_decoding_summary, write_summary
 from captioning import train
@@ -55,11 +55,7 @@ QUICK_TUNING = ("max_epoch=1", "eval_every=1", "warmup_steps=0")
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program. Return 0, or 2 after a one-line error, or 130 if stopped."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.real_photos",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser("python -m benchmarks.real_photos", __doc__)
     add = parser.add_argument
     add("--config", default=CONFIG, help=f"the configuration of all runs (default: {CONFIG})")
     add("--seeds", type=int, help="number of seeds (default: 3; with --quick 1)")

@@ -173,7 +173,7 @@ def batches(
     if len(photos) == 1 and "tar" not in photos[0]:
         workers = 0
     loader = DataLoader(
-        ShardImages(entries, shards, model.batch_size, model.read, model.join),
+        ShardImages(entries, shards, model.batch_size, model.read, model.collate),
         batch_size=None,
         collate_fn=_identity,
         num_workers=workers,

@@ -12,12 +12,12 @@ if __name__ == "__main__":
 
     tune_process()  # before torch is imported
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from typing import Optional
 
+from adapters.program import program_parser
 from captioning.demo.runs import Demo
 from captioning.demo.status import DemoProgress
 from captioning.metrics.meteor import shared_process
@@ -50,7 +50,7 @@ def run(demo: Demo) -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m captioning.demo", description=__doc__)
+    parser = program_parser("python -m captioning.demo", __doc__)
     add = parser.add_argument
     add("--quick", action="store_true", help="takes about 90 s; its results are less certain")
     add("--seed", type=int, default=0, help="seed of the world and the training")

@@ -33,12 +33,17 @@ def add_scoring_flags(parser: argparse.ArgumentParser, images_help: str) -> None
 def parse_scoring_arguments(
     parser: argparse.ArgumentParser, argv: Optional[Sequence[str]]
 ) -> argparse.Namespace:
-    """Return the parsed arguments. The attribute `options` is {option: value} of all evaluators."""
+    """Return the parsed arguments."""
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 1:
         parser.error("--batch_size has to be 1 or more")
-    arguments.options = {name: getattr(arguments, name) for name in _option_fields(EVALUATORS)}
     return arguments
+
+
+def local_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return {option: value} of the chosen evaluators, see `Options.local_values`."""
+    classes = option_classes(EVALUATORS[evaluator] for evaluator in arguments.metrics)
+    return {k: v for options in classes for k, v in options.local_values(arguments).items()}
 
 
 def warn_of_unused_options(
@@ -51,7 +56,7 @@ def warn_of_unused_options(
     """
     used = {*used_by_program, *_option_fields(arguments.metrics)}
     for name, field in _option_fields(EVALUATORS).items():
-        if name not in used and arguments.options[name] != field.default:
+        if name not in used and getattr(arguments, name) != field.default:
             users = [evaluator for evaluator in EVALUATORS if name in _option_fields([evaluator])]
             log_line(f"warning: --{name} has no effect without --metrics {' or '.join(users)}")
 

@@ -26,13 +26,16 @@ from typing import Optional
 
 import numpy as np
 
+from adapters.program import program_parser
 from captioning.metrics.arguments import (
     add_scoring_flags,
+    local_options,
     parse_scoring_arguments,
     warn_of_unused_options,
 )
 from captioning.metrics.bootstrap import Estimate, percentile_intervals, resampled_counts
 from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators
+from captioning.metrics.facts import FactsOptions
 from captioning.metrics.meteor import shared_process
 from captioning.metrics.ratings import Rated, read_ratings
 from captioning.metrics.registry import METRICS, metric_of
@@ -145,7 +148,7 @@ def _evaluators(rows: Mapping[str, Rated], arguments: argparse.Namespace) -> lis
         device=device,
         batch_size=arguments.batch_size,
     )
-    return build_evaluators(arguments.metrics, settings, **arguments.options)
+    return build_evaluators(arguments.metrics, settings, **local_options(arguments))
 
 
 def format_taus(title: str, columns: Columns, ratings: Columns, images: np.ndarray) -> str:
@@ -171,11 +174,10 @@ def _format_tau(tau: Estimate) -> str:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program and return its exit code: 2 after a one-line error for the user."""
-    parser = argparse.ArgumentParser(
-        prog="python -m captioning.metrics.correlation",
+    parser = program_parser(
+        "python -m captioning.metrics.correlation",
+        __doc__,
         usage="%(prog)s RATINGS [options]; --help lists them",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("ratings", type=Path, help="rated captions, or a folder of runs on scenes")
     parser.add_argument("--references", type=Path, help="human captions, if RATINGS has none")
@@ -186,7 +188,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def _run(arguments):
     if arguments.ratings.is_dir():
-        facts = arguments.options["facts_file"]
+        facts = FactsOptions.local_values(arguments)["facts_file"]
         if not (facts and arguments.references):
             raise UserError("runs on scenes need --facts_file and --references")
         rated = read_runs(arguments.ratings, Path(facts), arguments.references)

@@ -41,17 +41,23 @@ class Options(BaseModel):
 
     @classmethod
     def from_config(cls, config: Any) -> dict[str, Any]:
-        """Return {option: value} from a configuration, with defaults for missing keys.
+        """Return `local_values` of a configuration, whose file names are relative to ann_root."""
+        return cls.local_values(config, config.ann_root)
 
-        The name of a file becomes a local path. A file in an object store is copied to the cache.
+    @classmethod
+    def local_values(cls, source: Any, folder: str = "") -> dict[str, Any]:
+        """Return {option: value} from the attributes of `source`, with defaults for missing ones.
+
+        The name of a file, relative to `folder`, becomes a local path. A file in an object store is
+        copied to the cache. An empty name of a file is as good as none.
         """
         values = {}
         for name, field in cls.model_fields.items():
-            value = getattr(config, name, field.default)
-            if FILE in field.metadata and value:
+            value = getattr(source, name, field.default)
+            if FILE in field.metadata and value is not None:
                 names = [value] if isinstance(value, str) else value
-                paths = [str(local_path_in(config.ann_root, each)) for each in names]
-                value = paths[0] if isinstance(value, str) else paths
+                paths = [str(local_path_in(folder, each)) for each in names if each]
+                value = paths if isinstance(value, list) else next(iter(paths), None)
             values[name] = value
         return values
 

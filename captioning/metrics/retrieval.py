@@ -44,7 +44,7 @@ class RetrievalOptions(ClipOptions):
                     "one per line"
                 )
             [pool] = paths
-        return {**values, "pool": str(local(pool))}
+        return {**values, "pool": pool}
 
 
 class Retrieval(ClipEvaluator):
@@ -63,7 +63,7 @@ class Retrieval(ClipEvaluator):
     def prepare(self) -> None:
         self.pool = None
         if self.options.pool:
-            self.pool = read_pool(Path(self.options.pool), self.settings.image_root)
+            self.pool = read_pool(local(self.options.pool), self.settings.image_root)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         features = self.features(captions)

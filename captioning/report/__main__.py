@@ -8,13 +8,13 @@ if __name__ == "__main__":
 
     tune_process()  # before torch is imported
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+from adapters.program import program_parser
 from captioning.report.comparison import read_comparison
 from captioning.report.comparison_table import comparison_table
 from captioning.report.page import write_report
@@ -24,7 +24,7 @@ from captioning.runtime.program import run_program
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program; return 0, or 2 after a one-line error for the user."""
-    parser = argparse.ArgumentParser(prog="python -m captioning.report", description=__doc__)
+    parser = program_parser("python -m captioning.report", __doc__)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run's output_dir")
     parser.add_argument("--output", type=Path, help="default: report.html above the runs, or in it")
     parser.add_argument("--split", choices=("val", "test"), default="test")

@@ -8,12 +8,12 @@ if __name__ == "__main__":
 
     tune_process()  # before torch is imported
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+from adapters.program import program_parser
 from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line
 from captioning.scenes import paragraphs
@@ -21,7 +21,7 @@ from captioning.scenes.make import SPLITS, make_scenes
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m captioning.scenes", description=__doc__)
+    parser = program_parser("python -m captioning.scenes", __doc__)
     parser.add_argument("--output", type=Path, default=Path("data/scenes"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--paragraphs", action="store_true", help="captions of 100 to 200 words")

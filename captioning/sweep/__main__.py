@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
+from adapters.program import program_parser
 from captioning.files.writing import write_text
 from captioning.report.comparison import read_comparison
 from captioning.report.page import write_report
@@ -81,11 +82,7 @@ def write_files(done: Sequence[variants.Variant], collected: Sequence[Path], fol
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m captioning.sweep",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = program_parser("python -m captioning.sweep", __doc__)
     add = parser.add_argument
     add("config", nargs="?", help="the configuration of all runs, a YAML file, see configs/")
     add("--mle", metavar="W,W", help="MLE's shares of the mixtures (default, without --ablation: "

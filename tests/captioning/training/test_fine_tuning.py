@@ -142,6 +142,21 @@ def test_a_gradient_is_clipped(run, scored):
     torch.testing.assert_close(clipped, expected)
 
 
+def test_dropout_depends_on_the_rank_and_the_batchs_number(run, monkeypatch):
+    tuning = run()
+    tuning.captioner.train()
+    tuning.loader.set_epoch(0)
+    batch = next(iter(tuning.loader))
+    batch["image"] = normalise(batch["image"])
+
+    def loss(rank, number):
+        monkeypatch.setattr("captioning.runtime.distributed.rank", lambda: rank)
+        return tuning.step._forward(batch, number).loss.item()
+
+    assert loss(0, 0) == loss(0, 0)
+    assert len({loss(0, 0), loss(1, 0), loss(0, 1), loss(1, 1)}) == 4
+
+
 def test_bf16_follows_float32(run, scored):
     full = one_step(run, batch_size=24)
     mixed = one_step(run, batch_size=24, precision="bf16")
