@@ -97,7 +97,7 @@ class ServedModel:
     refuses the request, or returns another number of captions than requested.
     """
 
-    join = list
+    collate = list
 
     def __init__(
         self, prompt: ChatPrompt, url: str, concurrency: int, batch_size: int, num_workers: int

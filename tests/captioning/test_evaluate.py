@@ -118,3 +118,14 @@ def test_metrics_are_chosen_by_name(files, capsys):
     with pytest.raises(SystemExit):
         main([*arguments, "--metrics", "rouge"])
     assert "coco" in capsys.readouterr().err
+
+
+def test_an_option_names_a_file_of_a_store(files, s3, capsys):
+    s3.files.pipe_file("bucket/scenes.json", b'{"made_from": {}, "scenes": {"5": ["sand"]}}')
+    arguments = files([{"image_id": 5, "caption": "sand"}], {"5": ["sand"]})
+    scored = [*arguments, "--metrics", "facts", "--facts_file"]
+    assert main([*scored, "s3://bucket/scenes.json"]) == 0
+    assert main([*scored, ""]) == 2
+    assert capsys.readouterr().err == (
+        "error: metrics: facts needs facts_file: the file that describes each image's scene\n"
+    )
