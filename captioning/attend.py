@@ -93,9 +93,7 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
     image = preprocessing_of(config).one(photo).to(device)
     [scored] = scored_captions(captioner, image, config.decoding_settings(), reranker)
     if scored.attention_map is None:
-        raise UserError(
-            "this captioner sees the image once, before all words: it has no attention maps"
-        )
+        raise UserError(f"model {config.model} gives no attention maps")
     draw(scored, photo, output)
     print(visible(" ".join(word for word in scored.words if word != END)))
     print(f"the picture is {output}", file=sys.stderr)

@@ -1,6 +1,6 @@
 """Provides the base class of captioners that decode token by token with a `decoding.Step`."""
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Optional
@@ -58,7 +58,7 @@ def training_tokens(
     return TrainingTokens(tokens, mask, labels, min(prompt_lengths))
 
 
-class CaptionGenerator(nn.Module):
+class CaptionGenerator(nn.Module, ABC):
     """Implements the methods of `captioning.captioners.interface.Captioner` that most share.
 
     A subclass defines the abstract methods, and the other methods of that protocol. null_image: see

@@ -62,8 +62,11 @@ def parse_objective(spec: Spec) -> dict[str, float]:
 def _parse_spec(spec: Spec) -> tuple[dict[str, float], dict[str, Any]]:
     """Return the weights of a mixture, and the `TokenLoss`es of its alternatives, by name."""
     spec = {spec: 1.0} if isinstance(spec, str) else spec
-    if not spec:
-        raise ValueError(f"objective is empty; name one or more of {', '.join(OBJECTIVES)}")
+    if not isinstance(spec, Mapping) or not spec:
+        raise ValueError(
+            f"objective is {spec!r}; give a name, or a mapping of names to weights: "
+            f"{', '.join(OBJECTIVES)}"
+        )
     weights = {}
     alternatives = {}
     for name, value in spec.items():
@@ -72,11 +75,11 @@ def _parse_spec(spec: Spec) -> tuple[dict[str, float], dict[str, Any]]:
         parameters = dict(value) if isinstance(value, Mapping) else {"weight": value}
         weight = parameters.pop("weight", 1.0)
         is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not is_number or not math.isfinite(weight) or weight <= 0:
+        if not is_number or not 0 < weight < math.inf:
             raise ValueError(f"objective {name!r} has weight {weight!r}; give a number above 0")
         weights[name] = float(weight)
         loss = _build_alternative(name, parameters)
-        if loss is not None:
+        if loss:
             alternatives[name] = loss
     return weights, alternatives
 
@@ -85,7 +88,7 @@ def _build_alternative(name: str, parameters: dict[str, Any]) -> Any:
     """Return the `TokenLoss` with this name, or None for MLE, SMILE and SMILE's ablations."""
     loss_class = resolve_name(ALTERNATIVES[name]) if name in ALTERNATIVES else None
     allowed = ["weight"]
-    if loss_class is not None:
+    if loss_class:
         allowed += [field.name for field in fields(loss_class)]
     for parameter in parameters:
         if parameter not in allowed:

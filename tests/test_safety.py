@@ -47,10 +47,7 @@ ONLY = {
         {"captioning/files/reading.py", "captioning/config/loading.py"},
         {"typ": "safe", "pure": True},
     ),
-    "import_module": (
-        {"BLIP/__init__.py"},
-        {},
-    ),
+    "import_module": ({"adapters/lazy.py"}, {}),
     "Image.open": ({"captioning/data/image.py", "BLIP/onnx_runner.py"}, {}),
     "urllib.request.build_opener": ({"BLIP/weights/download.py", "captioning/files/chat.py"}, {}),
 }

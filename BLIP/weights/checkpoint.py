@@ -272,15 +272,15 @@ def check_fits(target: StateDict, state: StateDict, name: str) -> None:
     if missing or unexpected:
         raise CheckpointError(
             f"{name} does not fit this model: {len(missing)} keys missing ({_shorten(missing)}), "
-            f"{len(unexpected)} unexpected ({_shorten(unexpected)}); check model, vit and "
-            "med_config"
+            f"{len(unexpected)} unexpected ({_shorten(unexpected)}); check model and "
+            "the keys of its sizes, such as vit and med_config"
         )
     for key, value in state.items():
         if value.shape != target[key].shape:
             raise CheckpointError(
                 f"{name} does not fit this model: {key} is {tuple(value.shape)} in the file and "
-                f"{tuple(target[key].shape)} in the model; check model, vit, med_config "
-                "and tokenizer"
+                f"{tuple(target[key].shape)} in the model; check model and the keys "
+                "of its sizes, such as vit, med_config and tokenizer"
             )
 
 

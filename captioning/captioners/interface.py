@@ -59,9 +59,9 @@ class Captioner(Protocol):
 
     Training, scoring, bulk captioning, the report and the demo page use only this interface.
 
-    In generation and scoring, special tokens other than `end` must have probability 0, unless a
-    library generates the captions. Training captions are truncated to `max_tokens`. The objective
-    is the configuration's `build_objective().with_tokens(tokenizer.pad, tokenizer.end)`.
+    Tokens that generation excludes have probability 0 in `score_tokens` and `log_likelihoods`, too,
+    unless a library generates the captions. Training captions are truncated to `max_tokens`. The
+    objective is the configuration's `build_objective().with_tokens(tokenizer.pad, tokenizer.end)`.
 
     - prompt: the text with which every caption begins. It is neither scored nor part of the output.
       Empty if the package has PROMPT_IS_QUESTION
@@ -133,7 +133,7 @@ class Captioner(Protocol):
         """Score a generated caption by teacher forcing. ids: (n,). encoded: one image (1, ...).
 
         Returns the logits (n - p, V) that predict each id after the prompt, and attention maps
-        (n - p, G * G) whose rows sum to 1, or None if the captioner does not attend to the image.
+        (n - p, G * G) whose rows sum to 1, or None if the captioner gives no maps.
         """
 
     def log_likelihoods(self, encoded: Any, ids: Tensor, temperature: float = 1.0) -> Tensor:

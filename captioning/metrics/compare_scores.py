@@ -123,5 +123,7 @@ def format_comparison(differences: Mapping[str, Difference]) -> str:
             interval = f"{each.low:.{decimals}f} to {each.high:.{decimals}f}"
             p = f"{each.p:.3f}"
         rows.append((metric.title, *cells, interval, p))
-    note = "means over captions; p: paired bootstrap over images, two-sided"
+    note = (
+        "means over captions with a value in both sets; p: paired bootstrap over images, two-sided"
+    )
     return f"{align(rows)}\n{note}"

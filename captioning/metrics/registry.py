@@ -18,7 +18,8 @@ class Metric(NamedTuple):
     The other fields are for the report, which has a table that compares runs. meaning: explains the
     metric in one clause. A metric without a meaning is not in this table; the report lists it among
     the other scores. unit, factor: the report shows value * factor in `unit`. report_title,
-    report_decimals: replace title and decimals in the report.
+    report_decimals: replace title and decimals in the report. in_sweeps: whether tables of sweeps
+    show the metric, too.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Metric(NamedTuple):
     report_decimals: Optional[int] = None
     factor: float = 1.0
     needs_references: bool = False
+    in_sweeps: bool = False
 
     def in_report(self) -> "Metric":
         """Return the metric with the title and decimals that the report shows."""
@@ -67,6 +69,7 @@ _DECLARED = {
                 "CIDEr",
                 decimals=3,
                 meaning="agreement with the references; rare phrases count more",
+                in_sweeps=True,
             ),
             ReferenceMetric(
                 "SPICE",
@@ -85,6 +88,7 @@ _DECLARED = {
                 meaning="self-retrieval: captions whose own image is the nearest one, by CLIP",
                 unit="%",
                 report_title="CLIP R@1",
+                in_sweeps=True,
             ),
             Metric(
                 "R@5",
@@ -100,7 +104,12 @@ _DECLARED = {
     "clipscore": (
         "captioning.metrics.clipscore:ClipScore",
         (
-            Metric("CLIPScore", "CLIPScore", meaning="how well caption and image agree, by CLIP"),
+            Metric(
+                "CLIPScore",
+                "CLIPScore",
+                meaning="how well caption and image agree, by CLIP",
+                in_sweeps=True,
+            ),
             ReferenceMetric("RefCLIPScore", "RefCLIPScore"),
             Metric("CLIPScore_sentences", "CLIPScore Sent."),
         ),
@@ -116,6 +125,7 @@ _DECLARED = {
                 report_title="Distinct words",
                 report_decimals=0,
                 factor=1000,
+                in_sweeps=True,
             ),
             Metric("ttr", "TTR", decimals=3),
             Metric("distinct_1", "Dist-1", decimals=3),
@@ -136,6 +146,7 @@ _DECLARED = {
                 meaning="stated facts that are true for the image",
                 unit="a caption",
                 report_title="True facts",
+                in_sweeps=True,
             ),
             Metric(
                 "wrong_facts",
@@ -143,6 +154,7 @@ _DECLARED = {
                 meaning="share of the stated facts that are wrong",
                 unit="%",
                 report_title="Wrong facts",
+                in_sweeps=True,
             ),
             Metric(
                 "scene_R@1",
@@ -150,6 +162,7 @@ _DECLARED = {
                 meaning="self-retrieval: captions that fit their own image best",
                 unit="%",
                 report_title="R@1",
+                in_sweeps=True,
             ),
             Metric(
                 "scene_R@5",
@@ -174,6 +187,7 @@ _DECLARED = {
                 "CHAIRi",
                 meaning="share of the named objects that are not there",
                 unit="%",
+                in_sweeps=True,
             ),
             ReferenceMetric(
                 "object_recall",
@@ -223,7 +237,13 @@ _DECLARED = {
         "captioning.metrics.repetition:Repetition",
         (
             *(Metric(f"rep_{n}", f"Rep-{n}") for n in (2, 3, 4)),
-            Metric("loops", "Loops", meaning="captions that say a phrase twice in a row", unit="%"),
+            Metric(
+                "loops",
+                "Loops",
+                meaning="captions that say a phrase twice in a row",
+                unit="%",
+                in_sweeps=True,
+            ),
         ),
     ),
     "detail": (
@@ -244,6 +264,7 @@ _DECLARED = {
                 unit="words",
                 report_title="Length",
                 report_decimals=1,
+                in_sweeps=True,
             ),
         ),
     ),
@@ -255,6 +276,7 @@ _DECLARED = {
                 "PPL",
                 meaning="how surprising the caption's words are to GPT-2",
                 report_title="Perplexity",
+                in_sweeps=True,
             ),
         ),
     ),

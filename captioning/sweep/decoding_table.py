@@ -26,7 +26,7 @@ from captioning.sweep.decodings import (
     applicable_decodings,
     decoding_folder,
 )
-from captioning.sweep.frontier import TABLE_METRICS, coordinates
+from captioning.sweep.frontier import coordinates
 from captioning.sweep.over_seeds import mean_over_seeds
 from captioning.sweep.runs import Sweep
 
@@ -78,7 +78,7 @@ def write_decodings(
     """
     lines = list(_lines(sweeps, names, extra_metrics))
     stored = select_columns(line.row for line in lines)
-    stored = [column for column in stored if column.name in TABLE_METRICS]
+    stored = [column for column in stored if column.in_sweeps]
     columns = [*stored, *columns, *COSTS]
     rows_of = {}  # {variant: rows of its table}
     for line in lines:

@@ -15,21 +15,6 @@ from captioning.report.figures import INK, STYLES, assign_styles, figure_context
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
 _BACKGROUND = "#9aa5b1"
 
-# Columns of the table.
-TABLE_METRICS = (
-    "cap_len",
-    "true_facts",
-    "wrong_facts",
-    "scene_R@1",
-    "R@1",
-    "lex_div",
-    "CHAIRi",
-    "CIDEr",
-    "CLIPScore",
-    "PPL",
-    "loops",
-)
-
 
 class Entry(NamedTuple):
     """A row of the table, which is also a point of the figure.
@@ -93,10 +78,10 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
 def markdown_table(entries: Sequence[Entry]) -> str:
     """Return a Markdown table with a line per entry and 95 % intervals.
 
-    The columns are the TABLE_METRICS that at least one entry has.
+    The columns are the metrics with `in_sweeps` that at least one entry has.
     """
     rows = [entry.row for entry in entries]
-    columns = [column for column in select_columns(rows) if column.name in TABLE_METRICS]
+    columns = [column for column in select_columns(rows) if column.in_sweeps]
     return rows_to_markdown(columns, rows)
 
 

@@ -21,9 +21,9 @@ class TokenLoss:
     """A loss with one value per token.
 
     The fields of a subclass are its parameters, and each has a default. The constructor raises a
-    one-line ValueError for a parameter of the wrong type or out of range. title: the name in
-    tables. reads_logits: whether the loss needs all logits of a position. looks_back: whether it
-    needs the caption's earlier tokens.
+    one-line ValueError for a number of the wrong type, and calls `check_parameters` for other
+    errors. title: the name in tables. reads_logits: whether the loss needs all logits of a
+    position. looks_back: whether it needs the caption's earlier tokens.
     """
 
     title = ""
@@ -49,7 +49,7 @@ class TokenLoss:
             raise ValueError(f"{name} is {getattr(self, name)!r}; it must be {allowed}")
 
     def check_parameters(self) -> None:
-        """Check the ranges of the parameters by calling `require`."""
+        """Check ranges, and types other than numbers, by calling `require`."""
 
 
 class LikelihoodLoss(TokenLoss):

@@ -62,7 +62,8 @@ def test_random_subset_draws_anew_and_repeats_with_the_seed():
     ("spec", "message"),
     [
         ("smlie", "'smlie' is unknown; choose from mle, smile, random, reverse"),
-        ({}, "objective is empty"),
+        ({}, "objective is {}; give a name, or a mapping"),
+        (["focal"], r"objective is \['focal'\]; give a name"),
         ({"mle": -1}, "'mle' has weight -1; give a number above 0"),
         ({"mle": 0}, "give a number above 0"),
         ({"mle": "much"}, "'mle' has weight 'much'"),

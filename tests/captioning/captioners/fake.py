@@ -64,15 +64,15 @@ class FakeCaptioner(CaptionGenerator):
         return step
 
     def caption_text(self, ids):
-        return self.tokenizer.decode(ids[len(self.prompt_ids) :])
+        return self.tokenizer.decode(ids[self.prompt_ids.size(-1) :])
 
     def score_tokens(self, encoded, ids):
-        return self.allowed_logits(ids[None, None, len(self.prompt_ids) - 1 : -1], encoded)[
+        return self.allowed_logits(ids[None, None, self.prompt_ids.size(-1) - 1 : -1], encoded)[
             0, 0
         ], None
 
     def log_likelihoods(self, encoded, ids, temperature=1.0):
-        p, end = len(self.prompt_ids), self.tokenizer.end
+        p, end = self.prompt_ids.size(-1), self.tokenizer.end
         logits = self.allowed_logits(ids[..., p - 1 : -1], encoded) / temperature
         is_scored = until_end(ids[..., p:], end)
         labels = ids[..., p:].where(is_scored, end).unsqueeze(3)
