@@ -3,9 +3,9 @@
     bash scripts/benchmark.sh training [--quick]
 
 Both have the same sizes, captions and precision. A step is forward, backward and AdamW, with
-dropout. Both captioners share parameters and optimiser state, so that both fit in memory. On a GPU,
+dropout. Both captioners share parameters and optimizer state, so that both fit in memory. On a GPU,
 peak memory is measured during a step. On a CPU, peak memory is measured in a new process, which
-builds one contender and its optimiser, and takes two steps.
+builds one contender and its optimizer, and takes two steps.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def build_training(contender: str, tiny: bool, autocast: bool) -> Work:
 
     def call():
         step = Training(tiny, contender == THEIRS).step(contender, autocast)
-        step()  # creates the optimiser's state
+        step()  # creates the optimizer's state
         step()
 
     return call

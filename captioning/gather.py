@@ -2,7 +2,7 @@
 
     python -m captioning.gather output/vlm_coco/checkpoint_best.pth whole.pth
 
-The file also contains the rest of the checkpoint, except the optimiser state. Run this program in
+The file also contains the rest of the checkpoint, except the optimizer state. Run this program in
 one process.
 """
 

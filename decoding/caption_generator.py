@@ -1,6 +1,5 @@
 """Provides the base class of captioners that decode token by token with a `decoding.Step`."""
 
-from abc import ABC, abstractmethod
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Optional
@@ -58,12 +57,13 @@ def training_tokens(
     return TrainingTokens(tokens, mask, labels, min(prompt_lengths))
 
 
-class CaptionGenerator(nn.Module, ABC):
+class CaptionGenerator(nn.Module):
     """Implements the methods of `captioning.captioners.interface.Captioner` that most share.
 
-    A subclass defines the abstract methods, and the other methods of that protocol. null_image: see
-    `decoding.null_image`. inference_context: called for a context manager around decoding, for
-    example to turn autocast off. `encode` is outside of it, unless the subclass also uses it there.
+    A subclass defines the other methods of that protocol, and `step_function` and `caption_text`,
+    which `generate_from` calls. null_image: see `decoding.null_image`. inference_context: called
+    for a context manager around decoding, for example to turn autocast off. `encode` is outside of
+    it, unless the subclass also uses it there.
     shift: replaces the first word of a training caption by its piece ##word, see
     `BLIP.tokenizer.FirstTokenShift`; None to leave captions unchanged.
     """
@@ -74,7 +74,6 @@ class CaptionGenerator(nn.Module, ABC):
     min_batch_size = 1
     has_unused_parameters = False
 
-    @abstractmethod
     def step_function(
         self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
     ) -> Step:
@@ -83,10 +82,11 @@ class CaptionGenerator(nn.Module, ABC):
         other: the result of `decoding.guided.second_stream`: one encoded null image (1, P, width)
         for guidance, the encoded noisy images (B, P, width) for contrast, or None.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def caption_text(self, ids: Tensor) -> str:
         """Return the text of a caption without the prompt. ids: (L,), with the prompt."""
+        raise NotImplementedError
 
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:

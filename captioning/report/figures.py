@@ -156,7 +156,7 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
         smoothing = {run.config.label_smoothing for run in runs if any(part in e for e in run.log)}
         if part == "mle" and smoothing != {0}:
             title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
-        drawing = _draw(curves, part, title, x_label="optimiser step", y_label=label, smooth=True)
+        drawing = _draw(curves, part, title, x_label="optimizer step", y_label=label, smooth=True)
         yield title, drawing
     for choices in VALIDATION:
         for name, label in choices.items():

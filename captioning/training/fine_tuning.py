@@ -22,7 +22,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 from captioning.training import sharding
 from captioning.training.nonfinite_report import NotFiniteError, raise_nonfinite
-from captioning.training.optimiser import build_optimizer, scheduled_rate
+from captioning.training.optimizer import build_optimizer, scheduled_rate
 from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import resume_content
 from captioning.training.run_log import RunLog, record_run
@@ -126,7 +126,7 @@ class FineTuning:
             bar.update(self.progress.steps * images)
             for step in range(self._steps_done(), first_step + self.steps):
                 rate = self._set_learning_rate(epoch, step, plateaus)
-                result = self._optimiser_step(batches, step)
+                result = self._optimizer_step(batches, step)
                 stop = result.sums.pop("stop_requested")
                 sums.update(result.sums)
                 self.progress = Progress(epoch, step + 1 - first_step, dict(sums))
@@ -163,7 +163,7 @@ class FineTuning:
             group["lr"] = rate * factor
         return rate
 
-    def _optimiser_step(self, batches: Iterator[Batch], step: int) -> StepResult:
+    def _optimizer_step(self, batches: Iterator[Batch], step: int) -> StepResult:
         """Take a step. If its loss or gradient is not finite, save the state and end the run.
 
         The saved state is the one before the step. step: counted from 0 over all epochs.
@@ -247,7 +247,7 @@ class FineTuning:
         if division:
             log_line(division)
         self.loader = training_batches(config, self.samples, self.preprocessing)
-        self.steps = len(self.loader) // config.accumulation_steps  # optimiser steps per epoch
+        self.steps = len(self.loader) // config.accumulation_steps  # optimizer steps per epoch
         if not self.steps:
             raise UserError(
                 f"accumulation_steps is {config.accumulation_steps}, but an epoch has only "
@@ -277,7 +277,7 @@ class FineTuning:
         return checkpoint
 
     def _build_model(self, checkpoint: Optional[dict[str, Any]]) -> None:
-        """Build captioner, optimiser and step. With a checkpoint, restore their state from it.
+        """Build captioner, optimizer and step. With a checkpoint, restore their state from it.
 
         checkpoint: the content of the checkpoint to resume from, or None.
         """

@@ -1,4 +1,4 @@
-"""Saves and restores the state of a run: weights, optimiser, loss scale and progress in an epoch.
+"""Saves and restores the state of a run: weights, optimizer, loss scale and progress in an epoch.
 
 A checkpoint does not have the state of random generators. Instead, each generator is seeded anew
 from the run's seed, the rank, and the epoch, index or step; see `data/randomness.py`.
@@ -25,7 +25,7 @@ from smile import Objective
 class Progress(NamedTuple):
     """How far a run is.
 
-    epoch: the current epoch, from 0. steps: the number of finished optimiser steps in this epoch.
+    epoch: the current epoch, from 0. steps: the number of finished optimizer steps in this epoch.
     sums: sums over these steps of the values that the epoch's log line averages.
     """
 
@@ -57,7 +57,7 @@ class RunState:
     The content of a checkpoint has these keys:
 
     - model: the captioner's state dict; {} in a sharded checkpoint, whose other files have it
-    - optimizer: the optimiser's state dict; in a sharded checkpoint only its "param_groups"
+    - optimizer: the optimizer's state dict; in a sharded checkpoint only its "param_groups"
     - config: the configuration, as a dict
     - epoch: the epoch, from 0
     - within: {"steps", "sums"} of `Progress`; only in a checkpoint within an epoch
@@ -100,7 +100,7 @@ class RunState:
     def save_epoch(self, folder: Path, epoch: int) -> None:
         """Write the checkpoint of a complete epoch.
 
-        With `keep_checkpoints: all`, a checkpoint without the optimiser is written first, so that
+        With `keep_checkpoints: all`, a checkpoint without the optimizer is written first, so that
         after a crash each epoch with a full checkpoint also has the other. All ranks call this.
         Raises UserError on all ranks.
         """

@@ -1,6 +1,6 @@
 """Shards a captioner over processes with torch's FSDP2, and gathers and loads its state.
 
-Each process has some rows of every weight, gradient and optimiser state. Any number of processes
+Each process has some rows of every weight, gradient and optimizer state. Any number of processes
 can read a checkpoint, whether it is whole or sharded.
 
 torch.distributed.checkpoint.state_dict cannot be used: it requires that the state dict has the
@@ -138,10 +138,10 @@ def load(
     weights: Mapping[str, Tensor],
     state: dict[str, Any],
 ) -> None:
-    """Load whole state dicts into a captioner and an optimiser, which may be sharded.
+    """Load whole state dicts into a captioner and an optimizer, which may be sharded.
 
     Of a sharded tensor, each rank loads only its rows. weights, state: the state dicts of captioner
-    and optimiser. Raises the errors of `load_state_dict`.
+    and optimizer. Raises the errors of `load_state_dict`.
     """
     if is_sharded(captioner):
         current = captioner.state_dict()
@@ -159,7 +159,7 @@ def load(
 def named_tensors(
     captioner: nn.Module, optimizer: torch.optim.Optimizer
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors to write to a sharded checkpoint: weights, and optimiser state.
+    """Return the tensors to write to a sharded checkpoint: weights, and optimizer state.
 
     Both are {name in the checkpoint: tensor}. Names begin with MODEL or OPTIMIZER.
     """
@@ -174,9 +174,9 @@ def named_tensors(
 def load_sharded(
     captioner: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, groups: list[Any]
 ) -> None:
-    """Load a sharded checkpoint into a captioner and an optimiser. All ranks call this.
+    """Load a sharded checkpoint into a captioner and an optimizer. All ranks call this.
 
-    Each rank reads only its rows. groups: the parameter groups of the saved optimiser. Raises
+    Each rank reads only its rows. groups: the parameter groups of the saved optimizer. Raises
     ValueError, on all ranks, if the checkpoint has other weights than the captioner or a value that
     is not finite, then already loaded; also the errors of `load_state_dict`, or IndexError.
     """
@@ -202,7 +202,7 @@ def load_sharded(
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Return the parameters in the order of their numbers in the optimiser's state dict."""
+    """Return the parameters in the order of their numbers in the optimizer's state dict."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
@@ -210,7 +210,7 @@ def _shard_like(tensor: Tensor, sharded: Any) -> Tensor:
     """Shard a whole tensor like the tensor `sharded`, without communication."""
     from torch.distributed.tensor import distribute_tensor
 
-    if not is_distributed(sharded) or not tensor.ndim:  # scalars are the optimiser's step counts
+    if not is_distributed(sharded) or not tensor.ndim:  # scalars are the optimizer's step counts
         return tensor
     mesh, placements = sharded.device_mesh, sharded.placements
     return distribute_tensor(tensor.to(sharded.device), mesh, placements, src_data_rank=None)

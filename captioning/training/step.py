@@ -1,4 +1,4 @@
-"""Takes one optimiser step: forward and backward on accumulated batches, a check, the update."""
+"""Takes one optimizer step: forward and backward on accumulated batches, a check, the update."""
 
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -14,7 +14,7 @@ from captioning.models.precision import Precision
 from captioning.models.prompts import prompt_is_question
 from captioning.runtime import distributed, signals
 from captioning.training.nonfinite_report import BatchReport, NotFiniteError, nonfinite_part
-from captioning.training.optimiser import clip_gradients
+from captioning.training.optimizer import clip_gradients
 from smile import ObjectiveOutput
 
 # These values are counts, which are summed over batches. All other values are means over tokens.

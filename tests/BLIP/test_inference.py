@@ -78,9 +78,9 @@ def test_the_original_is_as_it_was(make_captioner):
     assert list(captioner.state_dict()) == names
     x = torch.randn(3, 24)
     before = quick.text_decoder.cls["predictions"].transform["dense"](x)
-    optimiser = torch.optim.SGD(captioner.parameters(), lr=1.0)
+    optimizer = torch.optim.SGD(captioner.parameters(), lr=1.0)
     captioner(torch.randn(1, 3, 48, 48), [["a red ball"]]).loss.backward()
-    optimiser.step()
+    optimizer.step()
     after = [c.text_decoder.cls["predictions"].transform["dense"](x) for c in (quick, captioner)]
     torch.testing.assert_close(after[0], before)
     assert not torch.allclose(after[1], before)

@@ -19,7 +19,7 @@ def in_step_5_of_rank_1(fail, images):
         be_quick(rank)
         forward, is_failing = BlipCaptioner.forward, False
 
-        def optimiser_step(rank, step, batches):
+        def optimizer_step(rank, step, batches):
             nonlocal is_failing
             batch = next(batches)
             is_failing = (rank, step) == (1, 4)
@@ -31,7 +31,7 @@ def in_step_5_of_rank_1(fail, images):
             output = forward(self, *arguments)
             return fail(output) if is_failing else output
 
-        before_steps(optimiser_step)(rank)
+        before_steps(optimizer_step)(rank)
         BlipCaptioner.forward = failing_forward
 
     return hook

@@ -50,18 +50,18 @@ def weights(folder):
 
 @contextlib.contextmanager
 def stopped_after(steps):
-    step_of = FineTuning._optimiser_step
+    step_of = FineTuning._optimizer_step
 
     def step(self, batches, number):
         if number + 1 == steps:
             os.kill(os.getpid(), signal.SIGTERM)
         return step_of(self, batches, number)
 
-    FineTuning._optimiser_step = step
+    FineTuning._optimizer_step = step
     try:
         yield
     finally:
-        FineTuning._optimiser_step = step_of
+        FineTuning._optimizer_step = step_of
 
 
 def test_a_resumed_run_has_the_loss_curve_of_one_that_was_never_stopped(card):

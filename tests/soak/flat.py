@@ -60,10 +60,10 @@ def train_and_sample(config: Path, folder: Path, every: int, *overrides: str) ->
     samples: list[Sample] = []
 
     class Watched(FineTuning):
-        def _optimiser_step(self, batches, step):
+        def _optimizer_step(self, batches, step):
             if step % every == 0:
                 samples.append(take_sample(step))
-            return super()._optimiser_step(batches, step)
+            return super()._optimizer_step(batches, step)
 
     settings = load_config(config, overrides, {"output_dir": str(folder)})
     Watched(settings, torch.device("cpu")).run()

@@ -70,18 +70,18 @@ def kept_runs(config: Path) -> Callable[..., Path]:
 
 
 def before_steps(do: Callable) -> Callable[[int], None]:
-    """A hook: call `do(rank, step, batches)` before each optimiser step, counted from 0.
+    """A hook: call `do(rank, step, batches)` before each optimizer step, counted from 0.
 
     If it returns batches, the step has them instead.
     """
 
     def hook(rank: int) -> None:
-        original = FineTuning._optimiser_step
+        original = FineTuning._optimizer_step
 
         def step_of(self, batches, step):
             return original(self, do(rank, step, batches) or batches, step)
 
-        FineTuning._optimiser_step = step_of
+        FineTuning._optimizer_step = step_of
 
     return hook
 
@@ -115,7 +115,7 @@ def saved_step(folder: Path, steps: int) -> int:
 
 
 def difference(first: Path, second: Path) -> Optional[str]:
-    """The first of weights, optimiser, log, captions and best that differs in any bit, or None."""
+    """The first of weights, optimizer, log, captions and best that differs in any bit, or None."""
     last = checkpoints.epoch_checkpoints(first)[-1].name
     for name in (last, checkpoints.BEST):
         one, two = (torch.load(folder / name, weights_only=True) for folder in (first, second))

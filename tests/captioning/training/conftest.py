@@ -28,7 +28,7 @@ def resumed(run, monkeypatch):
 
     def resume(*overrides):
         broken = run(*overrides, "checkpoint_every=1")
-        step = fine_tuning.FineTuning._optimiser_step
+        step = fine_tuning.FineTuning._optimizer_step
 
         def fail(self, batches, number):
             if number == 4:  # the second of the second epoch
@@ -36,7 +36,7 @@ def resumed(run, monkeypatch):
             return step(self, batches, number)
 
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(fine_tuning.FineTuning, "_optimiser_step", fail)
+            patch.setattr(fine_tuning.FineTuning, "_optimizer_step", fail)
             broken.run()
         tuning = run(*overrides, "num_workers=2")
         assert (tuning.progress.epoch, tuning.progress.steps) == (1, 1)
@@ -70,7 +70,7 @@ def without_dropout(tuning):
 
 
 def first_gradient(tuning):
-    """Train an epoch; return the gradients at the first step, as the optimiser gets them."""
+    """Train an epoch; return the gradients at the first step, as the optimizer gets them."""
     found = {}
 
     def keep(*_, **__):

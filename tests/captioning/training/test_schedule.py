@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from captioning.config import load_config
 from captioning.models.build import captioner_from
-from captioning.training.optimiser import build_optimizer, scheduled_rate
+from captioning.training.optimizer import build_optimizer, scheduled_rate
 from captioning.training.validation_history import count_plateaus
 from tests.tiny_run import CLASSIC
 
@@ -28,12 +28,12 @@ def test_blips_schedule_is_the_default(scenes_config):
 
 def test_a_cosine_over_steps_is_torchs_and_ends_at_its_lowest(scenes_config):
     chosen = config(scenes_config, "lr_schedule=cosine_steps", "warmup_steps=8")
-    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=31, eta_min=0.1)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=31, eta_min=0.1)
     for step in range(8, 40):
-        expected = optimiser.param_groups[0]["lr"]
+        expected = optimizer.param_groups[0]["lr"]
         assert scheduled_rate(chosen, step // 10, step, 10, 0) == pytest.approx(expected)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
     assert scheduled_rate(chosen, 3, 39, 10, 0) == pytest.approx(0.1)
     assert scheduled_rate(chosen, 0, 4, 10, 0) == 0.5  # half way through the warm-up
@@ -57,11 +57,11 @@ def test_restarts_are_torchs_cosines_each_ending_at_its_lowest(scenes_config, gr
     steps = (8 + sum(lengths)) // 4  # an epoch
     rates = [scheduled_rate(chosen, n // steps, n, steps, 0) for n in range(8, 4 * steps)]
     for length in lengths:
-        optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, length - 1, eta_min=0.1)
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, length - 1, eta_min=0.1)
         for _ in range(length):
-            assert rates.pop(0) == pytest.approx(optimiser.param_groups[0]["lr"])
-            optimiser.step()
+            assert rates.pop(0) == pytest.approx(optimizer.param_groups[0]["lr"])
+            optimizer.step()
             schedule.step()
     assert rates == []
 
@@ -77,24 +77,24 @@ def test_restarts_of_a_run_that_is_too_short_for_them_end_at_the_lowest(scenes_c
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 4))
 def test_plateaus_are_those_of_torch(values, patience):
-    optimiser = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
-        optimiser, mode="max", factor=0.5, patience=patience, threshold=0.0, min_lr=0.0, eps=0.0
+        optimizer, mode="max", factor=0.5, patience=patience, threshold=0.0, min_lr=0.0, eps=0.0
     )
     for value in values:
         schedule.step(value)
-    assert 0.5 ** count_plateaus(values, patience) == optimiser.param_groups[0]["lr"]
+    assert 0.5 ** count_plateaus(values, patience) == optimizer.param_groups[0]["lr"]
 
 
 def test_word_vectors_may_have_a_rate_of_their_own_beside_the_encoders(scenes_config):
     rates = ["encoder_lr=1e-4", "embedding_lr=2e-2"]
     chosen = load_config(scenes_config, ["model=attn", *CLASSIC, *rates])
     captioner, _ = captioner_from(chosen, None)
-    optimiser, shares = build_optimizer(captioner, chosen)
+    optimizer, shares = build_optimizer(captioner, chosen)
     assert shares == pytest.approx([1.0, 0.1, 20])
-    rest, encoder, words = (group["params"] for group in optimiser.param_groups)
+    rest, encoder, words = (group["params"] for group in optimizer.param_groups)
     assert set(map(id, encoder)) == set(map(id, captioner.encoder.network.parameters()))
     assert words == [captioner.decoder.embedding.weight]
     assert id(words[0]) not in {id(p) for p in rest}
-    every = [p for group in optimiser.param_groups for p in group["params"]]
+    every = [p for group in optimizer.param_groups for p in group["params"]]
     assert sorted(map(id, every)) == sorted(map(id, captioner.parameters()))

@@ -1,4 +1,4 @@
-"""Builds the optimiser of a run, clips gradients, and computes learning rate schedules."""
+"""Builds the optimizer of a run, clips gradients, and computes learning rate schedules."""
 
 import math
 from bisect import bisect_right
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from captioning.config import Config
 from smile.head import is_distributed
 
-OPTIMISERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
 
 
 def build_optimizer(
     captioner: nn.Module, config: Config
 ) -> tuple[torch.optim.Optimizer, list[float]]:
-    """Return the optimiser, and for each parameter group a factor.
+    """Return the optimizer, and for each parameter group a factor.
 
     The factor multiplies the scheduled learning rate. It is 1 for a group without its own rate.
     """
@@ -24,9 +24,9 @@ def build_optimizer(
     for parameters, own_rate in captioner.parameter_groups():
         groups.append({"params": parameters})
         rate_factors.append(1.0 if own_rate is None else own_rate / config.init_lr)
-    optimiser = OPTIMISERS[config.optimizer]
+    optimizer_class = OPTIMIZERS[config.optimizer]
     settings = {"lr": config.init_lr, "weight_decay": config.weight_decay, "fused": True}
-    return optimiser(groups, **settings), rate_factors
+    return optimizer_class(groups, **settings), rate_factors
 
 
 def clip_gradients(
@@ -51,7 +51,7 @@ def clip_gradients(
 
 
 def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: int) -> float:
-    """Return the learning rate of optimiser step `step` in epoch `epoch`, by `lr_schedule`.
+    """Return the learning rate of optimizer step `step` in epoch `epoch`, by `lr_schedule`.
 
     epoch: from 0. step: from 0 over the whole run. steps: the number of steps per epoch. plateaus:
     the number of plateaus so far, see `validation_history.count_plateaus`. In the first
