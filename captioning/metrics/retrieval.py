@@ -44,7 +44,7 @@ class RetrievalOptions(ClipOptions):
                     "one per line"
                 )
             [pool] = paths
-        return {**values, "pool": pool}
+        return {**values, "pool": str(pool)}
 
 
 class Retrieval(ClipEvaluator):
