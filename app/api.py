@@ -85,7 +85,11 @@ class CaptionApi:
             values.pop("checkpoint", None)
             labels = request.query_params.getlist("checkpoint")
             labels = labels or [checkpoint.label for checkpoint in self.service.checkpoints]
-            arguments = (path, PHOTO, labels, read_options(values), disconnected)
+            options, defaults = read_options(values), read_options(self.defaults)
+            for name in request.query_params.keys() & options.unused():
+                if getattr(options, name) != getattr(defaults, name):
+                    raise UserError(f"{name} has no effect with the other parameters")
+            arguments = (path, PHOTO, labels, options, disconnected)
             _, captions = await run_sync(
                 self.service.caption_file, *arguments, limiter=self._threads
             )

@@ -64,19 +64,23 @@ class Options(BaseModel):
         """Return the settings of reranking; None without reranking or with a weight of 0."""
         return build_reranking(self, self.num_candidates)
 
-    def effective_settings(self) -> dict[str, Any]:
-        """Return the settings that have an effect. They are recorded with each caption."""
+    def unused(self) -> set[str]:
+        """Return the names of settings that have no effect, given the other settings."""
         reranking = self.reranking()
         unused = {"num_beams"} if self.sample or reranking else {*SAMPLING_FIELDS}
         unused |= {"details"} if reranking else RERANKING_FIELDS
         if reranking and reranking.rerank_weight is None:
             unused.add("rerank_weight")
+        return unused
+
+    def effective_settings(self) -> dict[str, Any]:
+        """Return the settings that have an effect. They are recorded with each caption."""
         disabled = {
             name
             for name in OFF_BY_DEFAULT
             if getattr(self, name) == getattr(DecodingSettings, name)
         }
-        return self.model_dump(exclude=unused | disabled)
+        return self.model_dump(exclude=self.unused() | disabled)
 
 
 def read_options(values: dict[str, Any]) -> Options:

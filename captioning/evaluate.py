@@ -96,14 +96,15 @@ def _evaluate(arguments, argv):
         first_scores, second_scores = (score(each, references, evaluators) for each in both)
         if is_main:
             _show_comparison(first_scores, second_scores, arguments.output_dir, command)
+            _warn_of_unscored(references, predictions)
         return
     scores = score(predictions, references, evaluators)
     if not is_main:
         return
+    if arguments.output_dir:  # before anything is printed, because stdout may be closed
+        write_scores(arguments.output_dir, scores, predictions, command)
     print(format_table(scores, len(predictions)))
     _warn_of_unscored(references, predictions)
-    if arguments.output_dir:
-        write_scores(arguments.output_dir, scores, predictions, command)
 
 
 def _warn_of_unscored(references, predictions):
@@ -144,7 +145,6 @@ def _build_evaluators(arguments, predictions, device):
 def _show_comparison(first, second, folder, command):
     differences = compare(first, second)
     skipped = {**first.skipped, **second.skipped}
-    print("\n".join([format_comparison(differences), *skipped_lines(skipped)]))
     if folder:
         content = {
             "differences": {name: asdict(difference) for name, difference in differences.items()},
@@ -154,6 +154,7 @@ def _show_comparison(first, second, folder, command):
             "versions": versions(),
         }
         write_json(content, Path(folder, "comparison.json"))
+    print("\n".join([format_comparison(differences), *skipped_lines(skipped)]))
 
 
 if __name__ == "__main__":

@@ -55,8 +55,7 @@ def parse_objective(spec: Spec) -> dict[str, float]:
     mapping as value: {mle: 0.5, focal: {weight: 0.5, gamma: 1}}. Raises a one-line ValueError for
     an unknown name, a weight that is not a positive number, or a wrong parameter.
     """
-    weights, _ = _parse_spec(spec)
-    return weights
+    return _parse_spec(spec)[0]
 
 
 def _parse_spec(spec: Spec) -> tuple[dict[str, float], dict[str, Any]]:

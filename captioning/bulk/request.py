@@ -186,6 +186,8 @@ class Request:
             items.setdefault(image, ListedImage(image, item.image_id, prompt=item.prompt))
             if items[image].prompt != item.prompt:
                 raise UserError(f"{source}: {item.image} has two prompts: give an image one")
+            if items[image].image_id != item.image_id:
+                raise UserError(f"{source}: {item.image} has two image ids: give an image one")
         return iter(items.values())
 
     def check_outputs(self) -> None:

@@ -113,9 +113,9 @@ class ServedModel:
         self.report = f"captions of {prompt.name} at {self.server.url}, {concurrency} at once"
         self.concurrency, self.cancelled = concurrency, Event()
         self.pool = ThreadPoolExecutor(concurrency)
-        models = self.server.list_models()
+        models = self._result(self.pool.submit(self.server.list_models))
         try:
-            contents = self._send(GREY)
+            contents = self._result(self.pool.submit(self._send, GREY))
         except NoAnswer as error:
             others = ", ".join(models[:5])
             unknown = models and prompt.name not in models
@@ -162,8 +162,8 @@ class ServedModel:
             lines.append(line_of(entry, captions, request, self.origin))
         return lines
 
-    def _result(self, future: Future) -> Captions:
-        """Wait for a future and return its captions.
+    def _result(self, future: Future) -> Any:
+        """Wait for a future and return its result.
 
         Raises Stopped if a stop is requested before the server has answered.
         """

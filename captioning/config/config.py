@@ -5,6 +5,7 @@ of a captioner's package and the options of metrics, rewards and rerankers. For 
 modules that declare the keys.
 """
 
+import os
 from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any, Optional
@@ -62,6 +63,11 @@ class Config(Keys):
         if isinstance(values, dict) and values.get("reward") and "objective" not in values:
             return {**values, "objective": None}
         return values
+
+    @field_validator("output_dir", "image_root", "ann_root")
+    @classmethod
+    def _expand_home(cls, folder: str) -> str:
+        return os.path.expanduser(folder)
 
     @field_validator("reward")
     @classmethod

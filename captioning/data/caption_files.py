@@ -63,8 +63,9 @@ def read_references(path: StrPath) -> References:
     """Read a file of references as {image id: human captions}, at least one for each image.
 
     The file has COCO's format ({annotations: [{image_id, caption}]}), a format of
-    `read_annotations`, {image id: [captions]}, or capevalkit's lines {id, references}. Raises
-    UserError for a file that is missing, empty or of another format.
+    `read_annotations`, {image id: [captions]}, or capevalkit's lines {id, references}. Blank
+    captions are left out. Raises UserError for a file that is missing, empty or of another format,
+    and for an image without captions.
     """
     path = local(path)
     document = _other_than_annotations(path)
@@ -76,13 +77,14 @@ def read_references(path: StrPath) -> References:
             references.setdefault(image_id, []).append(caption)
     else:
         references = document
-        for image_id, captions in references.items():
-            is_list = isinstance(captions, list) and captions
-            if not is_list or not all(isinstance(text, str) for text in captions):
-                raise UserError(
-                    f"{path}: no reference captions under {image_id!r}: expected COCO's "
-                    "{annotations: [{image_id, caption}]} or {image id: [captions]}"
-                )
+    for image_id, captions in references.items():
+        is_list = isinstance(captions, list) and all(isinstance(text, str) for text in captions)
+        references[image_id] = [text for text in captions if text.strip()] if is_list else []
+        if not references[image_id]:
+            raise UserError(
+                f"{path}: no reference captions under {image_id!r}: expected COCO's "
+                "{annotations: [{image_id, caption}]} or {image id: [captions]}"
+            )
     if not references:
         raise UserError(f"{path}: no reference captions: check that this is the right file")
     return references
@@ -101,6 +103,8 @@ def ids_by_name(references: Path) -> dict[str, ImageId]:
         if len(set(short)) == len(names):
             return dict(zip(short, names.values()))
         return names
+    if "annotations" not in document:  # {image id: [captions]}: an id may be a file name
+        return {name: name for name in document}
     images = document.get("images")
     rows = [row for row in images if isinstance(row, dict)] if isinstance(images, list) else []
     return {

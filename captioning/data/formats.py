@@ -127,6 +127,9 @@ def _table_rows(text: str, path: Path) -> Iterator[Row]:
             image_id = fields.get("image_id") or None
             if image_id and re.fullmatch("0|[1-9][0-9]{,99}", image_id):
                 image_id = int(image_id)
+            captions = fields.get("captions") or ""
+            if captions.startswith("["):  # a list as in JSON
+                fields["captions"] = parse_json(captions, f"{path}: {where}: captions")
             yield where, {**fields, "image_id": image_id}
     except csv.Error as error:
         line = reader.reader.line_num  # counts the bad row, which DictReader does not

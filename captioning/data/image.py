@@ -71,6 +71,8 @@ def decode(image: Image.Image, name: StrPath = "") -> Image.Image:
     image is incomplete.
     """
     with _errors_naming(name or getattr(image, "filename", "")):
+        if image.mode == "F":
+            raise ValueError("its pixels are floats, of unknown range")
         # `convert` would clip 16-bit grey images at 255, so that they become white. Their mode is
         # "I;16..."; for PGM files and, in older versions of Pillow, PNG files it is "I".
         if image.mode == "I" or image.mode.startswith("I;16"):

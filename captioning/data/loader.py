@@ -204,6 +204,9 @@ class _ErrorsAsValues(Dataset):
 
     dataset: Dataset
 
+    def __len__(self) -> int:
+        return len(self.dataset)
+
     def __getitems__(self, keys: Sequence) -> list:
         """Return the items of a batch, or a list that contains only the UserError."""
         try:

@@ -169,6 +169,8 @@ def _folder_within(image_root: str, path: Path, first: str) -> str:
     """
     if path.is_dir() and not is_store(image_root):
         folder = os.path.relpath(path, image_root)
+        if folder.startswith(os.pardir):  # if image_root is a link, its parent is the target's
+            folder = os.path.relpath(os.path.realpath(path), os.path.realpath(image_root))
         return "" if folder == os.curdir else folder
     folder = path.stem[len("captions_") :] if path.stem.startswith("captions_") else ""
     in_folder = not Path(image_root, first).exists() and Path(image_root, folder, first).is_file()

@@ -52,6 +52,14 @@ def _is_wanted(relative: str, glob: Optional[str]) -> bool:
     return fnmatch(relative if "/" in glob else os.path.basename(relative), glob)
 
 
+def _is_folder(entry: os.DirEntry) -> bool:
+    """Return whether it is a folder. A link that cannot be followed counts as a file."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
+
+
 def _in_folder(folder, relative_folder, recursive, glob, ancestors) -> Iterator[str]:
     """Yield the wanted files in a folder.
 
@@ -64,7 +72,7 @@ def _in_folder(folder, relative_folder, recursive, glob, ancestors) -> Iterator[
     ancestors |= {(state.st_dev, state.st_ino)}
     try:
         with os.scandir(folder) as found:
-            entries = sorted((entry.name, entry.is_dir()) for entry in found)
+            entries = sorted((entry.name, _is_folder(entry)) for entry in found)
     except OSError as error:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}") from error
     for name, is_folder in entries:

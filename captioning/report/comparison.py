@@ -172,7 +172,7 @@ def _describe_gaps(runs: list[Run], captioned: int) -> Iterator[str]:
         elif num_extra := len(run.captions) - captioned:
             yield (
                 f"{run.label} captioned {num_extra} images that another run did not; its scores "
-                "include them, the examples do not."
+                "include them, the examples and the human captions do not."
             )
 
 

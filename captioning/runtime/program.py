@@ -36,6 +36,8 @@ def run_program(program: Callable[[], Optional[int]], interrupted: Optional[str]
     With several processes, a process that fails ends at once instead of returning.
     """
     gc.enable()  # `tune_process` has disabled the collector for the imports
+    if hasattr(sys.stdout, "reconfigure"):  # a locale may lack characters of captions and tables
+        sys.stdout.reconfigure(errors="backslashreplace")
     with signals.watch() if interrupted is None else contextlib.nullcontext():
         try:
             return program() or 0

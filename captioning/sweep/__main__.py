@@ -122,10 +122,11 @@ def _check_arguments(arguments):
     if arguments.config is None:
         if not arguments.collect:
             raise UserError("name a configuration to train, or finished runs with --collect")
-        if any((arguments.mle, arguments.ablation, arguments.objectives, arguments.decodings)):
-            raise UserError(
-                "--mle, --ablation, --objectives and --decodings need a configuration to train"
-            )
+        names = ("mle", "ablation", "objectives", "decodings", "pretrain", "quick", "jobs")
+        unused = [f"--{name}" for name in names if getattr(arguments, name)]
+        unused += ["--seeds"] * (arguments.seeds > 1)
+        if unused:
+            raise UserError(f"{', '.join(unused)}: name a configuration to train")
 
 
 def _plan(arguments) -> list[variants.Variant]:

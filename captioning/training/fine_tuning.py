@@ -24,7 +24,7 @@ from captioning.training import sharding
 from captioning.training.nonfinite_report import NotFiniteError, raise_nonfinite
 from captioning.training.optimizer import build_optimizer, scheduled_rate
 from captioning.training.output_folder import OutputFolder
-from captioning.training.resume import resume_content
+from captioning.training.resume import check_items, resume_content
 from captioning.training.run_log import RunLog, record_run
 from captioning.training.run_state import Progress, RunState, progress_of
 from captioning.training.selection import (
@@ -267,6 +267,7 @@ class FineTuning:
         self.finished_reason = self._reason_finished(self.progress.epoch)
         self.rewards = None
         if not self.finished_reason:
+            check_items(self.config, checkpoint or {}, len(self.loader.dataset))
             if self.config.reward:
                 from captioning.training.self_critical import build_rewards
 
@@ -301,7 +302,9 @@ class FineTuning:
         model = distribute(self.learner, self.captioner, config, self.device, self.precision.dtype)
         self.optimizer, self.rate_factors = build_optimizer(self.captioner, config)
         self.step = TrainingStep(config, model, self.learner, self.optimizer, self.precision)
-        self.state = RunState(config, self.captioner, self.optimizer, self.precision)
+        self.state = RunState(
+            config, self.captioner, self.optimizer, self.precision, len(self.loader.dataset)
+        )
         if checkpoint:
             self.state.restore(checkpoint)
 

@@ -1,6 +1,7 @@
 """Decides whether a run starts anew or resumes from the newest checkpoint in its folder."""
 
 import math
+import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Optional
@@ -44,7 +45,7 @@ def resume_content(config: Config, output: OutputFolder) -> Optional[dict[str, A
         checkpoints.remove_leftovers(folder)
         newest = None if config.resume == "never" else checkpoints.read_newest(folder)
         if newest is None:
-            _move_aside(output)
+            _move_aside(config, output)
         else:
             content, name = newest.content, output.store_name(str(newest.path))
             _check_settings(config, content)
@@ -149,6 +150,16 @@ def _check_batches(config: Config, content: dict[str, Any]) -> None:
     )
 
 
+def check_items(config: Config, content: dict[str, Any], num_items: int) -> None:
+    """Raise UserError if the training data has another number of items than before."""
+    before = content.get("items", num_items)
+    if before != num_items:
+        raise UserError(
+            f"{_label(config)} had {before} training items, now there are {num_items}: restore the "
+            f"training data; {ADVICE}"
+        )
+
+
 def _listed(sizes: dict[str, int]) -> str:
     return ", ".join(f"{number} {key}" for key, number in sizes.items())
 
@@ -157,10 +168,17 @@ def _label(config: Config) -> str:
     return f"the run in {config.output_dir}"
 
 
-def _move_aside(output: OutputFolder) -> None:
-    folder = output.folder
+def _move_aside(config: Config, output: OutputFolder) -> None:
+    """Rename the folder if it has files of a run. Raises UserError if it also has the data."""
+    folder = Path(os.path.abspath(output.folder))
     if not any(path for pattern in RUN_FILES for path in folder.glob(pattern)):
         return
+    for kept in map(os.path.abspath, (os.curdir, config.image_root, config.ann_root)):
+        if folder in (Path(kept), *Path(kept).parents):
+            raise UserError(
+                f"output_dir: {folder} has files of an earlier run, and cannot be moved aside, "
+                f"because {kept} is in it: set another output_dir"
+            )
     if output.stored_run and (aside := output.stored_run.move_aside()):
         log_line(f"moved the files of {output.address} to {aside}")
     target = free_path(folder)

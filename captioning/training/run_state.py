@@ -63,6 +63,7 @@ class RunState:
     - within: {"steps", "sums"} of `Progress`; only in a checkpoint within an epoch
     - scaler: the state dict of the loss scale
     - batches: see `batch_sizes`
+    - items: the number of items in the training data
     - objective: the state of the objectives
     - the captioner's `saved_beside_weights`
     """
@@ -73,8 +74,9 @@ class RunState:
         captioner: nn.Module,
         optimizer: torch.optim.Optimizer,
         precision: Precision,
+        num_items: int,
     ):
-        self.config, self.captioner = config, captioner
+        self.config, self.captioner, self.num_items = config, captioner, num_items
         self.optimizer, self.scaler = optimizer, precision.scaler
 
     def restore(self, content: dict[str, Any]) -> None:
@@ -130,6 +132,7 @@ class RunState:
         training = {
             "scaler": self.scaler.state_dict(),
             "batches": batch_sizes(self.config),
+            "items": self.num_items,
             "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
         }
         # Remove scores of this epoch that an earlier attempt has left: they are of other weights.

@@ -13,12 +13,12 @@ images. The decoder of an encoder-decoder model reads labels shifted right, so t
 labels are aligned. In other models, the logits at a position predict the next label.
 """
 
+# ruff: noqa: F401
+
 from pkgutil import resolve_name
 from typing import Any
 
 from smile.hf.forward import last_parts, undo, use_smile
-
-__all__ = ["SmileLossMixin", "compute_loss_func", "last_parts", "undo", "use_smile"]
 
 # Names that are imported at first use.
 _LAZY_NAMES = {

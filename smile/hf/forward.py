@@ -205,6 +205,8 @@ def _named_inputs(model, names: list[str], args: tuple, kwargs: dict) -> dict:
             f"forward() got multiple values for {', '.join(sorted(repeated))}; give one"
         )
     inputs = {**positional, **kwargs}
+    if inputs.get("ignore_index", IGNORE_INDEX) != IGNORE_INDEX:
+        raise ValueError("ignore_index is not supported: give tokens without a label -100")
     if inputs.get("fused_lm_head"):
         raise ValueError(
             f"{type(model).__name__}: SFTTrainer of TRL uses its own loss (fused_lm_head), {REMEDY}"
@@ -330,7 +332,7 @@ def to_objective(objective: ObjectiveLike) -> Objective:
     Raises ValueError if the objective's ignore_index is not IGNORE_INDEX.
     """
     if not isinstance(objective, Objective):
-        objective = Objective() if objective is None else Objective(objective)
+        objective = Objective("smile" if objective is None else objective)
     if objective.ignore_index != IGNORE_INDEX:
         raise ValueError(
             f"ignore_index is {objective.ignore_index}, but labels of transformers use "

@@ -133,7 +133,8 @@ def _is_plain_linear(head: Optional[nn.Module]) -> bool:
         return False
     if torch.compiler.is_compiling():  # Dynamo cannot read hooks; `changed_rows` checks
         return True
-    for hook in (*head._forward_pre_hooks.values(), *head._forward_hooks.values()):
+    hooks = {**head._forward_pre_hooks, **head._forward_hooks}
+    for hook in {**hooks, **head._backward_pre_hooks, **head._backward_hooks}.values():
         function = getattr(hook, "func", hook)  # a functools.partial has the attribute func
         module = getattr(function, "__module__", None) or ""
         if not module.startswith(("torch.distributed", "smile.hf")):

@@ -38,12 +38,12 @@ TABLE = {
         GPTNeo GPTNeoX GPTNeoXJapanese Gemma Git Glm4 Glm4Moe Glm4MoeLite Glm GlmMoeDsa GptOss HYV3
         HYV4 Helium HrmText HunYuanDenseV1 HunYuanMoEV1 Jais2 Jamba JetMoe KimiLinear Kolibri1
         Kosmos2Text Kosmos2_5Text Laguna Lfm2 Lfm2Moe Lfm3 Llama4 Llama LongcatFlash MBart Mamba2
-        Mamba Marian MegatronBert Mellum MiMoV2Flash MiniMax MiniMaxM2 MiniMaxM3VL Ministral3
-        Ministral Mistral4 Mistral Mixtral Mllama ModernBertDecoder Mpt Mvp Nemotron NemotronH OPT
-        Olmo2 Olmo3 Olmo OlmoHybrid Olmoe PLBart Pegasus Persimmon Phi3 Phi4Multimodal Phi Phimoe
-        Qwen2 Qwen2Moe Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4Exp RemBert RoCBert RoFormer
-        Roberta RobertaPreLayerNorm Rwkv SeedOss SmolLM3 SolarOpen StableLm Starcoder2 TrOCR Whisper
-        XGLM XLMRoberta XLMRobertaXL Xmod Youtu Zamba2 Zamba Zaya
+        Mamba Marian MegatronBert Mellum MiMoV2Flash MiniCPM3 MiniMax MiniMaxM2 MiniMaxM3VL
+        Ministral3 Ministral Mistral4 Mistral Mixtral Mllama ModernBertDecoder Mpt Mvp Nemotron
+        NemotronH OPT Olmo2 Olmo3 Olmo OlmoHybrid Olmoe PLBart Pegasus Persimmon Phi3 Phi4Multimodal
+        Phi Phimoe Qwen2 Qwen2Moe Qwen3 Qwen3Moe Qwen3Next Qwen3_5 Qwen3_5Moe Qwen4Exp RemBert
+        RoCBert RoFormer Roberta RobertaPreLayerNorm Rwkv SeedOss SmolLM3 SolarOpen StableLm
+        Starcoder2 TrOCR Whisper XGLM XLMRoberta XLMRobertaXL Xmod Youtu Zamba2 Zamba Zaya
     """,
     "ForConditionalGeneration": """
         Aria AudioFlamingo3 AyaVision Blip2 Blip Canary Cohere2Vision CohereAsr DeepseekOcr2
@@ -68,7 +68,7 @@ TABLE = {
     "ForConditionalGeneration scale=logits_scaling": "HyperCLOVAXVisionV2",
     "ForCausalLM scale=lm_head_multiplier": "FalconH1",
     "ForCausalLM divisor=logits_scaling": """
-        Granite GraniteMoe GraniteMoeHybrid GraniteMoeShared GraniteMoeSWA GraniteSWA MiniCPM3
+        Granite GraniteMoe GraniteMoeHybrid GraniteMoeShared GraniteMoeSWA GraniteSWA
     """,
     "ForConditionalGeneration divisor=logits_scaling": "Granite4Vision GraniteDocling",
     "ForCausalLM softcap=final_logit_softcapping": """
@@ -86,14 +86,24 @@ TABLE = {
         Bart BigBirdPegasus Blenderbot BlenderbotSmall LED MBart Mvp PLBart Pegasus
     """,
     "MTModel bias=final_logits_bias": "Marian",
-    "ForCausalLM vocabulary=unpadded_vocab_size": "Inkling Inkling2",
-    "ForConditionalGeneration vocabulary=unpadded_vocab_size": "Inkling Inkling2",
+    "ForCausalLM vocabulary=unpadded_vocab_size": "Inkling",
+    "ForConditionalGeneration vocabulary=unpadded_vocab_size": "Inkling",
+    "ForCausalLM softcap=final_logit_softcapping vocabulary=unpadded_vocab_size": "Inkling2",
+    "ForConditionalGeneration softcap=final_logit_softcapping vocabulary=unpadded_vocab_size": """
+        Inkling2
+    """,
 }
 HEADS: dict[str, HeadRow] = {}  # by class name
 for _key, _names in TABLE.items():
     _ending, *_fields = _key.split()
     _row = HeadRow(**dict(field.split("=") for field in _fields))
     HEADS.update({f"{name}{_ending}": _row for name in _names.split()})
+# Decoders whose own loss does not shift labels: labels[:, n] is the token after position n.
+_UNSHIFTED = """
+    Bart BigBirdPegasus Blenderbot BlenderbotSmall CpmAnt MBart Marian Mvp PLBart Pegasus TrOCR
+    Whisper
+"""
+UNSHIFTED = {f"{name}ForCausalLM" for name in _UNSHIFTED.split()}
 # Classes that add a z-loss (the mean square of the logsumexp of logits) to their loss, each with
 # the configuration key of the z-loss's weight. Subclasses of these classes also have a z-loss.
 Z_LOSSES = {"BambaForCausalLM": "z_loss_coefficient"}
@@ -105,6 +115,10 @@ def classes_of(model: nn.Module) -> tuple[type, ...]:
     `object` is left out, because Dynamo of torch 2.8 cannot read its name.
     """
     return type(model).__mro__[:-1]
+
+
+def class_names(model: nn.Module) -> set[str]:
+    return {kind.__name__ for kind in classes_of(model)}
 
 
 def class_of(model: nn.Module) -> type:
@@ -125,8 +139,8 @@ def head_row(model: nn.Module) -> Optional[HeadRow]:
 
 def z_loss_weight(model: nn.Module) -> Optional[float]:
     """Return the weight of the model's z-loss. None if it has no z-loss."""
-    names = [kind.__name__ for kind in classes_of(model) if kind.__name__ in Z_LOSSES]
-    return value_of(model, Z_LOSSES[names[0]]) if names else None
+    names = class_names(model) & Z_LOSSES.keys()
+    return value_of(model, Z_LOSSES[names.pop()]) if names else None
 
 
 def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:

@@ -158,23 +158,20 @@ def align_labels(
     """
     labels = labels.to(predictions.device)
     extra = predictions.size(1) - labels.size(1)
-    if extra < 0:
-        raise ValueError(
-            f"{labels.size(1)} labels for {predictions.size(1)} predictions; give one each"
-        )
-    if len(predictions) != len(labels):
-        raise ValueError(
-            f"labels of {len(labels)} rows for predictions of {len(predictions)}; give one each"
-        )
-    if is_encoder_decoder(model):
-        return predictions[:, extra:], labels
-    if tokens is not None and tokens.shape != labels.shape:
-        raise ValueError(f"{labels.size(1)} labels for {tokens.size(1)} input_ids; give one each")
-    if extra > 0 and tokens is not None:
-        _check_media_positions(model, tokens, labels)
-    if shifted:
-        return predictions[:, extra:], labels
-    return predictions[:, extra:-1], labels[:, 1:]
+    if extra < 0 or len(predictions) != len(labels):
+        shapes = f"{tuple(labels.shape)} for predictions of {tuple(predictions.shape[:2])}"
+        raise ValueError(f"labels of {shapes}; give one each")
+    if not is_encoder_decoder(model):
+        if tokens is not None:
+            if tokens.shape != labels.shape:
+                raise ValueError(
+                    f"{labels.size(1)} labels for {tokens.size(1)} input_ids; give one each"
+                )
+            if extra:
+                _check_media_positions(model, tokens, labels)
+        if not shifted:
+            return predictions[:, extra:-1], labels[:, 1:]
+    return predictions[:, extra:], labels
 
 
 def _check_media_positions(model: nn.Module, tokens: Tensor, labels: Tensor) -> None:
@@ -201,11 +198,13 @@ def add_decoder_inputs(model: nn.Module, labels: Tensor, inputs: dict) -> None:
     Does nothing for other models, and if the batch has inputs of the decoder. Raises ValueError if
     the configuration lacks a token for them.
     """
-    decoder_inputs = (inputs.get("decoder_input_ids"), inputs.get("decoder_inputs_embeds"))
-    if not is_encoder_decoder(model) or any(value is not None for value in decoder_inputs):
+    names = "decoder_input_ids", "decoder_inputs_embeds"
+    if not is_encoder_decoder(model) or any(inputs.get(name) is not None for name in names):
         return
     if hasattr(model, "prepare_decoder_input_ids_from_labels"):
-        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels=labels)
+        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(
+            labels=labels.clone()  # FSMT changes the labels in place
+        )
         return
     start = value_of(model, "decoder_start_token_id")
     pad = value_of(model, "pad_token_id")

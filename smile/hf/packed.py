@@ -13,6 +13,7 @@ from smile.captions import (
     segments_from_cu_seq_lens,
     segments_from_position_ids,
 )
+from smile.hf.head_table import UNSHIFTED, class_names
 from smile.hf.label_alignment import (
     IGNORE_INDEX,
     align_labels,
@@ -77,9 +78,9 @@ class Targets:
         self.weights = inputs.pop("weights", None)
         self.model = model
         self.inputs = inputs
-        self.shifted = shift_labels is not None
-        if self.shifted:
+        if shift_labels is not None:
             labels = shift_labels
+        self.shifted = shift_labels is not None or bool(class_names(model) & UNSHIFTED)
         if labels.dim() != 2 or labels.is_floating_point():
             raise ValueError(
                 f"labels of {tuple(labels.shape)} in {labels.dtype}; give integers of the shape "

@@ -5,6 +5,7 @@ import types
 
 import pytest
 import torch
+import transformers
 
 from smile import Objective
 from smile.hf import compute_loss_func, undo, use_smile
@@ -57,8 +58,8 @@ def test_labels_that_do_not_fit(name):
     for labels, line in (
         (torch.ones(3, 7, 2, dtype=torch.long), "give integers of the shape"),
         (torch.ones(3, 7), "give integers of the shape"),
-        (torch.ones(1, 7, dtype=torch.long), r"labels of 1 rows for predictions of 3"),
-        (torch.ones(3, 9, dtype=torch.long), "9 labels for 7 predictions"),
+        (torch.ones(1, 7, dtype=torch.long), r"labels of \(1, 7\) for predictions of \(3, 7\)"),
+        (torch.ones(3, 9, dtype=torch.long), r"labels of \(3, 9\) for predictions of \(3, 7\)"),
         (torch.ones(3, 5, dtype=torch.long), "5 labels for 7 input_ids"),
     ):
         if family.shift or labels.shape[1:] == (7, 2) or labels.is_floating_point():
@@ -93,3 +94,38 @@ def test_an_argument_given_twice_is_refused():
     family = hf_models.make("GPT2LMHeadModel")
     with pytest.raises(TypeError, match="multiple values for input_ids"):
         use_smile(family.model)(family.batch["input_ids"], **family.batch)
+
+
+def tiny_decoder(name, **changed):
+    """Return a decoder of `name` with 40 tokens, and its batch; the first two labels are -100."""
+    model_class = getattr(transformers, f"{name}ForCausalLM")
+    sizes = {"d_model": 16, "decoder_layers": 1, "decoder_attention_heads": 2}
+    sizes |= {"decoder_ffn_dim": 16, "dropout": 0.0, "attention_dropout": 0.0, "vocab_size": 40}
+    torch.manual_seed(0)
+    tokens = torch.randint(3, 36, (3, 8))
+    labels = tokens.index_fill(1, torch.arange(2), -100)
+    return model_class(model_class.config_class(**sizes)), {"input_ids": tokens, "labels": labels}
+
+
+@pytest.mark.parametrize("from_hidden", [False, True])
+@pytest.mark.parametrize("name", ["Bart", "Pegasus", "TrOCR"])
+def test_a_decoder_whose_own_loss_does_not_shift_labels(name, from_hidden):
+    model, batch = tiny_decoder(name)
+    own = model(**batch).loss
+    use_smile(model, "mle", from_hidden=from_hidden)
+    torch.testing.assert_close(model.train()(**batch).loss, own)
+
+
+def test_another_ignore_index_is_refused():
+    model, batch = tiny_decoder("Bart")
+    with one_line("ignore_index is not supported"):
+        use_smile(model)(**batch, ignore_index=0)
+
+
+def test_a_backward_hook_of_the_head_is_kept():
+    model, batch = tiny_decoder("Bart")
+    use_smile(model, "mle", from_hidden=True)
+    output_embeddings = model.get_output_embeddings()
+    output_embeddings.register_full_backward_hook(lambda module, inputs, outputs: (inputs[0] * 10,))
+    with pytest.warns(UserWarning, match="is trained from logits"):
+        model.train()(**batch)

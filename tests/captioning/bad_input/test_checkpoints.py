@@ -137,7 +137,7 @@ OTHERS = [
     (lambda s: s.update({KEY: torch.ones(7)}), f"{NOT_OF}{KEY} is (7,) in the file and (32,) in "),
     (
         lambda s: s.pop(KEY),
-        f"{NOT_OF}1 keys missing ({KEY}), 0 unexpected (none); check model,",
+        f"{NOT_OF}1 keys missing ({KEY}), 0 unexpected (none); check model ",
     ),
     (lambda s: s.update({"h": torch.ones(7)}), f"{NOT_OF}0 keys missing (none), 1 unexpected (h);"),
     (lambda s: (s.clear(), s.update(STATE)), f"{NOT_OF}93 keys missing ({FIRST}, "),

@@ -35,6 +35,11 @@ OF_CSV = [Sample("a.jpg", ("red, green\nand blue", "four"), 5), Sample("b_3.jpg"
     [
         (BLIP, "a.json", GROUPED),
         (JSONL, "a.jsonl", OF_JSONL),
+        (
+            'image,captions\nb_3.jpg,"[""a dog"", ""b""]"\n',
+            "a.csv",
+            [Sample("b_3.jpg", ("a dog", "b"), 3)],
+        ),
         (CSV, "a.csv", [*OF_CSV, Sample("c.jpg", ("three",), "007")]),
     ],
 )

@@ -63,7 +63,7 @@ def test_the_ids_that_references_give_the_names_of_images(write):
     assert ids_by_name(write({"images": rows, "annotations": captions})) == {"a.jpg": 1}
 
 
-COCO = [(139, "a room"), (285, "a bear"), (139, "a table")]
+COCO = [(139, "a room"), (285, "a bear"), (139, " "), (139, "a table")]
 
 
 @pytest.mark.parametrize(
@@ -74,11 +74,16 @@ COCO = [(139, "a room"), (285, "a bear"), (139, "a table")]
             {"image": "val2014/COCO_val2014_000000000139.jpg", "caption": ["a room", "a table"]},
             {"image": "val2014/COCO_val2014_000000000285.jpg", "caption": "a bear"},
         ],
+        {139: ["a room", "", "a table"], 285: ["a bear"]},
     ],
-    ids=["COCO ground truth", "BLIP annotation"],
+    ids=["COCO ground truth", "BLIP annotation", "lists"],
 )
 def test_references(write, document):
-    assert read_references(write(document)) == {139: ["a room", "a table"], 285: ["a bear"]}
+    found = read_references(write(document))
+    assert {int(i): texts for i, texts in found.items()} == {
+        139: ["a room", "a table"],
+        285: ["a bear"],
+    }
 
 
 def test_ids_match_as_text():

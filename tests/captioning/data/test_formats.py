@@ -3,6 +3,7 @@
 import hashlib
 import json
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -230,6 +231,20 @@ def test_cocos_files_of_2017_name_photos_that_lie_in_folders_of_their_names(fold
         assert captions_of(read_split(config, split)) == expected
     config = configured(**files, image_root=str(folder / "val2017"))
     assert [sample.image for sample in read_split(config, "val")] == NAMES[30:]
+
+
+def test_photos_beside_a_link_to_the_images(folder, configured, tmp_path):
+    """`..` behind a link leads to the folder of its target."""
+    (folder / "photos").mkdir()
+    for name in NAMES:
+        (folder / name).rename(folder / "photos" / name)
+    write_captions(folder / "photos", "metadata.jsonl", CAPTIONS_OF)
+    (tmp_path / "links").mkdir()
+    (folder / "images").mkdir()
+    (tmp_path / "links" / "images").symlink_to(folder / "images")
+    config = configured(image_root=str(tmp_path / "links" / "images"), train_file="photos")
+    for sample in read_split(config, "train"):
+        assert Path(config.image_root, sample.image).is_file()
 
 
 def test_photos_without_a_text_beside_them(folder):

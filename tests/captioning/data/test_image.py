@@ -32,6 +32,14 @@ def test_sixteen_bits_are_scaled(tmp_path, suffix):
     np.testing.assert_array_equal(pixels(path), np.repeat(GREY_RAMP[..., None], 3, axis=2))
 
 
+def test_floats_are_refused(tmp_path):
+    Image.fromarray(np.random.rand(8, 8).astype(np.float32)).save(tmp_path / "float.tiff")
+    with pytest.raises(
+        UserError, match=r"float\.tiff: not a readable image \(its pixels are floats"
+    ):
+        load_image(tmp_path / "float.tiff")
+
+
 def test_no_permission_is_one_line(tmp_path, monkeypatch):
     Image.fromarray(NOISE).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "open", Mock(side_effect=PermissionError(13, "Permission denied")))

@@ -1,6 +1,8 @@
 """Whether a run resumes, and with which settings it may."""
 
+import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -9,6 +11,7 @@ from captioning.config import load_config
 from captioning.runtime.errors import UserError
 from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import resume_content
+from captioning.training.run_state import Progress
 from tests.soak.processes import Processes
 from tests.tiny_run import leave_an_epoch
 
@@ -26,6 +29,29 @@ def test_a_folder_that_cannot_be_moved_is_one_line(at, tmp_path, monkeypatch):
     monkeypatch.setattr("pathlib.Path.rename", refuse)
     with pytest.raises(UserError, match=r"cannot write .*\.1: Permission denied"):
         resumed(at())
+
+
+@pytest.mark.parametrize("key", ["image_root", "ann_root", None])
+def test_a_folder_with_more_than_a_run_is_not_moved(at, tmp_path, monkeypatch, key):
+    (tmp_path / "result").mkdir()
+    (tmp_path / "photos").mkdir()
+    if key is None:
+        monkeypatch.chdir(tmp_path / "photos")
+    config = at(*([f"{key}={tmp_path / 'photos'}"] if key else []))
+    with pytest.raises(UserError, match=r"because .*photos is in it: set another output_dir"):
+        resumed(config)
+    assert (tmp_path / "result").is_dir()
+
+
+def test_other_training_data_are_refused(run, tmp_path):
+    training = run("checkpoint_every=1")
+    training.state.save_step(training.folder, Progress(0, 1), 1)
+    training.close()
+    for file in Path(training.config.ann_root).glob("*.json"):
+        entries = json.loads(file.read_text())
+        (tmp_path / file.name).write_text(json.dumps(entries[: len(entries) // 2 + 1]))
+    with pytest.raises(UserError, match=r"had \d+ training items, now there are \d+: restore"):
+        run("checkpoint_every=1", f"ann_root={tmp_path}")
 
 
 def test_rank_0_decides_where_all_begin(scenes_config, tmp_path):
