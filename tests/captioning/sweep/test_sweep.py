@@ -120,8 +120,8 @@ def test_what_is_wrong_is_one_line_before_anything_runs(swept, capsys, arguments
         ([], "name a configuration to train, or finished runs"),
         (["--collect", "no-such-run"], "no-such-run: no such folder"),
         (
-            ["--collect", ".", "--mle", "0"],
-            "--mle, --ablation, --objectives and --decodings need a configuration",
+            ["--collect", ".", "--mle", "0", "--seeds", "2"],
+            "--mle, --seeds: name a configuration to train",
         ),
     ],
 )
