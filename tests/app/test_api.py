@@ -48,6 +48,7 @@ def test_checkpoints_can_be_chosen_and_samples_repeated(server, files):
         ("cut.jpg", {}, 400, "the photo: not a readable image"),
         ("heavy.jpg", {}, 413, "the photo: above 1 MB"),
         ("photo.jpg", {"num_beams": 99}, 400, "num_beams: found '99'"),
+        ("photo.jpg", {"seed": 5}, 400, "seed has no effect"),
     ],
 )
 def test_refusals_are_one_line(server, files, name, settings, status, message):

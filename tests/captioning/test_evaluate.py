@@ -129,3 +129,17 @@ def test_an_option_names_a_file_of_a_store(files, s3, capsys):
     assert capsys.readouterr().err == (
         "error: metrics: facts needs facts_file: the file that describes each image's scene\n"
     )
+
+
+@pytest.mark.parametrize("compared", [False, True])
+def test_scores_are_written_before_they_are_printed(files, tmp_path, monkeypatch, compared):
+    def closed(*_):
+        raise BrokenPipeError
+
+    for name in ("format_table", "format_comparison"):
+        monkeypatch.setattr(f"captioning.evaluate.{name}", closed)
+    results, *rest = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
+    given = ["--compare", results, results] if compared else [results]
+    with pytest.raises(BrokenPipeError):
+        main([*given, *rest, "--metrics", "length", "--output_dir", str(tmp_path / "out")])
+    assert (tmp_path / "out" / ("comparison.json" if compared else "metrics.json")).is_file()

@@ -58,6 +58,7 @@ def test_the_ids_that_references_give_the_names_of_images(write):
     sentences = [{"raw": "a dog"}]
     photo = {"filename": "111_ab5.jpg", "imgid": 3, "sentences": sentences, "split": "test"}
     assert ids_by_name(write({"images": [photo]})) == {"111_ab5.jpg": 3}  # Karpathy's
+    assert ids_by_name(write({"heron_42.jpg": ["a"]})) == {"heron_42.jpg": "heron_42.jpg"}
     rows = [{"file_name": "a.jpg", "id": 1}, {"file_name": ["a"], "id": 2}, {"id": 3}, "b.jpg"]
     captions = [{"image_id": 1, "caption": "a dog"}]
     assert ids_by_name(write({"images": rows, "annotations": captions})) == {"a.jpg": 1}
