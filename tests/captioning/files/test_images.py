@@ -13,6 +13,7 @@ from captioning.runtime.errors import UserError
 
 @pytest.mark.parametrize("suffix", sorted(SUFFIXES))
 def test_a_file_of_each_suffix_is_found_and_read(tmp_path, suffix):
+    Image.init()  # fills Image.SAVE
     name = next(name for name, suffixes in FORMATS.items() if suffix in suffixes)
     if name not in Image.SAVE:
         pytest.skip(f"this Pillow writes no {name}")
