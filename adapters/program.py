@@ -10,9 +10,9 @@ def program_parser(command: str, description: str, **options: Any) -> argparse.A
 
     options: further arguments of ArgumentParser.
     """
-    kept = argparse.RawDescriptionHelpFormatter
+    formatter = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(
-        command, description=description, formatter_class=kept, **options
+        command, description=description, formatter_class=formatter, **options
     )
 
 

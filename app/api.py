@@ -42,6 +42,7 @@ class CaptionApi:
     def __init__(self, service: CaptionService, uploads: Uploads):
         self.service, self.uploads = service, uploads
         self.defaults = page_defaults(service.checkpoints[0])
+        self.default_options = read_options(self.defaults)
         max_callers = service.limits.queue + 1
         self._slots = threading.BoundedSemaphore(max_callers)
         # There is a thread for each caller, because only calls that overlap can share a batch.
@@ -85,9 +86,9 @@ class CaptionApi:
             values.pop("checkpoint", None)
             labels = request.query_params.getlist("checkpoint")
             labels = labels or [checkpoint.label for checkpoint in self.service.checkpoints]
-            options, defaults = read_options(values), read_options(self.defaults)
+            options = read_options(values)
             for name in request.query_params.keys() & options.unused():
-                if getattr(options, name) != getattr(defaults, name):
+                if getattr(options, name) != getattr(self.default_options, name):
                     raise UserError(f"{name} has no effect with the other parameters")
             arguments = (path, PHOTO, labels, options, disconnected)
             _, captions = await run_sync(

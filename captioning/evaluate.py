@@ -15,12 +15,12 @@ if __name__ == "__main__":
 
     tune_process()  # before torch is imported
 
-import argparse
 import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from adapters.program import program_parser
 from captioning.data.caption_files import (
     ids_by_name,
     image_of,
@@ -50,10 +50,10 @@ from captioning.runtime.registry import load
 
 
 def _parse_arguments(argv):
-    parser = argparse.ArgumentParser(
-        prog="python -m captioning.evaluate",
+    parser = program_parser(
+        "python -m captioning.evaluate",
+        "Score a file of captions against human captions.",
         usage="%(prog)s PREDICTIONS --references FILE [options]; --help lists them",
-        description="Score a file of captions against human captions.",
     )
     add = parser.add_argument
     add("predictions", nargs="?", help="COCO results: a JSON list of {image_id, caption}")

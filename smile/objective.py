@@ -204,11 +204,11 @@ class Objective(nn.Module):
         ]
         dtype = compute_dtype(hidden)
         factors = None
+        # This imports torch's compiler, which takes seconds.
+        from smile.operator import mixture_from_hidden
 
         def mixture(settings, **batch):
             inputs = LossInputs(settings, dtype, needs_grad, labels, shards=shards, **batch)
-            from smile.operator import mixture_from_hidden
-
             return mixture_from_hidden(hidden, weight, bias, inputs)
 
         if "truncation" in self.weights:  # its factors depend on MLE's losses: compute them first

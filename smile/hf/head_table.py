@@ -117,8 +117,8 @@ def classes_of(model: nn.Module) -> tuple[type, ...]:
     return type(model).__mro__[:-1]
 
 
-def class_names(model: nn.Module) -> set[str]:
-    return {kind.__name__ for kind in classes_of(model)}
+def class_names(model: nn.Module) -> list[str]:
+    return [kind.__name__ for kind in classes_of(model)]
 
 
 def class_of(model: nn.Module) -> type:
@@ -139,8 +139,8 @@ def head_row(model: nn.Module) -> Optional[HeadRow]:
 
 def z_loss_weight(model: nn.Module) -> Optional[float]:
     """Return the weight of the model's z-loss. None if it has no z-loss."""
-    names = class_names(model) & Z_LOSSES.keys()
-    return value_of(model, Z_LOSSES[names.pop()]) if names else None
+    names = [name for name in class_names(model) if name in Z_LOSSES]
+    return value_of(model, Z_LOSSES[names[0]]) if names else None
 
 
 def value_of(model: nn.Module, name: Optional[str], default: Any = None) -> Any:
@@ -172,5 +172,5 @@ def needs_labels_for_mask(model: nn.Module) -> bool:
 
     True for PaliGemma and its subclasses before transformers 5.0.
     """
-    is_paligemma = any(kind.__name__.startswith("PaliGemma") for kind in classes_of(model))
+    is_paligemma = any(name.startswith("PaliGemma") for name in class_names(model))
     return is_paligemma and version_of(model) < (5, 0)

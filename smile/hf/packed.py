@@ -80,7 +80,7 @@ class Targets:
         self.inputs = inputs
         if shift_labels is not None:
             labels = shift_labels
-        self.shifted = shift_labels is not None or bool(class_names(model) & UNSHIFTED)
+        self.shifted = shift_labels is not None or not UNSHIFTED.isdisjoint(class_names(model))
         if labels.dim() != 2 or labels.is_floating_point():
             raise ValueError(
                 f"labels of {tuple(labels.shape)} in {labels.dtype}; give integers of the shape "
