@@ -1,23 +1,37 @@
 #!/usr/bin/env bash
-# Checks the code's format, lints it and runs the tests:
+# Checks the code's format, lints it and runs tests:
 #
-#   bash scripts/test.sh                      everything, as CI does
+#   bash scripts/test.sh                      every promise of the README and docs/reliability.md
+#   bash scripts/test.sh --all                all tests
+#   bash scripts/test.sh --rest               only the tests that --all adds to the first
+#   bash scripts/test.sh --all tests/smile    all tests in a folder
 #   bash scripts/test.sh tests/smile -k name  only these tests: the arguments are pytest's
+#
+# The first takes minutes. bash scripts/soak.sh has tests that take longer.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 PYTHON_BIN="$(bash scripts/setup.sh dev)"
-if (($#)); then
-    exec "$PYTHON_BIN" -m pytest "$@"
-fi
+# Modules are compiled once, and not by every process that imports them.
+unset PYTHONDONTWRITEBYTECODE
+
+case "${1:-}" in
+    "") tests="not slow and not soak" ;;
+    --all) tests="not soak" ;;
+    --rest) tests="slow and not soak" ;;
+    *) exec "$PYTHON_BIN" -m pytest "$@" ;;
+esac
 
 failed=()
-"$PYTHON_BIN" -m ruff format --check || failed+=("ruff format")
-"$PYTHON_BIN" -m ruff check || failed+=("ruff check")
+if [[ ${1:-} != --rest ]]; then
+    "$PYTHON_BIN" -m ruff format --check || failed+=("ruff format")
+    "$PYTHON_BIN" -m ruff check || failed+=("ruff check")
+fi
 # Tests of a file run in the same process, since they share fixtures.
-"$PYTHON_BIN" -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile || failed+=("pytest")
+"$PYTHON_BIN" -m pytest -m "$tests" --numprocesses auto --maxprocesses 8 --dist loadfile "${@:2}" ||
+    failed+=("pytest")
 if ((${#failed[@]})); then
     printf 'failed: %s\n' "${failed[@]}"
     exit 1
 fi
-echo "passed: ruff format, ruff check, pytest"
+echo "passed"

@@ -1,4 +1,8 @@
-"""Fixtures and settings of all tests."""
+"""What all tests share: settings of the process, tiny inputs, and which tests a call selects.
+
+A test without a marker runs in `bash scripts/test.sh`; `slow` ones run with --all, too, and `soak`
+ones by `bash scripts/soak.sh`.
+"""
 
 import gc
 import os
@@ -17,18 +21,20 @@ import pytest
 import torch
 
 from captioning.runtime import signals
-from tests.tiny_run import TINY_RUN
+from tests import processes, programs
 
 # The first backward pass starts a thread for each kind of device known by then, after which forked
 # processes cannot differentiate. This one knows only the CPU.
 torch.ones((), requires_grad=True).backward()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+LEFT_OUT = "left_out"  # how many collected tests a call of pytest leaves out
 
 
 def pytest_configure(config):
     """Let pytest-xdist distribute files in the order of the items, not by their tests' number."""
     config.option.loadscopereorder = False
+    config.left_out = 0
 
 
 def pytest_collection_modifyitems(items):
@@ -46,26 +52,38 @@ def pytest_unconfigure():
     gc.unfreeze()  # libraries check it when Python ends
 
 
+def pytest_deselected(items):
+    items[0].config.left_out += len(items)
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist, which collects all
+        session.config.workeroutput[LEFT_OUT] = session.config.left_out
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.left_out = getattr(node, "workeroutput", {}).get(LEFT_OUT, 0)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    """Say how many tests ran, and how to run the others."""
+    outcomes = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
+    ran = sum(len(terminalreporter.stats.get(outcome, ())) for outcome in outcomes)
+    if config.left_out:
+        terminalreporter.line(
+            f"ran {ran} of {ran + config.left_out} tests; all but kills at random, fuzzing and the "
+            "like: bash scripts/test.sh --all; those: bash scripts/soak.sh"
+        )
+
+
 @pytest.fixture(autouse=True)
-def seeded():
-    """Start every test from the same random numbers."""
+def clean_process():
+    """Start every test from the same random numbers. Leave no stop request and no process."""
     torch.manual_seed(0)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_meteor():
-    """Let the runs within this process share METEOR's Java, which takes seconds to start."""
-    from captioning.metrics.meteor import shared_process
-
-    with shared_process():
-        yield
-
-
-@pytest.fixture(autouse=True)
-def no_stop_request():
-    """Reset the stop request after each test."""
     yield
     signals._request = signals._launcher = None
+    processes.kill_started()
 
 
 @pytest.fixture(scope="session")
@@ -77,78 +95,83 @@ def repository():
 @pytest.fixture(scope="session")
 def shared_data():
     """Return the folder of sample annotations and photos; skip the test where there is none."""
-    return _beside_repository("data")
-
-
-@pytest.fixture(scope="session")
-def golden():
-    """Return the folder of recorded numbers of a tiny BLIP; skip the test where there is none."""
-    return _beside_repository("golden/tiny")
-
-
-def _beside_repository(name):
-    folder = REPOSITORY.parent / "shared" / name
+    folder = REPOSITORY.parent / "shared" / "data"
     if not folder.is_dir():
         pytest.skip(f"no folder {folder}: the sample files are not part of the repository")
     return folder
 
 
-WORDS = """
-a picture of the man woman dog cat red blue small large on in and with ball box ##s
-"""
-SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+@pytest.fixture(scope="session")
+def run_program():
+    """Return `tests.programs.run_program`: call a program, get exit code, stdout and stderr."""
+    return programs.run_program
 
 
 @pytest.fixture(scope="session")
 def vocabulary(tmp_path_factory):
     """Return the path of a BERT vocabulary of a few words."""
-    path = tmp_path_factory.mktemp("vocabulary") / "vocab.txt"
-    path.write_text("\n".join([*SPECIAL_TOKENS, *WORDS.split()]) + "\n")
-    return path
+    from tests import tiny
+
+    return tiny.write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "vocab.txt")
 
 
 @pytest.fixture(scope="session")
 def make_captioner(vocabulary):
     """Return a function that builds a tiny captioner, in evaluation mode, by the same settings."""
-    from benchmarks.captioners import TINY
-    from BLIP import build_captioner
+    from tests import tiny
 
-    def make(**settings):
-        med_config = {**TINY["med_config"], "initializer_range": 0.3}
-        tiny = {**TINY, "tokenizer": str(vocabulary), "med_config": med_config}
-        return build_captioner(**{**tiny, **settings}).eval()
-
-    return make
+    return lambda **settings: tiny.make_captioner(vocabulary, **settings)
 
 
 @pytest.fixture(scope="session")
 def itm_checkpoint(vocabulary, tmp_path_factory):
     """Return a file in the layout of BLIP's retrieval, of random weights, beside its vocabulary."""
-    from benchmarks.captioners import TINY
-    from BLIP.itm import BlipItm
-    from BLIP.med import read_med_config
-    from BLIP.tokenizer import CaptionTokenizer
-    from BLIP.vit import ImageEncoder
+    from tests import tiny
 
-    med_config = {**TINY["med_config"], "max_position_embeddings": 40}
-    encoder, words = ImageEncoder(TINY["vit"], 48), CaptionTokenizer(str(vocabulary))
-    model = BlipItm(encoder, read_med_config(med_config), words, width=16)
-    random = torch.Generator().manual_seed(3)
-    for name, weight in model.named_parameters():
-        values = torch.randn(weight.shape, generator=random)
-        is_norm = "norm" in name.lower() and name.endswith("weight")
-        weight.data.copy_(values * (0.3 if weight.ndim > 1 else 0.1) + is_norm)
-    state = dict(model.state_dict())
-    for key in [*state]:
-        part, _, rest = key.partition(".")
-        if part != "itm_head":
-            state[f"{part}_m.{rest}"] = state[key] + 1
-    state.update(image_queue=torch.randn(16, 8), ptr_queue=torch.zeros(1), temp=torch.tensor(0.07))
-    folder = tmp_path_factory.mktemp("itm")
-    (folder / "vocab.txt").write_bytes(vocabulary.read_bytes())
-    config = {**TINY, "med_config": med_config}
-    torch.save({"model": state, "config": config}, folder / "retrieval.pth")
-    return folder / "retrieval.pth"
+    return tiny.save_itm(tmp_path_factory.mktemp("itm"), vocabulary)
+
+
+@pytest.fixture(scope="session")
+def scenes(tmp_path_factory):
+    """Return the folder of a small captioned data set."""
+    from captioning.scenes.make import make_scenes
+
+    folder = tmp_path_factory.mktemp("data") / "scenes"
+    make_scenes(folder, splits={"train": 24, "val": 5, "test": 7})
+    return folder
+
+
+@pytest.fixture(scope="session")
+def scenes_config(scenes, tmp_path_factory):
+    """Return the path of a configuration of a run of seconds on the small data set.
+
+    Its validations score lengths alone, which needs no Java.
+    """
+    from tests import tiny
+
+    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
+    path.write_text(tiny.TINY_RUN.format(data=scenes) + "max_length: 16\nmetrics: [length]\n")
+    return path
+
+
+@pytest.fixture(scope="session")
+def trained(scenes_config, tmp_path_factory):
+    """Return a function that copies a run that has ended, of a captioner of `tiny.CAPTIONERS`.
+
+    Its arguments are the copy's folder and the captioner's name, by default blip. The run has one
+    epoch, and captions and scores of its test split. It is trained once.
+    """
+    from tests import tiny
+
+    runs = {}
+
+    def copy(folder, captioner="blip"):
+        if captioner not in runs:
+            runs[captioner] = tmp_path_factory.mktemp("trained") / "run"
+            tiny.train_run(scenes_config, runs[captioner], captioner)
+        return tiny.copy_run(runs[captioner], folder)
+
+    return copy
 
 
 @pytest.fixture
@@ -169,40 +192,6 @@ def quick_compiler(monkeypatch):
 
     monkeypatch.setattr("torch.compile", quick)
     return counter
-
-
-@pytest.fixture(scope="session")
-def scenes(tmp_path_factory):
-    """Return the folder of a small captioned data set."""
-    from captioning.scenes.make import make_scenes
-
-    folder = tmp_path_factory.mktemp("data") / "scenes"
-    make_scenes(folder, splits={"train": 24, "val": 5, "test": 7})
-    return folder
-
-
-@pytest.fixture(scope="session")
-def scenes_config(scenes, tmp_path_factory):
-    """Return the path of a configuration of a run of seconds on the small data set."""
-    path = tmp_path_factory.mktemp("config") / "tiny.yaml"
-    path.write_text(TINY_RUN.format(data=scenes) + "max_length: 16\n")
-    return path
-
-
-@pytest.fixture(scope="session")
-def config(tmp_path_factory):
-    """Return the path of a configuration of 3 epochs of 8 steps, for tests to disturb the run."""
-    from tests.soak.runs import write_config
-
-    return write_config(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="session")
-def finished(config):
-    """Return a function that returns the folder of an undisturbed run with given settings."""
-    from tests.soak.runs import kept_runs
-
-    return kept_runs(config)
 
 
 @pytest.fixture(scope="module")

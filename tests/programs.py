@@ -1,35 +1,116 @@
-"""Programs one after the other in one process, which imports once."""
+"""Programs called in this process, and what is asserted of their errors and of folders."""
 
+import contextlib
+import gc
+import hashlib
+import importlib
+import io
 import json
+import logging
 import os
-import subprocess
+import signal
 import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
-_RUN = """
-import importlib, json, sys
-for name, arguments, code in json.loads(sys.argv[1]):
-    print("==", name, file=sys.stderr)
-    found = importlib.import_module(name).main(arguments)
-    assert found == code, (name, arguments, found)
-"""
+import pytest
+import torch
+
+SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
-def run_programs(programs, folder, repository, before=""):
-    """Run them and return their stdout and stderr; each has to end with its code.
+class Outcome(NamedTuple):
+    """Exit code, stdout and stderr of a program."""
 
-    programs: (module, arguments, exit code) each; folder: where they run, and all of their PATH;
-    before: Python that runs first.
+    code: int
+    out: str
+    err: str
+
+
+def run_program(name: str, *arguments: object) -> Outcome:
+    """Call `main` of a program, such as "captioning.train", with command-line arguments.
+
+    A package's program is its `__main__`. Exceptions other than SystemExit pass through. Afterwards
+    the process has the environment, folder, signal handlers and threads that it had before.
     """
-    done = subprocess.run(
-        [sys.executable, "-c", before + _RUN, json.dumps(programs)],
-        env={**os.environ, "PYTHONPATH": str(repository), "PATH": str(folder)},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout, done.stderr
+    words = [str(argument) for argument in arguments]
+    out, err = (io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True) for _ in range(2))
+    module = importlib.import_module(name)
+    if not hasattr(module, "main"):
+        module = importlib.import_module(f"{name}.__main__")
+    with _process_restored(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        sys.argv = [name, *words]
+        try:
+            code = module.main(words)
+        except SystemExit as ended:
+            code = ended.code
+    if isinstance(code, str):  # sys.exit with a message
+        err.write(f"{code}\n")
+        code = 1
+    return Outcome(code or 0, *(stream.buffer.getvalue().decode() for stream in (out, err)))
+
+
+@contextlib.contextmanager
+def _process_restored() -> Iterator[None]:
+    """Restore after the block what a program may change for its whole process."""
+    variables, folder, argv = dict(os.environ), os.getcwd(), sys.argv
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    threads, collected, root = torch.get_num_threads(), gc.isenabled(), logging.getLogger()
+    level, root_handlers = root.level, root.handlers[:]
+    root.handlers.clear()  # pytest's, with which a program's own would not be installed
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(variables)
+        os.chdir(folder)
+        sys.argv = argv
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        torch.set_num_threads(threads)
+        (gc.enable if collected else gc.disable)()
+        root.setLevel(level)
+        root.handlers[:] = root_handlers
+
+
+def one_error_line(said, part: str) -> str:
+    """Assert that exactly one line is an error, that it has `part`, and return it.
+
+    said: what was printed, or pytest's capsys, of which stderr is read. No traceback may be there.
+    """
+    text = said if isinstance(said, str) else said.readouterr().err
+    assert "Traceback" not in text, text
+    errors = [line for line in text.splitlines() if "error: " in line]
+    assert len(errors) == 1 and part in errors[0], text
+    return errors[0]
+
+
+@contextlib.contextmanager
+def raises_line(error_type: type[Exception], *parts: str, start: str = "") -> Iterator:
+    """Assert that the block raises an error of one line, with the parts; pytest's info is given."""
+    with pytest.raises(error_type) as error:
+        yield error
+    line = str(error.value)
+    assert "\n" not in line and line.startswith(start) and all(part in line for part in parts), line
+
+
+@contextlib.contextmanager
+def unchanged(*folders: Path) -> Iterator[None]:
+    """Assert that the block neither adds, removes nor changes a file in the folders."""
+    before = _digests(folders)
+    yield
+    assert _digests(folders) == before
+
+
+def _digests(folders) -> dict[str, str]:
+    files = (path for folder in folders for path in Path(folder).rglob("*"))
+    return {
+        str(path): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
+        for path in files
+    }
 
 
 def captioned_everywhere(folder):

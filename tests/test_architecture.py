@@ -8,8 +8,15 @@ from pathlib import Path
 
 import pytest
 
-BASE_PACKAGES = ("smile", "decoding", "adapters")  # all others may import these
-REGISTRY = "captioning/captioners/registry.py"
+from tests.sources import (
+    REGISTRY,
+    captioner_packages,
+    imported_names,
+    module_name,
+    packages,
+    source_files,
+)
+
 # The subpackages of captioning: a file imports from its own and from those before it. Files at the
 # root are programs; sweeps start `train`.
 SUBPACKAGES = (
@@ -24,61 +31,9 @@ ONLY_TORCH = ("smile", "decoding")
 READERS = ("download", "safe_load", "checkpoint", "sharded_checkpoint")
 NO_CAPTIONER = {f"BLIP.weights.{name}" for name in READERS}
 JUDGE = "BLIP.itm"  # scores captions of any captioner, with layers of one
-# Strings of a file that imports one of these name modules, as registries do.
-IMPORTERS = {"captioning.runtime.registry.load", "importlib.import_module"}
-MODULE_NAME = re.compile(r"\w+(\.\w+)*(:\w+)?")
 
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
 LONGEST_FILE = 400
-NOT_OURS = {"data", "checkpoints", "output", "build"}
-
-
-def source_files(root):
-    """Yield the Python files and shell scripts of a checkout, without its environments."""
-    for path in sorted(root.iterdir()):
-        ours = path.is_dir() and not path.name.startswith(".") and path.name not in NOT_OURS
-        if ours and not (path / "pyvenv.cfg").exists():
-            yield from (file for file in path.rglob("*.*") if file.suffix in (".py", ".sh"))
-
-
-def module_name(root, path):
-    parts = path.relative_to(root).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
-
-
-def imported_names(root, path):
-    """Return the dotted names of everything that a file imports, also by an entry of a registry."""
-    package = path.relative_to(root).parent.parts
-    nodes, names = list(ast.walk(ast.parse(path.read_text(encoding="utf-8")))), set()
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            above = package[: len(package) + 1 - node.level] if node.level else ()
-            source = [*above, *([node.module] if node.module else [])]
-            names |= {".".join([*source, alias.name]) for alias in node.names}
-    if names & IMPORTERS:
-        texts = [node.value for node in nodes if isinstance(node, ast.Constant)]
-        entries = [text for text in texts if isinstance(text, str) and MODULE_NAME.fullmatch(text)]
-        places = {path.name for path in root.iterdir() if path.is_dir()}
-        entries = [entry.replace(":", ".") for entry in entries]
-        names |= {entry for entry in entries if entry.partition(".")[0] in places}
-    return names
-
-
-def captioner_packages(root):
-    """Return the packages that the registry of captioners names."""
-    names = imported_names(root, root / REGISTRY)
-    return {name.split(".")[0] for name in names} - {"captioning"}
-
-
-def packages(root):
-    """Return what each package may import of the project, itself apart."""
-    below, captioners = set(BASE_PACKAGES), captioner_packages(root)
-    allowed = {name: set() for name in BASE_PACKAGES}
-    allowed.update({name: below for name in captioners})
-    allowed["captioning"] = below | captioners
-    return {**allowed, "app": {*allowed}, "benchmarks": {*allowed}}
 
 
 def modules(root):

@@ -10,6 +10,7 @@ from captioning.config.keys import ROLES, roles_of
 from captioning.data.annotations import read_annotations
 from smile import OBJECTIVES
 from tests.documented_commands import OWN, Stage, Wrong, blocks, pages
+from tests.markers import quick_tests
 
 FOLDERS = "|".join(("configs", "scripts", "docs", *OWN))
 FILE = rf"(?<![\w/])(?:{FOLDERS})/[\w/.-]*\.(?:yaml|json|sh|py|md)\b"
@@ -30,7 +31,7 @@ def in_the_repository(repository, monkeypatch):
     monkeypatch.chdir(repository)
 
 
-def test_every_command_of_every_page(stage, repository):
+def test_every_command_of_every_page_can_be_called(stage, repository):
     wrong, commands = [], [(page, block) for page in pages(repository) for block in blocks(page)]
     assert len(commands) > 20
     for page, block in commands:
@@ -41,7 +42,7 @@ def test_every_command_of_every_page(stage, repository):
     assert wrong == []
 
 
-def test_what_pages_name_exists(repository):
+def test_files_and_modules_that_pages_name_exist(repository):
     missing = []
     sources = {path.name for folder in OWN for path in (repository / folder).rglob("*.py")}
     for page in pages(repository):
@@ -56,6 +57,43 @@ def test_what_pages_name_exists(repository):
             if module.split(".")[0] in OWN and importlib.util.find_spec(module) is None:
                 missing.append(f"{page.name}: module {module}")
     assert missing == []
+
+
+def without_quick_tests(root, text):
+    """Return the test files and folders that a text names and of which the quick run has none."""
+    found = []
+    for name in dict.fromkeys(re.findall(r"`(tests/[\w./-]+)`", text)):
+        path = root / name
+        files = path.glob("**/test_*.py") if path.is_dir() else [path] * path.exists()
+        if not any(quick_tests(file.read_text(encoding="utf-8")) for file in files):
+            found.append(name)
+    return found
+
+
+def test_each_promise_of_reliability_has_a_test_in_the_quick_run(repository):
+    text = (repository / "docs" / "reliability.md").read_text(encoding="utf-8")
+    assert len(re.findall(r"`tests/", text)) > 20
+    assert without_quick_tests(repository, text) == []
+
+
+def test_tests_that_are_missing_or_all_slow_are_found(tmp_path):
+    slow, quick = "@pytest.mark.slow\ndef test_a(): pass\n", "def test_b(x): pass\n"
+    cases = '@pytest.mark.parametrize("x", [{}pytest.param(2, marks=pytest.mark.soak)])\n' + quick
+    sources = {
+        "slow": slow,
+        "soak_file": f"pytestmark = [pytest.mark.soak]\n{quick}",
+        "slow_cases": cases.format(""),
+        "helpers_alone": "def check(): pass\n",
+        "quick": slow + quick,
+        "quick_case": cases.format("1, "),
+    }
+    (tmp_path / "tests" / "empty").mkdir(parents=True)
+    for name, source in sources.items():
+        (tmp_path / "tests" / f"test_{name}.py").write_text(source)
+    named = [f"tests/test_{name}.py" for name in (*sources, "absent")] + ["tests/empty"]
+    found = without_quick_tests(tmp_path, " ".join(f"(`{name}`)" for name in named))
+    assert found == [name for name in named if "quick" not in name]
+    assert without_quick_tests(tmp_path, "all in `tests`") == []
 
 
 def test_headings_that_pages_link_to_exist(repository):
@@ -76,7 +114,7 @@ def anchors(page):
     return [re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings]
 
 
-def test_the_readme_is_short(repository):
+def test_the_readme_has_at_most_150_lines(repository):
     assert len((repository / "README.md").read_text().splitlines()) <= MOST_LINES_OF_THE_README
 
 
@@ -92,7 +130,7 @@ def test_pages_are_reached_from_the_readme(repository):
     assert set(pages(repository)) <= reached
 
 
-def test_every_format_shown_is_read(repository, tmp_path):
+def test_every_annotation_format_that_is_shown_can_be_read(repository, tmp_path):
     page = (repository / "data" / "README.md").read_text(encoding="utf-8")
     examples = re.findall(r"^```(json|csv)\n(.*?)^```", page, re.S | re.M)
     assert [kind for kind, _ in examples] == ["json", "csv", "json"]
@@ -171,7 +209,7 @@ def value_of(shown):
     return known[shown] if shown in known else float(shown)
 
 
-def test_defaults(rows, tmp_path):
+def test_the_tables_have_the_defaults_of_the_code(rows, tmp_path):
     path = tmp_path / "least.yaml"
     path.write_text("image_root: a\nann_root: b\n")
     config = config_class()(**load_config(path).model_dump())
@@ -188,7 +226,7 @@ def test_defaults(rows, tmp_path):
     assert checked > 60
 
 
-def test_objectives(page):
+def test_the_table_of_objectives_has_every_objective_and_no_other(page):
     table = page.split("## Objectives")[1].split("\n## ")[0]
     named = re.findall(r"^\| `(\w+)` \|", table, flags=re.MULTILINE)
     assert sorted(named) == sorted(OBJECTIVES)

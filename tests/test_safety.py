@@ -2,9 +2,7 @@
 
 import ast
 import os
-import pickle
 
-import numpy as np
 import pytest
 import torch
 import torchvision
@@ -17,8 +15,10 @@ from captioning.metrics.model_files import read_weights
 from captioning.metrics.retrieval import read_pool
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from tests.test_architecture import packages, source_files
+from tests.attacks import Attack, attacks, here  # noqa: F401 - a fixture
+from tests.sources import packages, source_files
 
+NETWORK = "shufflenet_v2_x0_5"
 # Calls that run their argument, or read files that can run something.
 NEVER = {
     *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "runpy.run_path"),
@@ -67,15 +67,16 @@ def calls(text):
 
 def unsafe_calls(name, text):
     """Return what is not allowed in a source file of this name."""
-    found = [call for call, given in calls(text) if call in NEVER or given.get("shell")]
-    for call, given in calls(text):
+    made = list(calls(text))
+    found = [call for call, given in made if call in NEVER or given.get("shell")]
+    for call, given in made:
         places, needed = ONLY.get(call, ({name}, {}))
         if name not in places or not needed.items() <= given.items():
             found.append(call)
     return found
 
 
-def test_the_sources_run_nothing_foreign(repository):
+def test_no_source_calls_what_runs_code_or_reads_files_that_can(repository):
     files = [path for path in source_files(repository) if path.suffix == ".py"]
     names = {path.relative_to(repository).as_posix(): path for path in files}
     own = {name: path for name, path in names.items() if name.split("/")[0] in packages(repository)}
@@ -84,33 +85,6 @@ def test_the_sources_run_nothing_foreign(repository):
         assert unsafe_calls(name, path.read_text(encoding="utf-8")) == [], name
     assert unsafe_calls("a.py", "torch.load(a, weights_only=b)") == ["torch.load"]
     assert all(place in own for places, _ in ONLY.values() for place in places)
-
-
-class Attack:
-    """A pickle that makes a folder when it is read."""
-
-    def __reduce__(self):
-        return os.mkdir, ("ran",)
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    yield
-    assert not (tmp_path / "ran").exists()
-
-
-def attacks(tmp_path):
-    """Files of every form that holds a pickle."""
-    torch.save({"model": {"w": torch.ones(2)}, "x": Attack()}, tmp_path / "zip.pth")
-    torch.save(Attack(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    (tmp_path / "plain.pth").write_bytes(pickle.dumps(Attack()))
-    np.savez(tmp_path / "a.npz", features=np.array([Attack()]), files=np.array(["x"]))
-    objects = np.array([Attack(), None], dtype=object)
-    np.savez(tmp_path / "b.npz", features=objects, files=objects)
-    with open(tmp_path / "c.npz", "wb") as file:
-        np.save(file, objects, allow_pickle=True)
-    return sorted(tmp_path.glob("*.pth")), sorted(tmp_path.glob("*.npz"))
 
 
 def word_vectors(path):
@@ -122,12 +96,12 @@ def word_vectors(path):
     [
         checkpoints.read,
         read_weights,
-        lambda path: ImageEncoder("resnet18", str(path), image_size=64),
+        lambda path: ImageEncoder(NETWORK, str(path), image_size=64),
         word_vectors,
     ],
     ids=["resume", "CLIP and GPT-2", "image encoder", "word vectors"],
 )
-def test_readers_of_weights(tmp_path, read):
+def test_readers_of_weights_name_the_file_and_run_no_pickle(tmp_path, read):
     pickles, arrays = attacks(tmp_path)
     for path in [*pickles, *arrays]:
         with pytest.raises((ValueError, UserError)) as error:
@@ -135,7 +109,7 @@ def test_readers_of_weights(tmp_path, read):
         assert path.name in str(error.value) and "\n" not in str(error.value)
 
 
-def test_readers_of_arrays(tmp_path, capsys):
+def test_readers_of_arrays_name_the_file_and_run_no_pickle(tmp_path, capsys):
     pickles, arrays = attacks(tmp_path)
     cached = CachedFeatures.__new__(CachedFeatures)
     cached.shape = (1, 1)
@@ -148,20 +122,19 @@ def test_readers_of_arrays(tmp_path, capsys):
         assert f"{cached.path} is damaged" in capsys.readouterr().err
 
 
-def test_torchvisions_own_weights(tmp_path, monkeypatch):
-    """What lies in torch's cache under their name is read by torchvision, and not run either."""
+def test_torchvisions_cached_weights_run_no_pickle(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    url = torchvision.models.get_model_weights("resnet18").DEFAULT.url
+    url = torchvision.models.get_model_weights(NETWORK).DEFAULT.url
     kept = tmp_path / "hub" / "checkpoints" / url.rpartition("/")[2]
     kept.parent.mkdir(parents=True)
     torch.save({"conv1.weight": Attack()}, kept)
-    line = "cannot download torchvision's weights of resnet18"
+    line = f"cannot download torchvision's weights of {NETWORK}"
     with pytest.raises(ValueError, match=line) as error:
-        ImageEncoder("resnet18", "default")
+        ImageEncoder(NETWORK, "default")
     assert "\n" not in str(error.value)
     assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
-    torch.save(torchvision.models.resnet18(weights=None).state_dict(), kept)
-    ImageEncoder("resnet18", "default")
+    torch.save(torchvision.models.get_model(NETWORK, weights=None).state_dict(), kept)
+    ImageEncoder(NETWORK, "default")
 
 
 def test_torchs_switch_to_run_what_is_in_files_changes_nothing(tmp_path, monkeypatch):

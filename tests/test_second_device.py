@@ -9,10 +9,13 @@ from torch.utils import backend_registration
 
 from tests import second_device
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
-    reason="this torch has no devices that are made in Python",
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"),
+        reason="this torch has no devices that are made in Python",
+    ),
+]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from captioning import train
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from tests.tiny_run import TINY_RUN
+from tests.tiny import TINY_RUN
 
 LORA = "lora={r: 2, alpha: 8, dropout: 0.1}"
 
@@ -130,7 +130,7 @@ def test_an_adapter_that_cannot_be_written_is_one_line_and_leaves_nothing(
     assert not list(tmp_path.iterdir())
 
 
-def test_each_mistake_is_one_line(path, adapted, checkpoint, base, tmp_path, capsys):
+def test_mistakes_with_lora_are_one_line(path, adapted, checkpoint, base, tmp_path, capsys):
     def message(flags, weights):
         with pytest.raises(UserError) as error:
             captioner_from(load_config(path, [*flags]), weights)

@@ -10,7 +10,7 @@ from BLIP.med import read_med_config
 from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
 from smile import Objective
-from tests.BLIP.test_convert import same
+from tests.BLIP.states import assert_equal
 
 pytestmark = pytest.mark.skipif(
     not hasattr(transformers, "BlipForConditionalGeneration"),
@@ -49,7 +49,7 @@ def test_same_logits_and_same_greedy_captions(make_captioner, tmp_path):
     model, inputs = model.eval(), inputs_of(captioner, 96)
     assert_same_logits(captioner, model, inputs, atol=1e-4, rtol=1e-4)
     model.save_pretrained(tmp_path / "again")
-    same(read_hf(tmp_path / "again")["model"], captioner.state_dict())
+    assert_equal(read_hf(tmp_path / "again")["model"], captioner.state_dict())
     prompt = captioner.prompt_ids.expand(4, -1)
     expected = model.generate(
         pixel_values=inputs["pixel_values"],

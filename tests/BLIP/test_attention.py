@@ -48,7 +48,7 @@ def with_gradients(function, inputs, weight, dtype):
 
 @pytest.mark.parametrize("queries", [1, FEW_QUERIES, FEW_QUERIES + 1, PLACES, MANY_QUERIES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_context_and_gradients(queries, dtype, quick):
+def test_context_and_gradients_are_those_of_the_definition(queries, dtype, quick):
     *inputs, weight = problem(queries)
     expected = with_gradients(by_definition, inputs, weight, torch.float64)
     found = with_gradients(attention, inputs, weight, dtype)
@@ -61,7 +61,7 @@ def test_context_and_gradients(queries, dtype, quick):
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("queries", [1, PLACES, MANY_QUERIES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_without_gradients(queries, masked, dtype, quick):
+def test_without_gradients_the_context_is_that_of_the_definition(queries, masked, dtype, quick):
     *inputs, _ = problem(queries)
     mask = None
     if masked:

@@ -57,7 +57,7 @@ def test_images_are_encoded_in_parts_that_fit_a_cache(make_captioner):
     torch.testing.assert_close(encoder(image), together)
 
 
-def test_tokens_that_are_scored(make_captioner):
+def test_scored_tokens_are_those_after_the_prompt_up_to_max_tokens(make_captioner):
     output = make_captioner()(torch.randn(2, 3, 48, 48), [["red ball"], ["a small dogs"]])
     assert output.tokens.item() == 3 + 5  # the words and [SEP]; dogs is dog ##s
     output = make_captioner(max_tokens=8)(torch.randn(1, 3, 48, 48), [["ball " * 20]])
@@ -106,7 +106,7 @@ def test_dropout_is_on_in_training_only(make_captioner):
     assert captioner(image, CAPTIONS).loss != captioner(image, CAPTIONS).loss
 
 
-def test_compiled_code_does_not_unpad(make_captioner):
+def test_compiled_code_serves_any_number_of_real_tokens_and_gives_eager_numbers(make_captioner):
     """The number of real tokens differs from batch to batch."""
     captioner = make_captioner()
     texts = ["a picture of a dog", "a picture of a big dog"]

@@ -50,7 +50,7 @@ def test_the_hub_reads_licence_scores_and_intervals(checkpoint, tmp_path, capsys
     assert main(to_hf) == 0 and (folder / "README.md").read_text() == text
 
 
-def test_each_problem_is_a_line(checkpoint, tmp_path, capsys):
+def test_publish_prints_a_line_for_each_problem_of_a_folder(checkpoint, tmp_path, capsys):
     folder = tmp_path / "hf"
     assert main(["to-hf", str(checkpoint), str(folder)]) == 0
     (folder / "extra.bin").touch()
@@ -70,7 +70,7 @@ def test_each_problem_is_a_line(checkpoint, tmp_path, capsys):
     assert publish.main([str(tmp_path / "none")]) == publish.main([str(tmp_path)]) == 2
 
 
-def test_names_of_the_hub(tmp_path, monkeypatch):
+def test_a_name_of_the_hub_is_owner_and_name_and_no_path_that_exists(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "b").touch()

@@ -9,12 +9,7 @@ from safetensors.torch import load_file, save_file
 from BLIP.convert import hf_config, main, save_hf, settings_of
 from BLIP.from_checkpoint import captioner_of
 from BLIP.weights.checkpoint import read_checkpoint
-
-
-def same(state, other):
-    assert state.keys() == other.keys()
-    for key, value in state.items():
-        assert value.dtype == other[key].dtype and torch.equal(value, other[key]), key
+from tests.BLIP.states import assert_equal
 
 
 @pytest.fixture
@@ -32,11 +27,11 @@ def test_there_and_back_by_the_commands(make_captioner, vocabulary, tmp_path, ca
     assert main(["to-hf", str(first), str(folder), "--tokenizer", str(vocabulary), *flags]) == 0
     assert main(["from-hf", str(folder), str(second)]) == 0
     content = read_checkpoint(str(second))
-    same(content["model"], captioner.state_dict())
+    assert_equal(content["model"], captioner.state_dict())
     assert content["config"]["image_size"] == 64
     # The checkpoint knows its own sizes now, and the folder the vocabulary.
     again = captioner_of(str(second), tokenizer=str(folder))
-    same(again.state_dict(), captioner.state_dict())
+    assert_equal(again.state_dict(), captioner.state_dict())
     assert again.visual_encoder.blocks[0].attn.num_heads == 4
     assert capsys.readouterr().out.count("wrote") == 2
 

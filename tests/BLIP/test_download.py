@@ -19,7 +19,7 @@ from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from BLIP.weights import download as hub
 from BLIP.weights.download import DownloadError, are_private, download, fetch, without_secrets
 from captioning.files import stores
-from tests.soak.processes import Processes
+from tests.processes import Processes
 
 CONTENT = bytes(range(256)) * 4000
 LENGTH = {"Content-Length": "1024000"}
@@ -142,7 +142,7 @@ def test_a_redirect_from_a_public_host_into_a_private_network_is_refused(
         (False, "8.8.8.8 [2606:4700::1111] [::ffff:8.8.8.8] not.known.invalid"),
     ],
 )
-def test_private_hosts(inside, hosts):
+def test_addresses_of_private_networks_are_known_as_private(inside, hosts):
     for host in hosts.split():
         assert set(are_private(f"https://{host}/a.pth")) == {inside}, host
 
@@ -168,10 +168,11 @@ def test_a_server_with_an_unknown_certificate_is_refused(server, tmp_path, monke
 
 
 def test_of_two_processes_one_fetches_a_file(server, tmp_path):
-    server.delay = 0.5
+    server.delay = 0.2
+    address = f"{server.url}/f"  # the server itself cannot be copied to a process
 
     def program(_):
-        download(f"{server.url}/f", tmp_path / "f")
+        download(address, tmp_path / "f")
         return 0
 
     started = [Processes(program, [], tmp_path / f"log{n}") for n in range(2)]
@@ -202,7 +203,7 @@ def test_each_failure_is_one_line(server, hub_folder):
         assert "\n" not in str(error.value)
 
 
-def test_parts_of_a_hub_name(monkeypatch):
+def test_a_hub_address_names_repository_file_kind_and_revision(monkeypatch):
     monkeypatch.setattr("BLIP.weights.download.hub_file", lambda *parts: parts)
     name = "hf://spaces/yuezih/BLIP-SMILE/model/blip_smile_base.pth"
     assert fetch(name) == ("yuezih/BLIP-SMILE", "model/blip_smile_base.pth", "space", None)
@@ -253,7 +254,7 @@ def test_no_error_shows_a_secret_of_an_address(server, hub_folder, tmp_path, mon
         ("photos/what?#1@home.png", "photos/what?#1@home.png"),
     ],
 )
-def test_what_of_an_address_is_shown(address, shown):
+def test_an_address_is_shown_without_user_password_and_query(address, shown):
     assert without_secrets(address) == stores.without_secrets(address) == shown
 
 

@@ -13,6 +13,11 @@ from smile import Objective
 
 
 @pytest.fixture(scope="module")
+def golden(shared_data):
+    return shared_data.parent / "golden" / "tiny"
+
+
+@pytest.fixture(scope="module")
 def recorded(golden):
     arrays = {k: torch.from_numpy(v) for k, v in np.load(golden / "arrays.npz").items()}
     return arrays, json.loads((golden / "expected.json").read_text())
@@ -36,7 +41,7 @@ def captioner(golden, recorded):
 
 
 @torch.no_grad()
-def test_image_embeds_token_ids_and_logits(captioner, recorded):
+def test_image_embeds_token_ids_and_logits_are_the_originals(captioner, recorded):
     arrays, expected = recorded
     image_embeds = captioner.visual_encoder(arrays["image"])
     torch.testing.assert_close(image_embeds, arrays["image_embeds"], atol=2e-6, rtol=0)
@@ -47,12 +52,12 @@ def test_image_embeds_token_ids_and_logits(captioner, recorded):
     torch.testing.assert_close(logits, arrays["logits"], atol=3e-5, rtol=1e-5)
 
 
-def test_position_embedding_for_another_image_size(captioner, recorded):
+def test_the_position_embedding_of_another_image_size_is_the_originals(captioner, recorded):
     resized = resize_position_embedding(captioner.visual_encoder.pos_embed, 37)
     torch.testing.assert_close(resized, recorded[0]["pos_embed_96"])
 
 
-def test_loss_from_images_and_strings_and_its_gradient_for_every_parameter(captioner, recorded):
+def test_the_loss_of_images_and_texts_and_every_gradient_are_the_originals(captioner, recorded):
     """tests/smile/test_losses.py has the other losses, of the recorded logits."""
     arrays, expected = recorded
     captions = [[text[len(captioner.prompt) :]] for text in expected["captions"]]
@@ -65,7 +70,7 @@ def test_loss_from_images_and_strings_and_its_gradient_for_every_parameter(capti
 
 
 @pytest.mark.parametrize("together", [True, False])
-def test_generated_token_ids_and_captions(captioner, recorded, together):
+def test_generated_token_ids_and_captions_are_the_originals(captioner, recorded, together):
     image, runs = recorded[0]["image"], recorded[1]["generate"]
     assert len(runs) == 5
     for run in runs.values():

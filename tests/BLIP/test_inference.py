@@ -11,7 +11,7 @@ BEAM = DecodingSettings(num_beams=3, num_return=3, max_length=16, min_length=5)
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])
-def test_same_captions_and_scores(make_captioner, checkpointed):
+def test_the_copy_has_the_captions_and_scores_of_the_original(make_captioner, checkpointed):
     captioner = make_captioner(vit_grad_ckpt=checkpointed, vit_ckpt_layer=int(checkpointed))
     images = 2 * torch.randn(5, 3, 48, 48)
     expected = captioner.generate_details(images, BEAM)
@@ -69,8 +69,7 @@ def test_float32_layers_stay_float32_under_autocast(make_captioner, packs):
                 assert value.dtype == right.dtype and torch.equal(value, right)
 
 
-def test_the_original_is_as_it_was(make_captioner):
-    """It trains on in its own mode, and the copy keeps the linear weights it was made from."""
+def test_the_original_trains_on_and_leaves_the_copy_as_it_was(make_captioner):
     captioner = make_captioner().train()
     names = list(captioner.state_dict())
     quick = inference_copy(captioner)

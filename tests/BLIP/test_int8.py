@@ -1,14 +1,22 @@
-"""int8 inference: the layers against their formulas, and settings that are refused."""
+"""int8 inference: layers against their formulas, which layer gets which, what is refused."""
 
 import pytest
 import torch
 from torch import nn
 
 from BLIP.kernels import int8_linear
-from BLIP.kernels.int8_linear import FLOAT16_ENGINE, INT8_ENGINE, HalfLinear, Int8Linear, check_int8
+from BLIP.kernels.inference_linear import InferenceLinear
+from BLIP.kernels.int8_linear import (
+    FLOAT16_ENGINE,
+    INT8_ENGINE,
+    HalfEmbedding,
+    HalfLinear,
+    Int8Linear,
+    check_int8,
+)
 from captioning import caption
-from captioning.train import main
 from decoding import DecodingSettings
+from tests.programs import one_error_line
 
 ENGINES = torch.backends.quantized.supported_engines
 pytestmark = pytest.mark.skipif(
@@ -36,7 +44,7 @@ def vnni(request, monkeypatch):
 
 @pytest.mark.parametrize("bias", [True, False])
 @torch.no_grad()
-def test_a_layer_is_its_formula(bias, vnni):
+def test_a_layer_is_its_formula_in_8_bits(bias, vnni):
     linear, x = nn.Linear(64, 48, bias=bias), torch.rand(2, 40, 64) - 0.2
     x[0, ::3] *= 30  # some patches have larger values
     x[1, 8, 5], x[1, 9, 5] = -50.0, 50.0
@@ -49,7 +57,7 @@ def test_a_layer_is_its_formula(bias, vnni):
 
 
 @torch.no_grad()
-def test_a_gelu_has_nearly_all_numbers_above_0(vnni):
+def test_after_a_gelu_nearly_all_codes_are_above_0_and_errors_smaller(vnni):
     """Compared with a symmetric range; a vector of near-zero values has a scale, too."""
     linear = nn.Linear(256, 48)
     linear.weight.copy_((linear.weight * 127 * 16).round() / 127)  # exact in 8 bits
@@ -65,7 +73,7 @@ def test_a_gelu_has_nearly_all_numbers_above_0(vnni):
 
 
 @torch.no_grad()
-def test_an_image_has_its_own_scales():
+def test_an_image_has_its_own_scales_whatever_its_batch():
     layer = Int8Linear(nn.Linear(64, 48), dtype=torch.bfloat16)
     images = torch.randn(3, 10, 64) * torch.tensor([1.0, 30.0, 0.1])[:, None, None]
     alone = torch.cat([layer(image[None]) for image in images])
@@ -82,15 +90,54 @@ def test_half_weights_are_exact_to_their_eleven_bits(before_mkl):
     assert torch.backends.quantized.engine == before
 
 
-@pytest.mark.parametrize("bf16", [True, False])
-@pytest.mark.parametrize("amx", [True, False])
-def test_the_copy(make_captioner, monkeypatch, bf16, amx):
+def layer_kinds(copy):
+    """Return the kind of each linear layer of a copy by its name: class and what differs."""
+    kinds = {}
+    for name, layer in copy.named_modules():
+        if isinstance(layer, Int8Linear):
+            kinds[name] = "int8", layer.dtype, layer.after_gelu
+        elif isinstance(layer, HalfLinear):
+            kinds[name] = "float16", layer.before_mkl
+        elif isinstance(layer, InferenceLinear):
+            kinds[name] = "packed", layer.dtype
+    return kinds
+
+
+@pytest.fixture(params=[(b, a) for b in (True, False) for a in (True, False)], ids=str)
+def processor(request, monkeypatch):
+    """Let the processor have bfloat16 or not, and AMX or not; return both."""
+    bf16, amx = request.param
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
     monkeypatch.setattr(int8_linear, "HAS_AMX", amx)
+    return request.param
+
+
+def test_each_layer_has_the_kind_that_suits_its_place_and_the_processor(make_captioner, processor):
+    bf16, amx = processor
+    captioner = make_captioner()
+    names = {n for n, layer in captioner.named_modules() if isinstance(layer, nn.Linear)}
+    quick = captioner.for_inference(torch.int8)
+    kinds = layer_kinds(quick)
+    assert kinds.keys() == names
+    for name, kind in kinds.items():
+        *_, parent, last = name.split(".")
+        if name.startswith("visual_encoder."):
+            expected = "int8", torch.bfloat16 if amx and last == "qkv" else torch.float32
+            assert kind == (*expected, last == "fc2"), name
+        elif ".crossattention." in name and last in ("key", "value"):
+            assert kind == (("packed", torch.bfloat16) if bf16 else ("float16", False)), name
+        else:
+            query = ".crossattention." in name and (parent, last) == ("self", "query")
+            assert kind == ("float16", query and not bf16), name
+    assert sum(kind[0] == "int8" for kind in kinds.values()) == 2 * 4
+    words = quick.text_decoder.bert["embeddings"].word_embeddings
+    assert isinstance(words, HalfEmbedding) and words.weight.dtype == torch.float16
+
+
+def test_the_copy_scores_as_the_original_to_a_few_percent_and_leaves_it(make_captioner, processor):
     captioner, images = make_captioner(), 2 * torch.randn(6, 3, 48, 48)
     before = {name: value.clone() for name, value in captioner.state_dict().items()}
     quick = captioner.for_inference(torch.int8)
-    assert sum(isinstance(layer, Int8Linear) for layer in quick.modules()) == 2 * 4
     exact, ours = captioner.encode(images), quick.encode(images)
     assert 0 < (ours - exact).abs().mean() < 0.05 * exact.abs().mean()
     details = captioner.generate_details(images, BEAM)
@@ -102,7 +149,7 @@ def test_the_copy(make_captioner, monkeypatch, bf16, amx):
     assert all(torch.equal(value, before[name]) for name, value in captioner.state_dict().items())
 
 
-def test_where_int8_is_refused(monkeypatch):
+def test_a_gpu_and_a_processor_without_the_kernels_are_refused(monkeypatch):
     with pytest.raises(ValueError, match="is for CPUs; on cuda"):
         check_int8(torch.device("cuda"), False)
     monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["qnnpack"])
@@ -110,7 +157,7 @@ def test_where_int8_is_refused(monkeypatch):
         check_int8(torch.device("cpu"), False)
 
 
-def test_a_run_that_was_trained_compiled_is_captioned_in_int8():
+def test_a_run_that_was_trained_compiled_is_captioned_in_int8_without_compilation():
     given = ["checkpoint.pth", "photo.jpg", "--out", "a.jsonl", "--precision", "int8"]
     changes = caption.config_changes(caption.parse_arguments(given), torch.device("cpu"))
     assert (changes["precision"], changes["compile"]) == ("int8", False)
@@ -124,8 +171,10 @@ def test_a_run_that_was_trained_compiled_is_captioned_in_int8():
         (["compile=true", "--evaluate"], "compile is true, which cannot be combined with"),
     ],
 )
-def test_programs_refuse_it_in_one_line(scenes_config, tmp_path, capsys, changes, message):
-    given = ["--config", str(scenes_config), f"output_dir={tmp_path}", "device=cpu"]
-    assert main([*given, "precision=int8", *changes]) == 2
-    error = capsys.readouterr().err
-    assert message in error and "Traceback" not in error
+def test_training_and_other_captioners_and_compilation_in_int8_are_one_line(
+    run_program, scenes_config, tmp_path, changes, message
+):
+    given = ["--config", scenes_config, f"output_dir={tmp_path}", "device=cpu", "precision=int8"]
+    code, _, error = run_program("captioning.train", *given, *changes)
+    assert code == 2
+    one_error_line(error, message)

@@ -12,7 +12,7 @@ from BLIP.weights.checkpoint import CheckpointError
 from captioning.data.image import evaluation_transform
 from captioning.metrics.itm_model import ItmScorer
 from captioning.runtime.errors import UserError
-from tests.BLIP.test_convert import same
+from tests.BLIP.states import assert_equal
 
 LONG = " ".join(["a large red ball and the small dog"] * 6)  # more than 35 tokens
 GROUPS = [["a red ball", "the dogs"], [LONG, "cat"], ["", "a man with a box"]]
@@ -92,7 +92,7 @@ def test_there_and_back_by_the_commands(itm_checkpoint, model, tmp_path, capsys)
     assert main(["from-hf", str(folder), str(again)]) == 0
     assert capsys.readouterr().out.count("wrote") == 2
     found, report = load_itm(str(again))
-    same(found.state_dict(), model.state_dict())
+    assert_equal(found.state_dict(), model.state_dict())
     assert str(report) == "every key matched"
     assert found.visual_encoder.blocks[0].attn.num_heads == 4
     if hasattr(transformers, "BlipForImageTextRetrieval"):
@@ -101,7 +101,7 @@ def test_there_and_back_by_the_commands(itm_checkpoint, model, tmp_path, capsys)
         )
         assert not problems["missing_keys"] and not problems["unexpected_keys"]
         theirs.save_pretrained(tmp_path / "theirs")
-        same(read_hf(tmp_path / "theirs")["model"], model.state_dict())
+        assert_equal(read_hf(tmp_path / "theirs")["model"], model.state_dict())
 
 
 def test_a_file_with_a_text_decoder_is_converted_as_a_captioner(
@@ -113,7 +113,7 @@ def test_a_file_with_a_text_decoder_is_converted_as_a_captioner(
     path, flags = tmp_path / "both.pth", ["--tokenizer", str(vocabulary)]
     torch.save({"model": state, "config": settings}, path)
     assert main(["to-hf", str(path), str(tmp_path / "hf"), *flags]) == 0
-    same(read_hf(tmp_path / "hf")["model"], captioner.state_dict())
+    assert_equal(read_hf(tmp_path / "hf")["model"], captioner.state_dict())
 
 
 def test_a_scorer_takes_images_pixels_and_tensors(itm_checkpoint, model, tmp_path):

@@ -24,6 +24,6 @@ def test_invalid_sizes_are_one_line(tmp_path):
         assert "\n" not in str(error.value)
 
 
-def test_an_image_that_is_not_cut_into_whole_patches():
+def test_an_image_size_that_is_no_multiple_of_the_patch_is_refused():
     with pytest.raises(ValueError, match="image_size is 100; it must be a multiple of 16"):
         ImageEncoder("base", 100)

@@ -51,7 +51,7 @@ def usual(x, linear, before):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", BEFORE)
 @pytest.mark.parametrize("shape", [(7,), (3, 5)])
-def test_it_is_equal_to_the_usual_layers(linear, dtype, name, shape):
+def test_values_and_gradients_are_those_of_the_usual_layers(linear, dtype, name, shape):
     x = torch.randn(*shape, 24)
     if name == "GELU" and dtype == torch.bfloat16:
         x = x.bfloat16()  # as the layer before hands it over
@@ -80,7 +80,7 @@ def test_only_the_input_is_kept_beside_the_parameters(linear, name):
 
 
 @pytest.mark.parametrize("learning", ["none", "bias"])
-def test_a_layer_that_is_frozen_hands_the_gradient_on(linear, learning):
+def test_a_frozen_layer_passes_the_gradient_on(linear, learning):
     linear.requires_grad_(False)
     linear.bias.requires_grad_(learning == "bias")
     x = torch.randn(3, 24)
@@ -92,7 +92,7 @@ def test_a_layer_that_is_frozen_hands_the_gradient_on(linear, learning):
     torch.testing.assert_close(*found)
 
 
-def test_a_subclass_is_called_as_it_is(linear):
+def test_a_subclass_computes_its_own_forward(linear):
     """Such as an adapter in the layer's place."""
 
     class Adapted(nn.Linear):

@@ -33,7 +33,7 @@ TEXTS = (
 )
 
 
-def test_it_is_transformers_tokeniser(shared_data):
+def test_ids_and_texts_are_those_of_transformers_tokeniser(shared_data):
     from transformers import BertTokenizer
 
     path = shared_data / "bert-base-uncased" / "vocab.txt"
@@ -55,7 +55,7 @@ def test_a_name_is_looked_up_on_the_hub(monkeypatch, tmp_path):
     assert ids.tolist() == [[6, 5, 3]]
 
 
-def test_no_vocabulary_is_one_line(tmp_path):
+def test_a_file_that_is_no_vocabulary_is_one_line(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\nword\n")
     with pytest.raises(ValueError, match=r"is not a BERT vocabulary: it lacks \[SEP\]"):
         CaptionTokenizer(str(tmp_path))
@@ -140,7 +140,9 @@ def checkpoint(make_captioner, pieces, tmp_path):
     return captioner, str(path)
 
 
-def test_it_is_not_exported_to_transformers(checkpoint, tmp_path, capsys):
+def test_a_captioner_with_a_shifted_first_token_is_not_converted_to_transformers(
+    checkpoint, tmp_path, capsys
+):
     captioner, path = checkpoint
     with pytest.raises(CheckpointError, match="trained with first_token_shift"):
         save_hf(captioner, tmp_path / "hf")

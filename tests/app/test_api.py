@@ -25,6 +25,7 @@ from tests.app.client import ask, caption
 httpx = pytest.importorskip("httpx", reason="no Gradio, which brings httpx")
 
 
+@pytest.mark.slow
 def test_every_checkpoint_answers(server, files, service):
     status, found = caption(server, files / "photo.jpg", num_beams=1)
     assert status == 200
@@ -35,6 +36,7 @@ def test_every_checkpoint_answers(server, files, service):
         assert all(0 < word["probability"] <= 1 for word in entry["words"])
 
 
+@pytest.mark.slow
 def test_checkpoints_can_be_chosen_and_samples_repeated(server, files):
     given = {"checkpoint": ["MLE", "SMILE"], "sample": True, "temperature": 3, "seed": 5}
     first, second = (caption(server, files / "other.png", **given) for _ in range(2))
@@ -42,6 +44,7 @@ def test_checkpoints_can_be_chosen_and_samples_repeated(server, files):
     assert first != caption(server, files / "other.png", **{**given, "seed": 6})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "settings", "status", "message"),
     [
@@ -91,6 +94,7 @@ def test_a_full_queue_refuses_callers(files):
     assert asyncio.run(three_ask()) == ([200, 200], 503)
 
 
+@pytest.mark.slow
 def test_slow_callers_take_no_place_in_the_queue(server, files):
     """There are more slow callers than places; each has sent one byte of a photo."""
     host, port = server.removeprefix("http://").split(":")
@@ -105,7 +109,7 @@ def test_slow_callers_take_no_place_in_the_queue(server, files):
 
 @pytest.mark.slow
 def test_few_large_photos_are_in_memory_at_once(server, tmp_path):
-    """Eight files of 20 million pixels: a decoded one takes 60 MB, at the peak 140."""
+    """Five files of 20 million pixels: a decoded one takes 60 MB, at the peak 140."""
     Image.new("RGBA", (5000, 4000), (200, 30, 40, 128)).save(tmp_path / "large.png")
     assert (tmp_path / "large.png").stat().st_size < 150_000
     assert caption(server, tmp_path / "large.png", num_beams=1)[0] == 200
@@ -114,15 +118,16 @@ def test_few_large_photos_are_in_memory_at_once(server, tmp_path):
         return metrics(server)["process_resident_memory_bytes"]
 
     seen = [memory()]
-    with ThreadPoolExecutor(8) as threads:
+    with ThreadPoolExecutor(5) as threads:
         call = partial(threads.submit, caption, server, tmp_path / "large.png", num_beams=1)
-        asked = [call() for _ in range(8)]
+        asked = [call() for _ in range(5)]
         while not all(call.done() for call in asked):
             seen.append(memory())
-    assert [call.result()[0] for call in asked] == [200] * 8
+    assert [call.result()[0] for call in asked] == [200] * 5
     assert max(seen) - seen[0] < 400e6
 
 
+@pytest.mark.slow
 def test_concurrent_callers_share_a_batch_and_a_bad_photo_fails_alone(server, files):
     names = ["photo.jpg", "other.png", "cut.jpg"] * 4
     alone = {name: caption(server, files / name) for name in names[:3]}
@@ -161,6 +166,7 @@ def metrics(server):
     }
 
 
+@pytest.mark.slow
 def test_a_caller_that_hangs_up_is_counted(server, files):
     closed = "smile_requests_total 499"
     before = metrics(server).get(closed, 0)
@@ -180,6 +186,7 @@ def test_a_caller_that_hangs_up_is_counted(server, files):
     assert metrics(server)[closed] == before + 2
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
 def test_the_documented_command_works(server, files, repository):
     text = (repository / "docs" / "app.md").read_text()
@@ -191,6 +198,7 @@ def test_the_documented_command_works(server, files, repository):
     assert "caption" in json.loads(result.stdout)[0], result.stderr
 
 
+@pytest.mark.slow
 def test_every_answer_has_the_content_security_policy(server):
     page, *others = [ask(f"{server}/{path}") for path in ("", "metrics", "no/such")]
     for status, (found, headers, _) in zip((200, 200, 404), (page, *others)):

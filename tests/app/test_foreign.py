@@ -8,6 +8,8 @@ import pytest
 
 from tests.app.client import ask
 
+pytestmark = pytest.mark.slow  # they need the server, whose start takes seconds
+
 httpx = pytest.importorskip("httpx", reason="no Gradio, which brings httpx")
 
 

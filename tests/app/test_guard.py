@@ -3,7 +3,9 @@
 import base64
 import signal
 import socket
+import sys
 import tempfile
+from types import SimpleNamespace
 
 import pytest
 
@@ -111,7 +113,8 @@ def test_the_server_is_behind_the_guard(ask, service, monkeypatch, capsys, host,
 
     configs = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: configs.append(self.config))
-    monkeypatch.setattr("app.page.add_page", lambda server, *_: server)
+    page = SimpleNamespace(add_page=lambda server, *_: server)
+    monkeypatch.setitem(sys.modules, "app.page", page)  # its Gradio takes seconds to import
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
     monkeypatch.setenv("GRADIO_TEMP_DIR", "")

@@ -9,7 +9,6 @@ import pytest
 FIELD = "#photo input[type=file]"
 SENT = "document.querySelector('#photo img')?.src.includes('file=')"
 WORD = ".smile-card:nth-child(2) .smile-word"
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -60,7 +59,9 @@ def text(page, selector):
     return page.ask(f"document.querySelector({selector!r}).innerText").strip()
 
 
-def test_upload_caption_and_attention_map(page, files, server, tmp_path):
+def test_a_photo_has_a_caption_of_each_checkpoint_with_probabilities_and_attention_maps(
+    page, files, server, tmp_path
+):
     caption(page, files / "photo.jpg")
     page.wait("document.querySelectorAll('.smile-card').length == 3")
     labels = page.ask("[...document.querySelectorAll('.smile-card h3')].map(e => e.innerText)")
@@ -112,6 +113,7 @@ def downloaded(page):
     )
 
 
+@pytest.mark.slow
 def test_only_controls_with_an_effect_are_shown_and_used(page, files):
     open_settings(page)
     shown = (
@@ -137,6 +139,7 @@ def test_only_controls_with_an_effect_are_shown_and_used(page, files):
         assert 3 <= len(entry["words"]) <= 4
 
 
+@pytest.mark.slow
 def test_a_photo_that_is_refused_is_one_line_in_the_page(page, files):
     page.ask("document.querySelector('#caption').click()")
     page.wait("/no photo/.test(document.querySelector('#results [role=alert]')?.innerText)")
@@ -147,6 +150,7 @@ def test_a_photo_that_is_refused_is_one_line_in_the_page(page, files):
     assert "\n" not in shown and str(files) not in shown
 
 
+@pytest.mark.slow
 def test_keyboard_alone(page, files):
     focus = "document.activeElement"
 
@@ -180,6 +184,7 @@ def test_keyboard_alone(page, files):
     page.wait("document.querySelector('.smile-attention').hidden")
 
 
+@pytest.mark.slow
 def test_a_phone_and_the_dark(browser, server, files, tmp_path):
     page = opened(browser, server, width=390, height=844, dark=True)
     for name in ("Compare", "Batch", "About"):
@@ -200,6 +205,7 @@ def test_a_phone_and_the_dark(browser, server, files, tmp_path):
     assert (tmp_path / "phone.png").stat().st_size > 20_000
 
 
+@pytest.mark.slow
 def test_batch_gives_a_zip(page, files, tmp_path):
     tab(page, "Batch")
     page.wait("document.querySelector('#photos input[type=file]')")

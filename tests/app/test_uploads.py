@@ -68,6 +68,7 @@ def wait_until(condition):
     assert condition()
 
 
+@pytest.mark.slow
 def test_a_full_folder_refuses_uploads_and_api_calls(server, files):
     """A batch has 4 photos of 1 MB, so that there is room for 8 MB."""
     photo = (files / "photo.jpg").read_bytes()
@@ -83,6 +84,7 @@ def test_a_full_folder_refuses_uploads_and_api_calls(server, files):
     assert upload(server, part(photo))[0] == caption(server, files / "photo.jpg")[0] == 200
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("query", ["", "?upload_id=a"])
 def test_a_field_that_is_no_file_is_refused(server, query):
     field = part(bytes(2 << 20)).replace(b'; filename="a.png"', b"")
@@ -91,6 +93,7 @@ def test_a_field_that_is_no_file_is_refused(server, query):
     assert sorted(folder_of(server).rglob("*")) == before
 
 
+@pytest.mark.slow
 def test_an_upload_that_is_cut_short_leaves_nothing(server):
     host, port = server.removeprefix("http://").split(":")
     before = sorted(folder_of(server).rglob("*"))

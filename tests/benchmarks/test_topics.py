@@ -16,6 +16,7 @@ from benchmarks.objective import (
 from benchmarks.training import CPU, CPU_BATCH, Training, random_captions, random_images
 
 
+@pytest.mark.slow
 def test_a_compiled_copy_takes_part_on_a_gpu(needs_peer, quick_compiler):
     row = captioning.Captioners(True, CPU).measure(1, "fp32", 3, 6, compiled=True)
     assert "compiled" in row["contenders"] and quick_compiler.frame_count == 2

@@ -6,7 +6,7 @@ from benchmarks.web_captioners import find_programs
 from captioning.runtime.errors import UserError
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_speed(quick_rows):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -12,7 +12,7 @@ from PIL import Image
 from tokenizers import pre_tokenizers
 
 from captioning.files import store_requests
-from tests.captioning.object_store import FaultyStore
+from tests.captioning import object_store
 
 CLIP_MERGES = ["t h", "th e</w>", "a n", "an d</w>", "c a", "ca t</w>", "d o", "do g</w>"]
 CLIP_MERGES.append("' s</w>")
@@ -86,6 +86,15 @@ def gpt2_folder(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_meteor():
+    """Let the runs within this process share METEOR's Java, which takes seconds to start."""
+    from captioning.metrics.meteor import shared_process
+
+    with shared_process():
+        yield
+
+
 @pytest.fixture
 def photos(tmp_path):
     """Return the paths of four images of different sizes and content."""
@@ -104,7 +113,7 @@ def s3_server():
     pytest.importorskip("s3fs", reason="s3fs reads s3://")
     pytest.importorskip("moto", reason="moto serves s3://")
     pytest.importorskip("flask_cors", reason="moto's server is made of it")
-    server = FaultyStore()
+    server = object_store.FaultyStore()
     yield server
     server.close()
 
@@ -113,28 +122,25 @@ def s3_server():
 def s3(s3_server, tmp_path, monkeypatch):
     """Return the server, with `files`, which reads and writes it, and an empty bucket `bucket`.
 
-    What is read of it is kept in the test's own folder `cache`.
+    What is read of it is kept in the test's own folder `cache`. Processes that a test starts have
+    the same variables, but pause before retries, unless their hook is `object_store.quick_retries`.
     """
     import s3fs
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    secrets = {"AWS_ACCESS_KEY_ID": "K3Y1D", "AWS_SECRET_ACCESS_KEY": "S3CR3T"}
-    places = {"AWS_ENDPOINT_URL": s3_server.address, "AWS_DEFAULT_REGION": "us-east-1"}
-    once = {"AWS_MAX_ATTEMPTS": "1"}  # what is tried again is tried here, without the waits
-    for name, value in {**secrets, **places, **once}.items():
+    for name, value in {**s3_server.variables, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(store_requests, "PAUSE_S", 0.01)
+    monkeypatch.setattr(store_requests, "PAUSE_S", object_store.PAUSE_S)
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
-    s3fs.S3FileSystem.clear_instance_cache()
-    s3_server.files = s3fs.S3FileSystem(use_listings_cache=False)
+    if s3fs.S3FileSystem(use_listings_cache=False) is not s3_server.files:
+        s3fs.S3FileSystem.clear_instance_cache()  # perhaps one without these variables
+        s3_server.files = s3fs.S3FileSystem(use_listings_cache=False)
+    s3_server.faults.clear()
+    s3_server.refused, s3_server.withheld = None, lambda path: False
     if s3_server.files.exists("bucket"):
         s3_server.files.rm("bucket", recursive=True)
     s3_server.files.mkdir("bucket")
-    s3_server.faults.clear()
-    s3_server.refused, s3_server.withheld = None, lambda path: False
     s3_server.requests.clear()
-    yield s3_server
-    s3fs.S3FileSystem.clear_instance_cache()
+    return s3_server
 
 
 @pytest.fixture

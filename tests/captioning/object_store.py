@@ -3,8 +3,11 @@
 import threading
 import time
 from collections import Counter
-from typing import Callable, Optional
+from typing import Any, Callable, Optional
 
+from captioning.files import store_requests
+
+PAUSE_S = 0.01  # before the first retry
 ERROR = b"<Error><Code>%s</Code><Message>told to fail</Message></Error>"
 
 
@@ -12,7 +15,7 @@ class FaultyStore:
     """faults: names of what befalls each of the next requests for objects, the first one first.
 
     refused: how the path of an object ends that may not be written, or None. withheld: whether the
-    object of a path may not be read.
+    object of a path may not be read. variables: the environment of its users.
     """
 
     def __init__(self):
@@ -23,9 +26,17 @@ class FaultyStore:
         self.refused: Optional[str] = None
         self.withheld: Callable[[str], bool] = lambda path: False
         self.requests: Counter[str] = Counter()  # by method
+        self.files: Any = None
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._server = make_server("127.0.0.1", 0, self._answer, threaded=True)
         self.address = f"http://127.0.0.1:{self._server.server_port}"
+        self.variables = {
+            "AWS_ACCESS_KEY_ID": "K3Y1D",
+            "AWS_SECRET_ACCESS_KEY": "S3CR3T",
+            "AWS_ENDPOINT_URL": self.address,
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_MAX_ATTEMPTS": "1",  # retries are the program's, without botocore's pauses
+        }
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def _answer(self, environ, start_response):
@@ -52,6 +63,14 @@ class FaultyStore:
 
     def close(self):
         self._server.shutdown()
+
+
+def quick_retries(rank: int) -> None:
+    """A hook of `tests.processes`: retry requests without long pauses, as the fixture s3 does."""
+    import s3fs
+
+    store_requests.PAUSE_S = PAUSE_S
+    s3fs.S3FileSystem.retries = 1
 
 
 REFUSALS = {

@@ -14,3 +14,11 @@ def write_members(path, members):
             starts[name] = tar.offset + tarfile.BLOCKSIZE
             tar.addfile(entry, io.BytesIO(data))
     return starts
+
+
+def write_tar(path, photos, more=()):
+    """Write a tar of photos with captions, and of further members."""
+    members = []
+    for photo in photos:
+        members += [(photo.name, photo.read_bytes()), (f"{photo.stem}.txt", b"old")]
+    write_members(path, [*members, *more])

@@ -1,19 +1,18 @@
 """The scoring program: what it prints, what it writes, and how it refuses."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 from captioning.evaluate import main
+from tests.programs import run_program
 
 REFERENCES = {"5": ["a man on a horse", "a rider"], "6": ["two cats on a sofa"], "7": ["a bus"]}
 
 
 @pytest.fixture(autouse=True)
 def no_java(monkeypatch, tmp_path):
-    """Score without Java: its start takes seconds, and its tokens are tested elsewhere."""
+    """Leave no `java` on PATH: metrics that need it are tested in tests/captioning/metrics."""
     monkeypatch.setenv("PATH", str(tmp_path))
 
 
@@ -30,18 +29,13 @@ def files(tmp_path):
     return write
 
 
-def test_program(files, tmp_path, repository):
+def test_captions_are_scored_printed_and_recorded(files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     captions = {5: "a man on a horse", 6: "😀\u2028\ud83d"}
     arguments = files([{"image_id": i, "caption": c} for i, c in captions.items()], REFERENCES)
-    done = subprocess.run(
-        [sys.executable, "-m", "captioning.evaluate", *arguments, "--output_dir", "out dir"],
-        cwd=tmp_path,
-        env={"PATH": str(tmp_path), "PYTHONPATH": str(repository)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0
-    titles, values, spreads, *_, intervals, note, skipped = done.stdout.splitlines()
+    done = run_program("captioning.evaluate", *arguments, "--output_dir", "out dir")
+    assert done.code == 0
+    titles, values, spreads, *_, intervals, note, skipped = done.out.splitlines()
     assert titles.startswith("Cap. Len.  Lex. Div.  BLEU-1")
     assert titles.split()[-4:] == ["BLEU-4", "METEOR", "ROUGE-L", "CIDEr"]
     assert values.split()[-3:-1] == ["-", "0.500"] and spreads.split()[-2:] == ["±0.500", "±2.500"]
@@ -49,7 +43,7 @@ def test_program(files, tmp_path, repository):
     assert note == "2 captions, tokenizer: regex (no Java)"
     assert skipped == "METEOR skipped: no Java: there is no `java` on PATH"
     warning = "warning: 1 of 3 images with references have no prediction and were not scored\n"
-    assert done.stderr == warning
+    assert done.err == warning
 
     metrics, captions = (tmp_path / "out dir" / n for n in ("metrics.json", "per_caption.jsonl"))
     summary = json.loads(metrics.read_text())
@@ -120,6 +114,7 @@ def test_metrics_are_chosen_by_name(files, capsys):
     assert "coco" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_an_option_names_a_file_of_a_store(files, s3, capsys):
     s3.files.pipe_file("bucket/scenes.json", b'{"made_from": {}, "scenes": {"5": ["sand"]}}')
     arguments = files([{"image_id": 5, "caption": "sand"}], {"5": ["sand"]})

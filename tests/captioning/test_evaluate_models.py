@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from captioning.evaluate import main
-from tests.soak.processes import Processes
+from tests.processes import Processes
 
 CAPTIONS = ["the cat", "a dog and the ball", "", "the dog's cat and", "a ball"]
 METRICS = ["clipscore", "retrieval", "perplexity", "itm"]  # that run models

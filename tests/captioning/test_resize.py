@@ -66,7 +66,7 @@ def test_names_stay_and_the_shorter_side_becomes_the_one_asked_for(folder, tmp_p
 
 
 @pytest.mark.parametrize("compression", ["tiff_lzw", "group4", "jpeg"])
-def test_a_compressed_tiff(tmp_path, compression):
+def test_a_compressed_tiff_is_written_whole(tmp_path, compression):
     image = scene(100, 64).convert("1" if compression == "group4" else "RGB")
     image.save(tmp_path / "a.tiff", compression=compression)
     outcome, content = resize.resize_image(tmp_path / "a.tiff", 32)
@@ -123,7 +123,7 @@ def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, mon
         ("images", "file", "cannot write .*file"),
     ],
 )
-def test_what_cannot_be_is_one_line(folder, tmp_path, capsys, source, target, line):
+def test_an_impossible_folder_is_one_line(folder, tmp_path, capsys, source, target, line):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("a file")
     assert resize.main([str(folder), str(tmp_path / "other"), "--side", "32"]) == 0

@@ -1,4 +1,4 @@
-"""The program from its command line: train, evaluate, and the one line of an error."""
+"""captioning.train from its command line: training, evaluation, and the one line of an error."""
 
 import json
 import pathlib
@@ -6,51 +6,73 @@ import pathlib
 import pytest
 import torch
 
-from captioning import train
+from tests.programs import one_error_line, run_program, unchanged
+from tests.tiny import log_of
 
 
-def run(config, folder, *arguments):
-    return train.main(["--config", str(config), "--output_dir", str(folder), *arguments])
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch, tmp_path):
+    """Leave no `java` on PATH: metrics that need it are tested in tests/captioning/metrics."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 
 
-def test_train_then_evaluate_the_best(scenes_config, tmp_path, capsys):
-    assert run(scenes_config, tmp_path, "max_epoch=1", "--seed", "3") == 0
-    assert run(scenes_config, tmp_path, "--evaluate", "--eval_split", "test") == 0
-    assert f"loaded {tmp_path / 'checkpoint_best.pth'}" in capsys.readouterr().err
-    captions = json.loads((tmp_path / "result" / "test.json").read_text())
+@pytest.fixture
+def run(scenes_config, tmp_path):
+    """Return a function that calls the program for the folder `run`, and returns its stderr."""
+
+    def call(*arguments, code=0, config=scenes_config, folder=tmp_path / "run"):
+        given = ["--config", config, "--output_dir", folder, *arguments]
+        outcome = run_program("captioning.train", *given)
+        assert outcome.code == code, outcome.err
+        return outcome.err
+
+    return call
+
+
+def test_a_run_is_trained_and_its_best_checkpoint_captions_and_scores_the_test_split(run, tmp_path):
+    folder = tmp_path / "run"
+    run("max_epoch=1", "metrics=[coco]", "--seed", "3")
+    shown = run("--evaluate", "--eval_split", "test", "metrics=[coco]")
+    assert f"loaded {folder / 'checkpoint_best.pth'}" in shown
+    captions = json.loads((folder / "result/test.json").read_text())
     assert len(captions) == 7 and all(entry["caption"] for entry in captions)
-    metrics = json.loads((tmp_path / "result" / "test" / "metrics.json").read_text())
-    assert {"Bleu_4", "ROUGE_L", "CIDEr"} <= metrics["metrics"].keys()
-    record = (tmp_path / "config.yaml").read_text()
-    given = f"pretrained={tmp_path / 'checkpoint_00.pth'}"
-    assert run(scenes_config, tmp_path, "--evaluate", given, "num_beams=1") == 0
-    assert "checkpoint_00.pth: every key matched" in capsys.readouterr().err
-    assert (tmp_path / "result" / "val.json").exists()
-    assert (tmp_path / "config.yaml").read_text() == record  # of the training, not of this
-    assert "num_beams: 1" in (tmp_path / "result" / "val" / "config.yaml").read_text()
-    assert run(scenes_config, tmp_path, "--evaluate", "pretrained=") == 0  # empty is not given
-    assert f"loaded {tmp_path / 'checkpoint_best.pth'}" in capsys.readouterr().err
+    (validation,) = log_of(folder, "val")
+    metrics = json.loads((folder / "result/test/metrics.json").read_text())["metrics"]
+    assert {"Bleu_4", "ROUGE_L", "CIDEr"} <= metrics.keys() & validation.keys()
 
 
-def test_without_a_run_pretrained_is_evaluated_and_so_said(scenes_config, tmp_path, capsys):
-    assert run(scenes_config, tmp_path / "a", "max_epoch=1") == 0
+def test_weights_that_are_named_are_evaluated_and_the_record_of_the_training_stays(
+    run, trained, tmp_path
+):
+    folder = trained(tmp_path / "run")
+    record, weights = (folder / "config.yaml").read_text(), folder / "checkpoint_00.pth"
+    shown = run("--evaluate", f"pretrained={weights}", "num_beams=1")
+    assert "checkpoint_00.pth: every key matched" in shown
+    assert (folder / "result/val.json").exists() and (folder / "config.yaml").read_text() == record
+    assert "num_beams: 1" in (folder / "result/val/config.yaml").read_text()
+    shown = run("--evaluate", "pretrained=")  # empty is not given
+    assert f"loaded {folder / 'checkpoint_best.pth'}" in shown
+
+
+def test_without_a_run_in_the_folder_pretrained_is_evaluated_and_named(
+    run, trained, scenes_config, tmp_path
+):
+    weights = trained(tmp_path / "run") / "checkpoint_00.pth"
     config = tmp_path / "given.yaml"
-    pretrained = tmp_path / "a" / "checkpoint_00.pth"
-    config.write_text(scenes_config.read_text() + f"pretrained: {pretrained}\n")
-    capsys.readouterr()
-    assert run(config, tmp_path / "mistyped", "--evaluate") == 0
-    shown = capsys.readouterr().err
+    config.write_text(scenes_config.read_text() + f"pretrained: {weights}\n")
+    shown = run("--evaluate", config=config, folder=tmp_path / "mistyped")
     assert "mistyped/checkpoint_best.pth does not exist: evaluating pretrained" in shown
 
 
-def test_trust_and_spice_reach_where_they_matter(scenes_config, tmp_path, capsys):
-    assert run(scenes_config, tmp_path, "max_epoch=1") == 0
-    path = tmp_path / "checkpoint_best.pth"
-    torch.save({**torch.load(path), "config": pathlib.PurePosixPath("x")}, path)
-    assert run(scenes_config, tmp_path, "--evaluate") == 2
-    assert "set trust_checkpoint: true" in capsys.readouterr().err
-    assert run(scenes_config, tmp_path, "--evaluate", "trust_checkpoint=true", "spice=true") == 0
-    assert "SPICE" in capsys.readouterr().err
+def test_a_checkpoint_with_objects_is_evaluated_only_if_it_is_trusted(run, trained, tmp_path):
+    path = trained(tmp_path / "run") / "checkpoint_best.pth"
+    content = {**torch.load(path), "config": pathlib.PurePosixPath("x")}
+    path.unlink()  # the copy's weights are links
+    torch.save(content, path)
+    with unchanged(tmp_path / "run"):
+        one_error_line(run("--evaluate", code=2), "set trust_checkpoint: true")
+    settings = ("trust_checkpoint=true", "metrics=[coco]", "spice=true")
+    assert "METEOR, SPICE skipped: no Java" in run("--evaluate", *settings)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +86,5 @@ def test_trust_and_spice_reach_where_they_matter(scenes_config, tmp_path, capsys
         (["med_config={hidden_sise: 3}"], "unknown key 'hidden_sise'"),
     ],
 )
-def test_a_users_mistake_is_one_line_and_exit_code_2(
-    scenes_config, tmp_path, capsys, arguments, message
-):
-    assert run(scenes_config, tmp_path / "run", *arguments) == 2
-    errors = [line for line in capsys.readouterr().err.splitlines() if "error: " in line]
-    assert len(errors) == 1 and message in errors[0]
+def test_a_users_mistake_is_one_line_and_exit_code_2(run, arguments, message):
+    one_error_line(run(*arguments, code=2), message)

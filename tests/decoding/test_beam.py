@@ -3,115 +3,20 @@
 import pytest
 import torch
 import transformers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from decoding import DecodingSettings, decode
-
-END, PAD = 1, 99
-
-
-def uncached(logits):
-    state = {}
-
-    def step(tokens, rows):
-        flat = tokens.flatten(0, 1)
-        if rows is not None:
-            flat = torch.cat([state["rows"][rows.flatten()], flat], dim=1)
-        state["rows"] = flat
-        return logits(flat).unflatten(0, tokens.shape[:2])
-
-    return step
-
-
-class PrefixModel:
-    """Computes logits that depend on all tokens of a row and on its prompt."""
-
-    def __init__(self, vocabulary, seed, end=END, ends=1.0):
-        generator = torch.Generator().manual_seed(seed)
-        self.weight = 2 * torch.randn(40, vocabulary, vocabulary, generator=generator)
-        self.weight[:, :, end] += ends
-        self.prompt_bias = torch.randn(50, vocabulary, generator=generator)
-
-    def logits(self, tokens):
-        """Return logits (R, V) of tokens (R, n). The first token identifies the prompt."""
-        positions = torch.arange(tokens.size(1)) % 40
-        decay = 0.5 ** torch.arange(tokens.size(1)).flip(0)
-        picked = self.weight[positions, tokens % self.weight.size(1)]  # (R, n, V)
-        return (picked * decay[:, None]).sum(1) + self.prompt_bias[tokens[:, 0]]
-
-    def step(self):
-        return uncached(self.logits)
-
-
-def reference_beam_search(model, prompt, chosen):
-    """Search like transformers 4.15.0, for one prompt."""
-    size = chosen.num_beams // chosen.num_beam_groups
-    first = [(prompt.tolist(), 0.0)] + [(prompt.tolist(), -1e9)] * (size - 1)
-    groups = [first] * chosen.num_beam_groups
-    ended, done = [], False
-
-    def add(tokens, score):
-        normalised = score / len(tokens) ** chosen.length_penalty
-        if len(ended) < chosen.num_beams or normalised > min(s for s, _ in ended):
-            ended.append((normalised, tokens))
-            if len(ended) > chosen.num_beams:
-                ended.remove(min(ended, key=lambda pair: pair[0]))
-
-    while not done:
-        length = len(groups[0][0][0])
-        words, after = [], []
-        for beams in groups:
-            candidates = []
-            for row, (tokens, score) in enumerate(beams):
-                logprobs = model.logits(torch.tensor([tokens]))[0].log_softmax(0)
-                for word in words:
-                    logprobs[word] -= chosen.diversity_penalty
-                for token in set(tokens):
-                    sign = 1 if logprobs[token] < 0 else -1
-                    logprobs[token] *= chosen.repetition_penalty**sign
-                for word in repeating(tokens, chosen.no_repeat_ngram_size):
-                    logprobs[word] = float("-inf")
-                if length < chosen.min_length:
-                    logprobs[END] = float("-inf")
-                candidates += [(score + p, row, w) for w, p in enumerate(logprobs.tolist())]
-            candidates = sorted(candidates, reverse=True)[: 2 * size]
-            following = []
-            for rank, (score, row, token) in enumerate(candidates):
-                if token == END:
-                    if rank < size and not done:
-                        add(beams[row][0], score)
-                elif len(following) < size:
-                    following.append(([*beams[row][0], token], score))
-            if len(ended) == chosen.num_beams and not done:
-                best = candidates[0][0] / length**chosen.length_penalty
-                done = min(s for s, _ in ended) >= best
-            words += [tokens[-1] for tokens, _ in following]
-            after.append(following)
-        if done:
-            break
-        groups = after
-        if length + 1 == chosen.max_length:
-            for tokens, score in (beam for beams in groups for beam in beams):
-                add(tokens, score)
-            done = True
-    best = sorted(ended, key=lambda pair: -pair[0])[: chosen.num_return]
-    return [([*t, END] if len(t) < chosen.max_length else t, s) for s, t in best]
-
-
-def repeating(tokens, size):
-    """Return the words that would repeat an n-gram of `size`."""
-    begun = tokens[len(tokens) - size + 1 :]
-    starts = range(len(tokens) - size + 1 if size else 0)
-    return {tokens[i + size - 1] for i in starts if tokens[i : i + size - 1] == begun}
-
-
-def strip(row):
-    row = row.tolist()
-    while row and row[-1] == PAD:
-        row.pop()
-    return row
+from tests.decoding.references import (
+    END,
+    PAD,
+    PrefixModel,
+    reference_beam_search,
+    strip,
+    uncached,
+)
+from tests.fuzz.examples import fuzzed
 
 
 @st.composite
@@ -137,7 +42,7 @@ def searches(draw):
     return chosen, model, torch.tensor([[p, 2, 3] for p in prompts])
 
 
-@settings(max_examples=150, deadline=None)
+@fuzzed(150)
 @given(searches())
 def test_batched_search_is_the_plain_search_of_each_prompt(search):
     chosen, model, prompts = search
@@ -209,7 +114,7 @@ def test_a_prompt_of_max_length_is_refused():
         decode(None, torch.ones(1, 3).long(), END, PAD, chosen)
 
 
-def test_if_every_word_is_banned_there_still_is_a_caption():
+def test_if_every_word_is_banned_there_still_is_a_caption_of_a_bad_score():
     chosen = DecodingSettings(num_beams=2, max_length=7, min_length=7, no_repeat_ngram_size=1)
     model, prompt = PrefixModel(5, 0), torch.tensor([[2, 3]])
     decoded = decode(model.step(), prompt, END, PAD, chosen)

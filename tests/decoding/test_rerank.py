@@ -6,7 +6,9 @@ import torch
 from decoding import DecodingSettings, Generated, decode
 from decoding.rerank import Reranking, rerank
 from decoding.sampling import draw_by_inverse
-from tests.decoding.test_sampling import END, PAD, markov
+from tests.decoding.references import markov
+
+END, PAD = 1, 0
 
 
 def test_the_best_candidates_come_first():

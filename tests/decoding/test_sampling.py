@@ -8,19 +8,14 @@ import transformers
 
 from decoding import DecodingSettings, decode
 from decoding.sampling import adjust_scores, draw_tokens, warp_scores
+from tests.decoding.references import markov
 
-END, PAD, VOCABULARY = 1, 0, 7
-
-
-def markov(seed=0):
-    """Return logits by last token (V, V), and a step function that reads them."""
-    table = 2 * torch.randn(VOCABULARY, VOCABULARY, generator=torch.Generator().manual_seed(seed))
-    return table, lambda tokens, rows: table[tokens[..., -1]]
+END, PAD = 1, 0
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_greedy_takes_the_best_token_until_the_end(seed):
-    table, step = markov(seed)
+    table, step = markov(seed=seed)
     chosen = DecodingSettings(num_beams=1, max_length=12, min_length=5, repetition_penalty=1.3)
     prompts = torch.tensor([[2, 3], [3, 4], [6, 5]])
     decoded = decode(step, prompts, END, PAD, chosen)
@@ -37,7 +32,7 @@ def test_greedy_takes_the_best_token_until_the_end(seed):
 
 
 def test_scores_are_mean_log_probabilities():
-    table, step = markov(3)
+    table, step = markov(seed=3)
     chosen = DecodingSettings(sample=True, num_return=5, max_length=10, min_length=0)
     decoded = decode(step, torch.tensor([[2], [5]]), END, PAD, chosen)
     for rows, scores in zip(decoded.token_ids.tolist(), decoded.scores.tolist()):

@@ -1,3 +1,18 @@
-"""The object store, for runs that tests disturb."""
+"""Runs of seconds that tests disturb, and the object store."""
+
+import pytest
 
 from tests.captioning.conftest import s3, s3_server  # noqa: F401
+from tests.runs import kept_runs, write_config
+
+
+@pytest.fixture(scope="session")
+def config(tmp_path_factory):
+    """Return the path of a configuration of 3 epochs of 8 steps, for tests to disturb the run."""
+    return write_config(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="session")
+def finished(config):
+    """Return a function that returns the folder of an undisturbed run with given settings."""
+    return kept_runs(config)

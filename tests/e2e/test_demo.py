@@ -1,4 +1,7 @@
-"""The quick demo with few images, from its first line to the report, killed once and continued."""
+"""The quick demo with few images, from its first line to the report, killed once and continued.
+
+tests/captioning/demo/test_parts.py has its parts, in this process.
+"""
 
 import contextlib
 import json
@@ -13,12 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
-from captioning.demo import runs
-from captioning.demo.status import DemoProgress
-from captioning.runtime.job_runner import preload_modules
-from captioning.sweep.parallel_runs import TRAINING_MODULES
-
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 RUNS = ("mle", "smile", "mle_smile")
 TEST_IMAGES = 30
 # The demo with each list of arguments, in one process, which imports once.
@@ -114,28 +112,6 @@ def test_demo_that_was_killed_goes_on(finished):
     assert re.search(r"\.png\n  MLE    a.* .+\n  SMILE  a.* .+\n", first)
     pretrained = json.loads((finished.folder / "pretrain" / "run.json").read_text())
     assert "[rank 1]" not in finished.logs("pretrain") and pretrained["processes"] == 2
-
-
-def test_first_captions_come_during_pre_training(tmp_path, monkeypatch, capsys):
-    """The full demo's first two steps, with few images; called twice."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setattr(runs, "SPLITS", {"train": 64, "val": 4, "test": 4})
-    preload_modules(TRAINING_MODULES)
-    for shown in (True, False):  # by the first call
-        demo = runs.Demo(False, 0, [], "cpu")
-        status = DemoProgress(demo.steps())
-        for number in (0, 1):
-            status.begin(number)
-            status.steps[number].run(status)
-            status.end()
-        logged = capsys.readouterr().err
-        pattern = r"^images/.+\.png\n  MLE .*\n  SMILE .*$"
-        assert len(re.findall(pattern, logged, re.MULTILINE)) == 2 * shown, logged
-        assert logged.count("the first captions") == shown
-    config = (tmp_path / "output/demo/first/smile/config.yaml").read_text()
-    assert "pretrained: output/demo/pretrain/weights_02.pth\n" in config
-    assert "objective: smile\n" in config
 
 
 def test_demo_prints_the_scores_and_captions_of_its_runs(finished):

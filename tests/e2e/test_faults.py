@@ -8,8 +8,8 @@ import time
 import pytest
 
 from captioning.metrics.diversity import Length
-from tests.soak.launched import Launched
-from tests.soak.runs import (
+from tests.processes import Launched
+from tests.runs import (
     Run,
     be_quick,
     before_steps,
@@ -18,8 +18,6 @@ from tests.soak.runs import (
     saved_step,
     write_config,
 )
-
-pytestmark = pytest.mark.slow
 
 # A step takes a hundredth of this timeout, but the machine may be busy.
 TWO = ("batch_size=4", "rank_timeout=6")
@@ -60,7 +58,7 @@ WAITED = "error: [rank 0] waited in vain for rank 1"
     [
         (fail, 1, "RuntimeError: a bug in one process"),
         (die, -9, WAITED),
-        (freeze, -9, WAITED),
+        pytest.param(freeze, -9, WAITED, marks=pytest.mark.slow),
         (hang, -9, WAITED),
     ],
 )
@@ -75,6 +73,7 @@ def test_a_process_that_fails_is_named(config, tmp_path, do, code, line):
     assert saved_step(tmp_path / "run", 8) == 3
 
 
+@pytest.mark.slow
 def test_what_rank_0_does_alone_may_take_longer(config, tmp_path):
     def hook(rank):
         def slowly(self, captions):
@@ -87,7 +86,8 @@ def test_what_rank_0_does_alone_may_take_longer(config, tmp_path):
     assert run.wait() == [0, 0], run.said()
 
 
-def test_a_rank_without_data_uneven_shards_and_a_last_partial_batch(tmp_path):
+@pytest.mark.slow
+def test_ranks_may_have_unequal_or_no_batches(tmp_path):
     """A step has 2 x 4 of 23 images. Of 5 images, a rank has two batches; of one image, none."""
     config = write_config(tmp_path, train_images=23)
     samples = json.loads((tmp_path / "scenes" / "scenes_val.json").read_text())
@@ -104,7 +104,7 @@ def test_a_rank_without_data_uneven_shards_and_a_last_partial_batch(tmp_path):
 DIES_ONCE = """
 import os, signal, sys
 from captioning import train
-from tests.soak.runs import before_steps
+from tests.runs import before_steps
 
 def die(rank, step, batches):
     if (rank, os.environ["TORCHELASTIC_RESTART_COUNT"], step) == ("1", "0", 4):
@@ -131,12 +131,12 @@ def launch(config, tmp_path):
         launched.wait()
 
 
-def test_a_run_is_started_again_from_its_last_checkpoint(launch, finished, tmp_path):
+def test_a_restarted_run_ends_bit_identical(launch, finished, tmp_path):
     (tmp_path / "dies_once.py").write_text(DIES_ONCE)
-    launched = launch("--max-restarts", "1", tmp_path / "dies_once.py", settings=())
+    launched = launch("--max-restarts", "1", tmp_path / "dies_once.py", settings=("max_epoch=1",))
     assert launched.wait() == [0], launched.said()
     assert "resuming from" in launched.said()
-    assert difference(finished("batch_size=4"), tmp_path / "run") is None
+    assert difference(finished("batch_size=4", "max_epoch=1"), tmp_path / "run") is None
 
 
 def wait_for(condition, launched):
@@ -146,7 +146,9 @@ def wait_for(condition, launched):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
+)
 def test_a_signal_to_the_launcher_saves_and_ends_in_order(launch, tmp_path, number):
     launched = launch("-m", "captioning.train")
     wait_for(lambda: last_step(tmp_path / "run") > 3, launched)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.tiny_run import log_of
+from tests.tiny import log_of
 
 SMALL = [
     "pretrained=",
@@ -47,14 +47,13 @@ def script(repository, shared_data, tmp_path):
 
 
 @pytest.mark.slow
-def test_train_and_evaluate(script, tmp_path, shared_data):
-    """Training takes two processes; evaluation takes one."""
-    shown = script("train.sh", processes=2)
+def test_the_scripts_train_in_two_processes_and_evaluate_in_one(script, tmp_path, shared_data):
+    shown = script("train.sh", "metrics=[length]", processes=2)
     losses = [line["loss"] for line in log_of(tmp_path, "step")]
     assert "epoch 1/1: loss" in shown and len(losses) == 330 // 30
     assert losses[-1] < 0.9 * losses[0]
 
-    shown = script("eval.sh")
+    shown = script("eval.sh", "metrics=[coco]")
     assert f"loaded {tmp_path / 'checkpoint_best.pth'}" in shown and "CIDEr" in shown
     captions = json.loads((tmp_path / "result" / "test.json").read_text())
     truth = json.loads((shared_data / "annotation" / "coco_karpathy_test_gt.json").read_text())

@@ -3,16 +3,20 @@
 import os
 import shutil
 import subprocess
+from typing import NamedTuple
 
 import pytest
+from _pytest.mark.expression import Expression
 
+# Records its folder, two variables and its arguments, and fails where FAILING matches these.
 INTERPRETER = """#!/bin/sh
-case "$*" in "$FAILING") exit 1 ;; esac
 case "$1 $2" in
     *version_info*) echo 3.11 ;;
     *torch.cuda*) echo "$GPUS" ;; # at least 1
-    *) pwd; echo "threads=$OMP_NUM_THREADS"; printf '%s\\n' "$@" ;;
+    *) printf '%s\\n' "$PWD" "threads=$OMP_NUM_THREADS" "no_bytecode=$PYTHONDONTWRITEBYTECODE" \\
+        "$@" "" >>"$0.calls" ;;
 esac
+case "$*" in $FAILING) exit 1 ;; esac
 """
 UV = """#!/bin/sh
 echo uv 1.0
@@ -20,50 +24,77 @@ echo "$@" >>"$0.log" # everything is installed
 """
 VARIABLES = (
     *("NPROC_PER_NODE", "NNODES", "RDZV_ENDPOINT", "RDZV_ID", "EVAL_SPLIT", "VENV", "PYTHON"),
-    "OMP_NUM_THREADS",
+    *("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"),
 )
+
+
+class Call(NamedTuple):
+    """A call of Python: its folder, two variables and its arguments."""
+
+    folder: str
+    threads: str
+    no_bytecode: str
+    words: list[str]
+
+
+class Ended(NamedTuple):
+    """A script's exit code, stdout and stderr, and the calls of Python that it made."""
+
+    code: int
+    out: str
+    err: str
+    calls: list[Call]
 
 
 @pytest.fixture
 def run_script(tmp_path, repository):
-    """Return a function that runs a script of a copy in which the stand-in is Python."""
-    root = tmp_path / "project"
-    shutil.copytree(repository / "scripts", root / "scripts")
-    interpreter = tmp_path / "active" / "bin" / "python"
-    interpreter.parent.mkdir(parents=True)
-    interpreter.write_text(INTERPRETER)
-    interpreter.chmod(0o755)
-    (interpreter.parent / "uv").write_text(UV)
-    (interpreter.parent / "uv").chmod(0o755)
+    """Return a function that runs a script of a copy in which the stand-in is Python.
 
-    def run(script, *arguments, **variables):
+    gpus: how many torch counts. With several, train.sh finds a driver and asks torch.
+    """
+    root, programs = tmp_path / "project", tmp_path / "active" / "bin"
+    shutil.copytree(repository / "scripts", root / "scripts")
+    driver, calls = tmp_path / "driver" / "nvidia-smi", programs / "python.calls"
+    for path, text in (
+        *((programs / "python", INTERPRETER), (programs / "uv", UV)),
+        (driver, "#!/bin/sh\n"),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        path.chmod(0o755)
+
+    def run(script, *arguments, gpus=1, **variables):
+        folders = [programs, *([driver.parent] if gpus > 1 else []), os.environ["PATH"]]
         environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
-        environment.update(VIRTUAL_ENV=str(tmp_path / "active"), **variables)
-        environment["PATH"] = f"{interpreter.parent}{os.pathsep}{environment['PATH']}"
+        environment.update(VIRTUAL_ENV=str(tmp_path / "active"), GPUS=str(gpus), **variables)
+        environment["PATH"] = os.pathsep.join(map(str, folders))
         command = ["bash", str(root / "scripts" / script), *arguments]
-        return subprocess.run(
+        calls.unlink(missing_ok=True)
+        done = subprocess.run(
             command, env=environment, cwd=tmp_path, capture_output=True, text=True
         )
+        recorded = calls.read_text().split("\n\n")[:-1] if calls.exists() else []
+        return Ended(done.returncode, done.stdout, done.stderr, [*map(as_call, recorded)])
 
     return run
+
+
+def as_call(text):
+    folder, *variables = text.split("\n")
+    threads, no_bytecode = (variable.partition("=")[2] for variable in variables[:2])
+    return Call(folder, threads, no_bytecode, variables[2:])
 
 
 @pytest.fixture
 def launch(run_script, tmp_path):
     """Return a function that runs a script and returns threads and arguments of its Python."""
-    tool = tmp_path / "driver" / "nvidia-smi"  # then train.sh asks torch for the number of GPUs
-    tool.parent.mkdir()
-    tool.write_text("#!/bin/sh\n")
-    tool.chmod(0o755)
 
-    def call(script, *arguments, gpus=1, **variables):
-        if gpus > 1:
-            variables["PATH"] = f"{tool.parent}:{os.environ['PATH']}"
-        result = run_script(script, *arguments, GPUS=str(gpus), **variables)
-        assert result.returncode == 0, result.stderr
-        folder, threads, *given = result.stdout.splitlines()
-        assert folder == str(tmp_path / "project")
-        return threads.replace("threads=", ""), given
+    def call(script, *arguments, **settings):
+        ended = run_script(script, *arguments, **settings)
+        assert ended.code == 0, ended.err
+        (called,) = ended.calls
+        assert called.folder == str(tmp_path / "project")
+        return called.threads, called.words
 
     return call
 
@@ -96,7 +127,9 @@ ODD = ["prompt=a photo of ", "b.yaml", "--resume"]
         (["train.sh", "device=cpu"], {"gpus": 4}, [*COCO, "device=cpu"]),
     ],
 )
-def test_the_command_that_a_script_runs(launch, command, variables, given):
+def test_a_script_runs_its_program_with_the_arguments_as_they_are(
+    launch, command, variables, given
+):
     threads, found = launch(*command, **variables)
     assert (threads, found) == ("", given)
 
@@ -110,7 +143,7 @@ def test_the_command_that_a_script_runs(launch, command, variables, given):
         (["--glob", "--engine rayon"], "requirements.txt"),
     ],
 )
-def test_captions_by_ray_have_ray_set_up(launch, tmp_path, flags, requirements):
+def test_ray_is_installed_only_for_captions_by_ray(launch, tmp_path, flags, requirements):
     assert launch("caption.sh", *BULK, *flags) == ("", ["-m", "captioning.caption", *BULK, *flags])
     log = (tmp_path / "active" / "bin" / "uv.log").read_text().split()
     assert log[-1] == requirements
@@ -124,10 +157,12 @@ def test_captions_by_ray_have_ray_set_up(launch, tmp_path, flags, requirements):
         ("train.sh", {"NNODES": "2"}, "NNODES=2 needs RDZV_ENDPOINT=host:port, the same on every"),
     ],
 )
-def test_variables_that_are_refused(run_script, command, variables, line):
-    result = run_script(command, "a", **variables)
-    assert (result.returncode, result.stdout, result.stderr.count("\n")) == (2, "", 1)
-    assert result.stderr.startswith(f"error: {line}")
+def test_variables_of_several_machines_are_refused_in_one_line_where_they_cannot_work(
+    run_script, command, variables, line
+):
+    ended = run_script(command, "a", **variables)
+    assert (ended.code, ended.out, ended.calls) == (2, "", [])
+    assert ended.err.startswith(f"error: {line}") and ended.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -153,17 +188,53 @@ def test_several_machines_meet_at_the_endpoint(launch):
     ]
 
 
-@pytest.mark.parametrize("failing", ["", "-m ruff check"])
-def test_tests_fail_with_any_check_and_run_the_others(run_script, failing):
-    result = run_script("test.sh", FAILING=failing)
-    last = "failed: ruff check" if failing else "passed: ruff format, ruff check, pytest"
-    assert (result.returncode, result.stdout.splitlines()[-1]) == (int(failing != ""), last)
-    ran = [line for line in result.stdout.splitlines() if line in ("ruff", "pytest")]
-    assert ran == (["ruff", "pytest"] if failing else ["ruff", "ruff", "pytest"])
+LINT = [["-m", "ruff", "format", "--check"], ["-m", "ruff", "check"]]
+MARKERS = [(), ("slow",), ("soak",), ("slow", "soak")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lint", "selected"),
+    [([], LINT, [()]), (["--all"], LINT, [(), ("slow",)]), (["--rest"], [], [("slow",)])],
+    ids=["quick", "all", "rest"],
+)
+def test_tests_are_selected_by_markers_after_linting_which_rest_leaves_out(
+    run_script, arguments, lint, selected
+):
+    ended = run_script("test.sh", *arguments, PYTHONDONTWRITEBYTECODE="1")
+    assert (ended.code, ended.out) == (0, "passed\n")
+    *before, (module, program, option, expression, *workers) = (call.words for call in ended.calls)
+    assert before == lint and (module, program, option) == ("-m", "pytest", "-m")
+    assert workers == ["--numprocesses", "auto", "--maxprocesses", "8", "--dist", "loadfile"]
+    matches = Expression.compile(expression).evaluate
+    assert [given for given in MARKERS if matches(given.__contains__)] == selected
+
+
+@pytest.mark.parametrize("arguments", [["tests/smile", "-k", "a name"], ["--collect-only"]])
+def test_other_arguments_of_the_tests_are_pytests(run_script, arguments):
+    assert run_script("test.sh", *arguments).calls[0].words == ["-m", "pytest", *arguments]
+    failed = run_script("test.sh", *arguments, FAILING="-m pytest*")
+    assert (failed.code, len(failed.calls)) == (1, 1)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--rest"], ["tests/smile"]])
+def test_modules_are_compiled_once_for_all_processes_of_the_tests(run_script, arguments):
+    calls = run_script("test.sh", *arguments, PYTHONDONTWRITEBYTECODE="1").calls
+    assert {call.no_bytecode for call in calls} == {""}
+
+
+@pytest.mark.parametrize(
+    ("failing", "name"),
+    [("*format*", "ruff format"), ("-m ruff check", "ruff check"), ("-m pytest*", "pytest")],
+)
+def test_a_check_that_fails_is_named_and_the_others_still_run(run_script, failing, name):
+    ended = run_script("test.sh", FAILING=failing)
+    assert (ended.code, ended.out) == (1, f"failed: {name}\n")
+    *lint, tests = (call.words for call in ended.calls)
+    assert lint == LINT and tests[:2] == ["-m", "pytest"]
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
-def test_shellcheck_has_no_complaint(repository):
+def test_shellcheck_has_no_complaint_about_the_scripts(repository):
     scripts = [*sorted(repository.glob("scripts/*.sh")), repository / ".ci" / "run"]
     result = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True)
     assert result.returncode == 0, result.stdout

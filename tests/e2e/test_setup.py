@@ -1,4 +1,7 @@
-"""scripts/setup.sh, in copies of the scripts that require a package of a few bytes; no network."""
+"""scripts/setup.sh, in copies of the scripts that require a package of a few bytes; no network.
+
+Environments with pip take seconds to make: their tests run with `bash scripts/soak.sh` only.
+"""
 
 import os
 import shutil
@@ -18,8 +21,9 @@ AS_OTHER_VERSION = 'case "$*" in *version_info*) echo {};; *) exit {};; esac'
 class Project:
     """A folder with the scripts, its own requirements, and programs that are first on PATH."""
 
-    def __init__(self, root):
-        self.root, self.venv = root, root / ".venv"
+    def __init__(self, root, pip=True):
+        """pip: whether environments have it, and the folders of wheels are pip's settings."""
+        self.root, self.venv, self.pip = root, root / ".venv", pip
         self.interpreter, self.log = self.venv / "bin" / "python", self.venv / "setup.log"
 
     def write(self, name, *lines):
@@ -30,8 +34,7 @@ class Project:
             "PATH": f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.root),
             "PIP_CONFIG_FILE": os.devnull,
-            "PIP_NO_INDEX": "1",
-            "PIP_FIND_LINKS": f"{self.root / 'bin'} {self.root / 'wheels'}",  # several folders
+            **(self._pips_settings() if self.pip else self._uvs_settings()),
             "UV_CACHE_DIR": str(self.root / "cache"),
             "UV_HTTP_RETRIES": "0",
             **{name: str(value) for name, value in variables.items()},
@@ -44,6 +47,13 @@ class Project:
             text=True,
             start_new_session=True,
         )
+
+    def _pips_settings(self):
+        folders = f"{self.root / 'bin'} {self.root / 'wheels'}"
+        return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": folders}
+
+    def _uvs_settings(self):
+        return {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(self.root / "wheels")}
 
     def set_up(self, *arguments, **variables):
         process = self.start(*arguments, **variables)
@@ -78,20 +88,23 @@ def write_program(path, text):
     return path
 
 
-def fill(root, repository, venv=None):
+def fill(root, repository, venv=None, pip=True):
     """Make a project that requires tiny-package 1.0, of two versions in a folder of wheels.
 
-    venv: an environment that Python copies instead of making one, which takes seconds.
+    venv: an environment that Python copies instead of making one, which takes seconds. pip: whether
+    environments that it makes have pip.
     """
     shutil.copytree(repository / "scripts", root / "scripts")
     (root / "wheels").mkdir()
     for name, version in (("package", "1.0"), ("package", "1.1"), ("tool", "1.0")):
         write_wheel(root / "wheels", f"tiny_{name}", version)
     copy = f'cp -r "{venv}/." "$3"; rm -r "$3"/lib/python*/site-packages/tiny_*; exit'
-    made = f'case "$1 $2" in "-m venv") {copy};; esac\n' if venv else ""
+    if not pip:
+        copy = f'exec "{sys.executable}" -m venv --without-pip "$3"'
+    made = f'case "$1 $2" in "-m venv") {copy};; esac\n' if venv or not pip else ""
     write_program(root / "bin" / "python3", f'{made}exec "{sys.executable}" "$@"')
     write_program(root / "bin" / "uv", f'exec "{uv.find_uv_bin()}" "$@"')
-    project = Project(root)
+    project = Project(root, pip)
     for more in ("app", "cluster", "dev"):
         project.write(f"requirements-{more}", "-r requirements.txt", "tiny-tool==1.0")
     project.write("requirements", "tiny-package>=1.0", 'absent; python_version < "3"')
@@ -114,27 +127,21 @@ def assert_refused(result, *words, code=1):
 @pytest.fixture(scope="module")
 def first_call(tmp_path_factory, repository):
     """A project that was set up once, and the result of that call. Not to be changed."""
-    project = fill(tmp_path_factory.mktemp("first") / "project", repository)
+    project = fill(tmp_path_factory.mktemp("first") / "project", repository, pip=False)
     return project, project.set_up()
 
 
 @pytest.fixture
-def active(first_call):
-    """The environment of the project that was set up. Not to be changed."""
-    return first_call[0].venv
-
-
-@pytest.fixture
-def bare(tmp_path, repository, active):
+def project(tmp_path, repository):
     """A project in which nothing has been set up."""
-    return fill(tmp_path / "project", repository, active)
+    return fill(tmp_path / "project", repository, pip=False)
 
 
 @pytest.fixture
-def installed(tmp_path, first_call):
+def copied(tmp_path, first_call):
     """A copy of the project that was set up, for the test to change."""
     shutil.copytree(first_call[0].root, tmp_path / "project", symlinks=True)
-    return Project(tmp_path / "project")
+    return Project(tmp_path / "project", pip=False)
 
 
 def test_makes_an_environment_of_the_locked_versions_and_prints_its_interpreter(first_call):
@@ -145,29 +152,97 @@ def test_makes_an_environment_of_the_locked_versions_and_prints_its_interpreter(
     assert project.versions() == {"tiny_package": "1.0"}
 
 
-def test_second_call_installs_nothing(installed):
-    installed.log.unlink()
-    installed.write("requirements-lock", "tiny-package==1.1")  # what satisfies is left unchanged
-    result = installed.set_up()
-    assert (result.stdout, result.stderr) == (f"{installed.interpreter}\n", "")
-    assert not installed.log.exists()
+def test_second_call_installs_nothing(copied):
+    copied.log.unlink()
+    copied.write("requirements-lock", "tiny-package==1.1")  # what satisfies is left unchanged
+    result = copied.set_up()
+    assert (result.stdout, result.stderr) == (f"{copied.interpreter}\n", "")
+    assert not copied.log.exists() and copied.versions() == {"tiny_package": "1.0"}
+
+
+@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
+def test_active_environment_that_satisfies_is_used_and_none_is_made(first_call, project, variable):
+    active = first_call[0].venv
+    result = project.set_up(**{variable: active})
+    assert (result.stdout, result.stderr) == (f"{active}/bin/python\n", "")
+    assert not project.venv.exists()
+
+
+@pytest.mark.parametrize(
+    ("program", "what", "code", "words"),
+    [
+        ("exit 127", "", 1, ["is not found or does not run"]),
+        ("echo 3.8", "", 1, ["is Python 3.8", "3.9 or later"]),
+        (AS_OTHER_VERSION.format("3.11", 1), "", 1, ["python3.11-venv"]),
+        (AS_OTHER_VERSION.format("3.9", 0), "app", 2, ["3.10 or later", "PYTHON=python3.11"]),
+        ("exit", "develop", 1, ["develop"]),
+    ],
+    ids=["broken", "too-old", "no-venv-module", "the-page", "no-such-argument"],
+)
+def test_what_is_unusable_is_refused_before_anything_is_installed(
+    project, program, what, code, words
+):
+    python = write_program(project.root / "bin" / "my-python", program)
+    assert_refused(project.set_up(*filter(None, [what]), PYTHON=python), *words, code=code)
+    assert not project.venv.exists()
 
 
 @pytest.mark.parametrize("more", ["app", "cluster", "dev"])
-def test_more_requirements_are_added_to_the_same_environment(installed, more):
-    (installed.venv / "kept").touch()
-    assert installed.set_up(more).returncode == 0
-    assert installed.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
-    assert (installed.venv / "kept").exists()
+def test_more_requirements_are_added_to_the_same_environment(copied, more):
+    (copied.venv / "kept").touch()
+    assert copied.set_up(more).returncode == 0
+    assert copied.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
+    assert (copied.venv / "kept").exists()
 
 
-def test_latest_takes_what_the_requirements_allow(bare):
-    bare.write("requirements-lock", "tiny-package==1.0.5")  # which is no longer there
-    assert_refused(bare.set_up(), bare.log, "LATEST=1")
-    result = bare.set_up(LATEST="1")
-    assert "the newest versions" in result.stderr and bare.versions() == {"tiny_package": "1.1"}
+def test_latest_takes_what_the_requirements_allow(project):
+    project.write("requirements-lock", "tiny-package==1.0.5")  # which is no longer there
+    assert_refused(project.set_up(), project.log, "LATEST=1")
+    result = project.set_up(LATEST="1")
+    assert "the newest versions" in result.stderr and project.versions() == {"tiny_package": "1.1"}
 
 
+def test_folder_that_is_no_environment_is_refused(project):
+    (project.root / "work").mkdir()
+    (project.root / "work" / "thesis.txt").write_text("two years")
+    assert_refused(project.set_up(VENV="work"), "is not a virtual environment")
+    assert (project.root / "work" / "thesis.txt").read_text() == "two years"
+
+
+@pytest.fixture(scope="module")
+def with_pip(tmp_path_factory, repository):
+    """A project that was set up once, whose environment has pip. Not to be changed."""
+    project = fill(tmp_path_factory.mktemp("pip") / "project", repository)
+    result = project.set_up()
+    assert result.returncode == 0, result.stderr
+    return project
+
+
+@pytest.fixture
+def active(with_pip):
+    """The environment of the project that was set up. Not to be changed."""
+    return with_pip.venv
+
+
+@pytest.fixture
+def bare(tmp_path, repository, active):
+    """A project in which nothing has been set up, and Python makes environments with pip."""
+    return fill(tmp_path / "project", repository, active)
+
+
+@pytest.fixture
+def installed(tmp_path, with_pip):
+    """A copy of the project whose environment has pip, for the test to change."""
+    shutil.copytree(with_pip.root, tmp_path / "project", symlinks=True)
+    return Project(tmp_path / "project")
+
+
+@pytest.mark.soak
+def test_wheels_are_found_in_several_folders_of_pips_variable(with_pip):
+    assert with_pip.versions() == {"tiny_package": "1.0"}
+
+
+@pytest.mark.soak
 def test_uv_is_installed_where_there_is_none_that_knows_the_settings(bare):
     write_program(bare.root / "bin" / "uv", "echo uv 0.4.30")
     unreachable = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": NOWHERE}
@@ -181,6 +256,7 @@ def test_uv_is_installed_where_there_is_none_that_knows_the_settings(bare):
     assert bare.set_up().stderr == ""
 
 
+@pytest.mark.soak
 def test_wheels_are_found_in_several_folders_of_pips_file(bare, tmp_path):
     lines = "".join(f"\n    {bare.root / folder}" for folder in ("bin", "wheels"))
     (tmp_path / "pip.conf").write_text(f"[global]\nfind-links ={lines}\n")
@@ -189,6 +265,7 @@ def test_wheels_are_found_in_several_folders_of_pips_file(bare, tmp_path):
     assert bare.versions() == {"tiny_package": "1.0"}
 
 
+@pytest.mark.soak
 def test_the_users_constraints_hold_beside_the_lock(installed, tmp_path):
     write_wheel(installed.root / "wheels", "tiny_tool", "1.1")
     installed.write("requirements-dev", "-r requirements.txt", "tiny-tool")
@@ -206,19 +283,20 @@ def either(bare, request):
     return bare
 
 
-@pytest.mark.parametrize("variable", ["VIRTUAL_ENV", "CONDA_PREFIX"])
-def test_active_environment_that_satisfies_is_used(either, active, tmp_path, variable):
-    """Also with a pip before 22.2."""
+@pytest.mark.soak
+def test_active_environment_is_used_with_a_pip_before_22_2_and_no_uv(bare, active, tmp_path):
+    write_program(bare.root / "bin" / "uv", "exit 127")
     python = write_program(
         tmp_path / "active" / "bin" / "python",
         f'case "$*" in *--dry-run*) echo "no such option: --dry-run" >&2; exit 2; esac\n'
         f'exec "{active}/bin/python" "$@"',
     )
-    result = either.set_up(**{variable: tmp_path / "active"})
+    result = bare.set_up(VIRTUAL_ENV=tmp_path / "active")
     assert (result.stdout, result.stderr) == (f"{python}\n", "")
-    assert not either.venv.exists()
+    assert not bare.venv.exists()
 
 
+@pytest.mark.soak
 def test_active_environment_that_does_not_satisfy_is_named_and_left(either, active):
     either.write("requirements", "tiny-package==1.1")
     either.write("requirements-lock")
@@ -227,6 +305,7 @@ def test_active_environment_that_does_not_satisfy_is_named_and_left(either, acti
     assert Project(active.parent).versions() == {"tiny_package": "1.0"}
 
 
+@pytest.mark.soak
 def test_active_environment_of_an_old_python_is_left(installed, tmp_path):
     write_program(tmp_path / "active" / "bin" / "python", "echo 2.7")
     result = installed.set_up(CONDA_PREFIX=tmp_path / "active")
@@ -234,35 +313,21 @@ def test_active_environment_of_an_old_python_is_left(installed, tmp_path):
     assert "lacks Python 3.9 or later" in result.stderr
 
 
+@pytest.mark.soak
 def test_venv_passes_over_the_active_environment(installed, active):
     installed.venv.rename(installed.root / "other")
     result = installed.set_up(VENV="other", VIRTUAL_ENV=active)
     assert result.stdout == f"{installed.root / 'other' / 'bin' / 'python'}\n"
 
 
-@pytest.mark.parametrize(
-    ("program", "what", "code", "words"),
-    [
-        ("exit 127", "", 1, ["is not found or does not run"]),
-        ("echo 3.8", "", 1, ["is Python 3.8", "3.9 or later"]),
-        (AS_OTHER_VERSION.format("3.11", 1), "", 1, ["python3.11-venv"]),
-        (AS_OTHER_VERSION.format("3.9", 0), "app", 2, ["3.10 or later", "PYTHON=python3.11"]),
-        ("exit", "develop", 1, ["develop"]),
-    ],
-    ids=["broken", "too-old", "no-venv-module", "the-page", "no-such-argument"],
-)
-def test_what_is_unusable_is_refused_before_anything_is_installed(bare, program, what, code, words):
-    python = write_program(bare.root / "bin" / "my-python", program)
-    assert_refused(bare.set_up(*filter(None, [what]), PYTHON=python), *words, code=code)
-    assert not bare.venv.exists()
-
-
+@pytest.mark.soak
 def test_python_of_another_version_than_the_environment_is_refused(installed):
     python = write_program(installed.root / "bin" / "my-python", AS_OTHER_VERSION.format("3.99", 0))
     assert_refused(installed.set_up(PYTHON=python), "has Python", "VENV")
     assert installed.versions()
 
 
+@pytest.mark.soak
 def test_full_disk_is_refused(bare):
     line = "error: failed to write: No space left on device (os error 28)"
     write_program(
@@ -272,16 +337,10 @@ def test_full_disk_is_refused(bare):
     assert_refused(bare.set_up(), "the disk is full", "VENV")
 
 
-def test_folder_that_is_no_environment_is_refused(bare):
-    (bare.root / "work").mkdir()
-    (bare.root / "work" / "thesis.txt").write_text("two years")
-    assert_refused(bare.set_up(VENV="work"), "is not a virtual environment")
-    assert (bare.root / "work" / "thesis.txt").read_text() == "two years"
-
-
 OWN_INDEX = NOWHERE.replace("simple", "own")
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("given", "index"),
     [
@@ -302,6 +361,7 @@ def test_an_unreachable_index_is_one_line_and_keeps_the_environment(installed, g
     assert installed.set_up().stderr == ""
 
 
+@pytest.mark.soak
 def test_other_failure_shows_the_end_of_the_log(installed):
     installed.write("requirements", "another-package==7")
     result = installed.set_up()
@@ -309,6 +369,7 @@ def test_other_failure_shows_the_end_of_the_log(installed):
     assert "you require another-package==7" in result.stderr
 
 
+@pytest.mark.soak
 def test_interrupted_installation_is_repaired(installed):
     """A package is half-written, and the installer would take it for complete."""
     installed.write("requirements", "tiny-package==1.0", "another-package")
@@ -330,6 +391,7 @@ def test_interrupted_installation_is_repaired(installed):
     assert installed.set_up().stderr == ""
 
 
+@pytest.mark.soak
 @pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
 def test_two_calls_at_once_install_once(bare):
     processes = [bare.start(), bare.start()]

@@ -1,4 +1,4 @@
-"""Runs that are stopped at random points end like undisturbed ones."""
+"""Runs that are stopped or killed end like undisturbed ones."""
 
 import json
 import os
@@ -6,55 +6,54 @@ import random
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from captioning.metrics.diversity import Length
 from captioning.training.split_evaluation import caption_images
-from tests.soak.runs import Run, be_quick, before_steps, difference, last_step, log, saved_step
-from tests.tiny_run import CLASSIC
-
-pytestmark = pytest.mark.slow
+from tests.runs import (
+    Run,
+    be_quick,
+    before_steps,
+    difference,
+    last_step,
+    log,
+    saved_step,
+    stop_at,
+)
+from tests.tiny import CLASSIC
 
 STEPS = 8  # an epoch
 
 
-def stop_at(step, number=signal.SIGTERM, rank=0):
-    """A hook: the rank gets the signal within the step, counted from 1."""
-
-    def disturb(own_rank, done, _):
-        disturb_random_generators()
-        if (own_rank, done + 1) == (rank, step):
-            os.kill(os.getpid(), number)
-
-    return before_steps(disturb)
-
-
-def disturb_random_generators():
-    """Set every random generator to a state that undisturbed runs do not have."""
-    seed = int.from_bytes(os.urandom(4), "big")
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
-
-
 # Random steps; a failure names them.
 DICE = random.Random()
-SOME_STEPS = [1, STEPS, 3 * STEPS, *DICE.sample([*range(2, STEPS), *range(9, 24)], 3)]
+SOME_STEPS = [1, STEPS, 2 * STEPS, *DICE.sample([*range(2, STEPS), *range(9, 16)], 2)]
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
+def test_stopped_and_killed_it_ends_bit_identical(config, finished, tmp_path):
+    """A request to stop loses no step; a kill loses those since the last checkpoint."""
+    for hook, code, saved in ((stop_at(5), 0, 5), (stop_at(12, signal.SIGKILL), -9, 9)):
+        run = Run(config, tmp_path / "run", "max_epoch=2", hook=hook)
+        assert run.wait() == [code], run.said()
+        assert saved_step(tmp_path / "run", STEPS) == saved
+    run = Run(config, tmp_path / "run", "max_epoch=2")
+    assert run.wait() == [0] and "resuming from" in run.said()
+    assert difference(finished("max_epoch=2", processes=1), tmp_path / "run") is None
+
+
+@pytest.mark.slow
 def test_one_process_stopped_at_any_step(config, finished, tmp_path):
     """One run stopped several times, by every signal; no step is repeated."""
     for count, step in enumerate(sorted(SOME_STEPS)):
-        run = Run(config, tmp_path / "run", hook=stop_at(step, SIGNALS[count % 3]))
+        run = Run(config, tmp_path / "run", "max_epoch=2", hook=stop_at(step, SIGNALS[count % 3]))
         assert run.wait() == [0], (step, run.said())
         assert "run the same command again to continue" in run.said()
         assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", STEPS) == step
-    run = Run(config, tmp_path / "run", "num_workers=2")
+    run = Run(config, tmp_path / "run", "max_epoch=2", "num_workers=2")
     assert run.wait() == [0], run.said()
-    assert difference(finished(processes=1), tmp_path / "run") is None, SOME_STEPS
+    assert difference(finished("max_epoch=2", processes=1), tmp_path / "run") is None, SOME_STEPS
 
 
 # The most random numbers: scheduled sampling in training, and sampled captions.
@@ -65,8 +64,9 @@ SAMPLING += ["accumulation_steps=2", "bucket_batches=true"]
 SCALED = ["precision=fp16", "max_epoch=1", "init_lr=1e-2"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [SAMPLING, SCALED], ids=["sampling", "loss_scaling"])
-def test_other_state_than_weights(config, finished, tmp_path, settings):
+def test_random_numbers_and_the_loss_scale_are_resumed(config, finished, tmp_path, settings):
     step = DICE.randrange(2, STEPS)
     for hook in (stop_at(step), None):
         run = Run(config, tmp_path / "run", *settings, hook=hook)
@@ -77,16 +77,18 @@ def test_other_state_than_weights(config, finished, tmp_path, settings):
         assert scaler["_growth_tracker"] > 4 or scaler["scale"] < 2**16
 
 
+@pytest.mark.slow
 def test_two_processes_stopped_by_a_signal_to_either(config, finished, tmp_path):
-    steps = sorted(DICE.sample(range(1, 24), 2))
+    settings = ("max_epoch=2", "batch_size=4")
+    steps = sorted(DICE.sample(range(1, 16), 2))
     for rank, step in enumerate(steps):
         hook = stop_at(step, rank=rank)
-        run = Run(config, tmp_path / "run", "batch_size=4", processes=2, hook=hook)
+        run = Run(config, tmp_path / "run", *settings, processes=2, hook=hook)
         assert run.wait() == [0, 0], run.said()
         assert saved_step(tmp_path / "run", STEPS) == step
-    run = Run(config, tmp_path / "run", "batch_size=4", processes=2)
+    run = Run(config, tmp_path / "run", *settings, processes=2)
     assert run.wait() == [0, 0], run.said()
-    assert difference(finished("batch_size=4"), tmp_path / "run") is None, steps
+    assert difference(finished(*settings), tmp_path / "run") is None, steps
 
 
 def recorder(found, stop_before=None):
@@ -113,22 +115,24 @@ def items(path, ranks):
     return found
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_keeps_the_order_of_images(config, finished, tmp_path):
-    run = Run(config, tmp_path / "one", hook=recorder(tmp_path / "all"))
+    run = Run(config, tmp_path / "one", "max_epoch=2", hook=recorder(tmp_path / "all"))
     assert run.wait() == [0], run.said()
     hook = recorder(tmp_path / "before", stop_before=4)
-    assert Run(config, tmp_path / "run", hook=hook).wait() == [0]
-    run = Run(config, tmp_path / "run", processes=2, hook=be_quick)
+    assert Run(config, tmp_path / "run", "max_epoch=2", hook=hook).wait() == [0]
+    run = Run(config, tmp_path / "run", "max_epoch=2", processes=2, hook=be_quick)
     assert run.wait()[0] == 2
     assert (
         "stopped with 8 images per step (8 batch_size, 1 processes, 1 "
         "accumulation_steps); with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
     ) in run.said()
     hook = recorder(tmp_path / "after")
-    run = Run(config, tmp_path / "run", "batch_size=4", processes=2, hook=hook)
+    settings = ("max_epoch=2", "batch_size=4")
+    run = Run(config, tmp_path / "run", *settings, processes=2, hook=hook)
     assert run.wait() == [0, 0], run.said()
     found = {**items(tmp_path / "before", 1), **items(tmp_path / "after", 2)}
-    assert found == items(tmp_path / "all", 1) and len(found) == 24
+    assert found == items(tmp_path / "all", 1) and len(found) == 2 * STEPS
 
 
 def test_stopped_while_captions_are_made_or_scored(config, finished, tmp_path):
@@ -153,10 +157,10 @@ def test_stopped_while_captions_are_made_or_scored(config, finished, tmp_path):
         Length.evaluate = signalled
 
     for hook in (in_generation, in_scoring):
-        run = Run(config, tmp_path / "run", hook=hook)
+        run = Run(config, tmp_path / "run", "max_epoch=1", hook=hook)
         assert run.wait() == [0], run.said()
         assert saved_step(tmp_path / "run", STEPS) == STEPS
         assert not list(tmp_path.glob("run/result/*/metrics.json"))
         assert not [line for line in log(tmp_path / "run") if line["event"] == "val"]
-    assert Run(config, tmp_path / "run").wait() == [0]
-    assert difference(finished(processes=1), tmp_path / "run") is None
+    assert Run(config, tmp_path / "run", "max_epoch=1").wait() == [0]
+    assert difference(finished("max_epoch=1", processes=1), tmp_path / "run") is None

@@ -8,9 +8,8 @@ from captioning.files import stores
 from captioning.models import checkpoints
 from captioning.training.output_folder import working_folder
 from captioning.training.stored_run import WRITER
-from tests.captioning.object_store import FAULTS
-from tests.e2e.test_stopped_runs import stop_at
-from tests.soak.runs import Run, difference
+from tests.captioning.object_store import FAULTS, quick_retries
+from tests.runs import Run, difference, stop_at
 
 ADDRESS = "s3://bucket/within/run"
 
@@ -25,7 +24,13 @@ def train(config, s3, tmp_path, monkeypatch):
     def run(machine, *arguments, hook=None, code=0, processes=1):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
         given = ["--output_dir", ADDRESS, *arguments]
-        run = Run(config, tmp_path / "run", *given, hook=hook, processes=processes)
+
+        def hooks(rank):
+            quick_retries(rank)
+            if hook is not None:
+                hook(rank)
+
+        run = Run(config, tmp_path / "run", *given, hook=hooks, processes=processes)
         assert set(run.wait()) == {code}, run.said()
         return run.said(), working_folder(ADDRESS)
 
@@ -42,15 +47,15 @@ def in_store(folder):
 
 
 def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, finished):
-    whole = finished(processes=1)
+    whole = finished("max_epoch=1", processes=1)
     s3.faults += FAULTS * 3
-    said, folder = train("one", hook=stop_at(5))
+    said, folder = train("one", "max_epoch=1", hook=stop_at(2))
     assert s3.faults == [] and f"{ADDRESS} has its working copy in {folder}" in said
     assert in_store(folder)[0] == []
-    said, _ = train("two", hook=stop_at(13, signal.SIGKILL), code=-9)
-    assert f"resuming from {ADDRESS}/checkpoint_00_step00000005.pth" in said
-    said, folder = train("three")
-    assert f"resuming from {ADDRESS}/checkpoint_01_step00000012.pth" in said
+    said, _ = train("two", "max_epoch=1", hook=stop_at(7, signal.SIGKILL), code=-9)
+    assert f"resuming from {ADDRESS}/checkpoint_00_step00000002.pth" in said
+    said, folder = train("three", "max_epoch=1")
+    assert f"resuming from {ADDRESS}/checkpoint_00_step00000006.pth" in said
     assert difference(whole, folder) is None
     other, names = in_store(folder)
     assert other == []
@@ -60,24 +65,26 @@ def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, finished):
         if path.is_file() and "tensorboard" not in path.parts
     } | {name for name in names if name.startswith("tensorboard")}
     # The first machine was left with less, all of which the store has had.
-    said, folder = train("one")
-    assert "has finished all of its 3 epochs" in said and difference(whole, folder) is None
+    said, folder = train("one", "max_epoch=1")
+    assert "has finished all of its 1 epochs" in said and difference(whole, folder) is None
     assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [folder.name]
 
 
+@pytest.mark.slow
 def test_what_a_store_refuses_is_one_line_and_nothing_is_lost(s3, train, finished):
-    whole = finished(processes=1)
-    s3.refused = "/checkpoint_01_step00000009.pth"
-    said, folder = train("one", code=2)
+    whole = finished("max_epoch=1", processes=1)
+    s3.refused = "/checkpoint_00_step00000003.pth"
+    said, folder = train("one", "max_epoch=1", code=2)
     s3.refused = None
     (error,) = (line for line in said.splitlines() if line.startswith("error:"))
     assert "not allowed: give credentials where s3fs finds them" in error and str(folder) in error
     assert "S3CR3T" not in said and "Traceback" not in said
-    said, folder = train("one")
-    assert "resuming from s3://bucket/within/run/checkpoint_01_step00000009.pth" in said
+    said, folder = train("one", "max_epoch=1")
+    assert "resuming from s3://bucket/within/run/checkpoint_00_step00000003.pth" in said
     assert difference(whole, folder) is None and in_store(folder)[0] == []
 
 
+@pytest.mark.slow
 def test_a_run_begun_anew_moves_the_one_in_the_store_aside(s3, train):
     train("one", "max_epoch=1", "lr_schedule=exponential")
     before = stores.stamps(ADDRESS)
@@ -88,9 +95,10 @@ def test_a_run_begun_anew_moves_the_one_in_the_store_aside(s3, train):
     assert in_store(folder)[0] == [] and saved.stem == "checkpoint_00_step00000002"
 
 
-def test_two_processes_and_scores_of_another_machine(s3, train):
-    train("one", "batch_size=4", processes=2)
-    said, folder = train("two", "--evaluate")
+@pytest.mark.slow
+def test_another_machine_scores_a_run_of_two_processes(s3, train):
+    train("one", "batch_size=4", "max_epoch=1", processes=2)
+    said, folder = train("two", "max_epoch=1", "--evaluate")
     assert f"captions and scores are in {ADDRESS}/result" in said
     assert in_store(folder)[0] == []
     assert "result/val/metrics.json" in stores.stamps(ADDRESS)

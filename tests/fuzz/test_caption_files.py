@@ -81,9 +81,9 @@ def or_one_line(read, path, *more):
         return None
 
 
-@fuzzed(80)
+@fuzzed(40)
 @given(files(), st.sampled_from(["train", "val", None]))
-def test_any_annotation_file(folder, file, split):
+def test_any_annotation_file_is_read_or_is_one_line(folder, file, split):
     ending, content = file
     path = folder / f"annotations{ending}"
     path.write_bytes(content)
@@ -97,9 +97,9 @@ def test_any_annotation_file(folder, file, split):
         assert type(sample.image_id) in (int, str)
 
 
-@fuzzed(80)
+@fuzzed(40)
 @given(files(), files())
-def test_any_predictions_and_references(folder, first, second):
+def test_any_predictions_and_references_are_read_or_are_one_line(folder, first, second):
     paths = [folder / f"predictions{first[0]}", folder / f"references{second[0]}"]
     for path, (_, content) in zip(paths, (first, second)):
         path.write_bytes(content)

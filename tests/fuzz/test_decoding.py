@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from decoding import DecodingSettings, decode
-from tests.decoding.test_beam import PrefixModel, uncached
+from tests.decoding.references import PrefixModel, uncached
 from tests.fuzz.examples import fuzzed
 
 

@@ -16,7 +16,7 @@ from captioning.data import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.scenes.make import make_scenes
 from captioning.training.fine_tuning import FineTuning
-from tests.tiny_run import TINY_RUN, log_of
+from tests.tiny import TINY_RUN, log_of
 
 PRECISION = {"cuda": "bf16", "cpu": "fp32"}
 

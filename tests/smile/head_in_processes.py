@@ -186,7 +186,7 @@ def tensor_parallel(mesh):
                     model.head.weight = model.words.weight
             expected = step(models[1], tokens, labels)
             torch.testing.assert_close(step(models[0], tokens, labels), expected)
-            if tied:
+            if tied and plan is not plain:
                 models[0].compile(backend="aot_eager")
                 torch.testing.assert_close(step(models[0], tokens, labels), expected)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import re
 
 import pytest
@@ -38,6 +39,7 @@ def gradients(model):
     return found
 
 
+@functools.cache
 def definition(name):
     """Return SMILE's loss and gradients, from the logits of the unchanged model."""
     family = made(name)

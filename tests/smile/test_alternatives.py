@@ -172,7 +172,7 @@ def test_the_mean_is_over_tokens_and_packed_captions_are_apart(name, parameters,
 
 @each_case
 @pytest.mark.parametrize("others", [{}, {"mle": 0.3, "smile": 0.4, "reverse": 0.2}])
-def test_from_hidden_states(name, parameters, formula, others):
+def test_from_hidden_states_it_is_the_loss_of_logits(name, parameters, formula, others):
     objective = Objective({**others, **spec_of(name, parameters, 0.7)}, 0.1)
     for how in HOW.values():
         compare(objective, *hidden_states.example(), **how)
@@ -180,14 +180,14 @@ def test_from_hidden_states(name, parameters, formula, others):
 
 @each_case
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast(name, parameters, formula, dtype):
+def test_autocast_changes_no_more_than_half_precision_does(name, parameters, formula, dtype):
     inputs, labels = hidden_states.example(dtype=torch.float32)
     with torch.autocast("cpu", dtype=dtype):
         compare(Objective(spec_of(name, parameters)), inputs, labels, rtol=0.05, atol=0.05)
 
 
 @each_formula
-def test_logits_of_hundreds_and_labels_that_are_all_but_impossible(name, parameters, formula):
+def test_extreme_logits_have_finite_losses_and_gradients(name, parameters, formula):
     logits = torch.tensor([[[300.0, -300.0, 0.0, 0.0, 0.0]] * 2], requires_grad=True)
     labels = torch.tensor([[1, 0]])
     loss = Objective(spec_of(name, parameters))(logits, labels).loss
@@ -226,7 +226,9 @@ def means_of(losses, labels, segments):
     return [(sum(losses[at].item() for at in x) / len(x), x) for x in captions.values()]
 
 
-@pytest.mark.parametrize("window", [12, 3])  # less than a batch
+@pytest.mark.parametrize(
+    "window", [pytest.param(12, marks=pytest.mark.slow), 3]
+)  # less than a batch
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("from_hidden", [False, True])
 def test_truncation_drops_captions_of_the_highest_loss(packed, from_hidden, window):

@@ -6,14 +6,14 @@ import torch.nn.functional as F
 
 from smile import Objective, head
 from smile.captions import LONG_ROW, caption_blocks
+from tests.processes import Processes
 from tests.smile import head_in_processes, hidden_states
 from tests.smile.hidden_states import CAPPED, HOW, IGNORE, SPECS, compare, example, fused
 from tests.smile.largest_made import LargestMade
-from tests.soak.processes import Processes
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_it_is_the_definition(spec):
+def test_loss_parts_and_gradients_are_those_of_the_loss_of_logits(spec):
     for first in (True, False):
         for smoothing in (0.0, 0.1):
             objective = Objective(spec, smoothing, first, random_subset_size=4, pad_token_id=1)
@@ -71,7 +71,7 @@ def test_labels_are_smoothed_over_words_that_the_bias_does_not_rule_out(spec):
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_pieces_change_nothing(spec, monkeypatch):
+def test_small_chunks_give_the_same_loss_and_gradients(spec, monkeypatch):
     monkeypatch.setitem(head.CHUNK_POSITIONS, "cpu", 2)
     monkeypatch.setitem(head.CHUNK_ELEMENTS, "cpu", 50)
     compare(Objective(spec, 0.1), *example())
@@ -82,7 +82,7 @@ def test_pieces_change_nothing(spec, monkeypatch):
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
 @pytest.mark.parametrize("spec", SPECS, ids=str)
-def test_what_is_frozen_has_no_gradient(spec, frozen):
+def test_a_frozen_input_has_no_gradient_and_the_others_keep_theirs(spec, frozen):
     inputs, labels = example()
     inputs[frozen] = inputs[frozen].detach()
     compare(Objective(spec, 0.1), inputs, labels)
@@ -131,7 +131,7 @@ def test_small_gradients_survive_float16_by_the_scale_of_the_loss():
     torch.testing.assert_close(rare.double(), expected, rtol=0.05, atol=1e-9)
 
 
-def test_backward_outside_autocast_and_twice():
+def test_backward_runs_outside_autocast_and_repeats_exactly():
     inputs, labels = example(dtype=torch.float32)
     for dtype in (torch.bfloat16, torch.float16):
         with torch.autocast("cpu", dtype=dtype):
@@ -187,15 +187,7 @@ def test_nothing_of_the_size_of_all_logits_is_made(spec, first, largest, monkeyp
     assert made.elements <= max(largest, 5000)
 
 
-CASES = {
-    "what the head's methods give": "definitions no_whole_weight",
-    "placements": "placements what_is_refused",
-    "models": "tensor_parallel",
-}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("cases", CASES)
-def test_two_processes_give_what_one_gives(cases, tmp_path):
-    run = Processes(head_in_processes.main, CASES[cases].split(), tmp_path / "output", 2)
+def test_a_head_sharded_over_two_processes_gives_what_one_gives(tmp_path):
+    run = Processes(head_in_processes.main, [*head_in_processes.CASES], tmp_path / "output", 2)
     assert run.wait(200) == [0, 0], run.said()

@@ -8,11 +8,12 @@ import transformers
 
 from smile import Objective
 from smile.hf import last_parts, use_smile
-from tests.smile import hf_models
-from tests.smile.hf_steps import GPT2, LLAMA, T5, gradients, made, one_line
+from tests.smile import hf_models, hf_steps
+from tests.smile.hf_steps import GPT2, LLAMA, T5, gradients, one_line
 
 CAUSAL = LLAMA if LLAMA in hf_models.HERE else GPT2
 SMILE, MLE = Objective(), Objective("mle")
+slow = pytest.mark.slow
 OLD = transformers.__version__ == "4.15.0"
 
 
@@ -21,6 +22,16 @@ def from_scratch():
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+def made(name):
+    """Return the family, whose model has one layer, which is compiled in half the time."""
+    family = hf_steps.made(name)
+    for name, layers in family.model.named_modules():
+        if name.rpartition(".")[2] in ("layers", "h", "block"):
+            del layers[1:]
+    family.model.config.num_hidden_layers = 1
+    return family
 
 
 def assert_same(model, name, objective, **other):
@@ -55,8 +66,8 @@ def its_forward_before(model, objective, **options):
     return use_smile(model, objective)
 
 
-@pytest.mark.parametrize("way", [after, before, in_place])
-def test_a_whole_graph_with_the_objective_in_it(way):
+@pytest.mark.parametrize("way", [after, *(pytest.param(w, marks=slow) for w in (before, in_place))])
+def test_use_smile_before_or_after_compile_trains_the_same_in_one_graph(way):
     model = way(made(CAUSAL).model, MLE, backend="eager", fullgraph=True)
     assert_same(model, CAUSAL, MLE)
 
@@ -64,22 +75,23 @@ def test_a_whole_graph_with_the_objective_in_it(way):
 TWO_CAPTIONS = {"labels": torch.tensor([[5, 6, 7, 1, -100, -100, 8, 9, 5, 1]] * 3)}
 
 
-@pytest.mark.slow
-def test_smile_of_a_compiled_model():
+@slow
+def test_a_compiled_model_trains_smile_from_hidden_states():
     """From hidden states the objective is one operator."""
     model = after(made(CAUSAL).model, SMILE, backend="aot_eager", fullgraph=True)
     assert_same(use_smile(model, SMILE, from_hidden=True), CAUSAL, SMILE)
 
 
-@pytest.mark.slow
+@slow
 @pytest.mark.skipif(OLD, reason="transformers 4.15.0 looks at the values of T5's labels")
-def test_smile_of_a_compiled_forward():
+def test_a_compiled_forward_trains_smile_of_two_captions_in_a_row():
     """From logits the sizes of captions are read, of which each row has two."""
-    model = its_forward_before(made(T5).model, SMILE, backend="aot_eager")
+    model = its_forward_before(made(T5).model, SMILE, backend="eager")
     assert_same(model, T5, SMILE, **TWO_CAPTIONS)
 
 
-def test_a_compiled_decoder_and_a_copy():
+@slow
+def test_a_compiled_decoder_and_a_copy_of_a_compiled_model_train_smile():
     model = use_smile(made(CAUSAL).model)
     decoder = "model" if CAUSAL == LLAMA else "transformer"
     setattr(model, decoder, torch.compile(getattr(model, decoder), backend="eager"))
@@ -103,12 +115,12 @@ UNKNOWN = [
 ]
 
 
-@pytest.mark.slow
+@slow
 def test_a_packed_row_of_a_compiled_model_is_refused():
     family = made(CAUSAL)
     family.model.config.eos_token_id = END
     model = use_smile(family.model, from_hidden=True)
-    model = torch.compile(model, backend="aot_eager", fullgraph=True)
+    model = torch.compile(model, backend="eager", fullgraph=True)
     fine = {"input_ids": TWO, "labels": TWO.masked_fill(TWO == END, 3)}
     model(**fine).loss.backward()
     for more, line in UNKNOWN:
@@ -116,7 +128,8 @@ def test_a_packed_row_of_a_compiled_model_is_refused():
             model(**{**fine, **more})
 
 
-def test_what_goes_past_a_compiled_model():
+@slow
+def test_another_loss_of_a_compiled_model_is_refused():
     model = after(made(CAUSAL).model, MLE, backend="eager")
     batch = dict(made(CAUSAL).batch)
     with pytest.raises(RuntimeError, match="does not require grad"):

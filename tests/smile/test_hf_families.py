@@ -16,7 +16,18 @@ from tests.smile.families.expected import expected_smile, predictions
 from tests.smile.hf_steps import gradients
 
 MLE = "mle"
-each_family = pytest.mark.parametrize("name", hf_models.HERE)
+# One of each kind: a plain head, scaled, soft-capped, with a bias, tied and untied; router losses
+# and a z-loss; behind an image, an encoder of words or of pixels.
+QUICK = {
+    *("GPT2LMHeadModel", "LlamaForCausalLM", "CohereForCausalLM", "Gemma2ForCausalLM"),
+    *("BambaForCausalLM", "MixtralForCausalLM", "BartForConditionalGeneration"),
+    *("T5ForConditionalGeneration", "T5ForConditionalGeneration, untied"),
+    *("BlipForConditionalGeneration", "LlavaForConditionalGeneration", "VisionEncoderDecoderModel"),
+}
+each_family = pytest.mark.parametrize(
+    "name",
+    [pytest.param(x, marks=[] if x in QUICK else pytest.mark.slow) for x in hf_models.HERE],
+)
 
 
 @each_family
@@ -82,6 +93,7 @@ def test_generates_as_before_and_a_copy_is_a_model_of_its_own(name):
     assert type(twin).__name__ == hf_models.class_of(name)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="its transformers gives PaliGemma no cap")
 @pytest.mark.skipif(sorted(hf_models.FAMILIES) != hf_models.HERE, reason="not all are here")
 def test_the_page_has_the_table_of_these_families(repository):

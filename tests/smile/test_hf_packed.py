@@ -45,7 +45,7 @@ def assert_step(model, batch, expected):
 
 
 @needs_llama
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 @given(
     texts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=5),
     seed=st.integers(0, 100),

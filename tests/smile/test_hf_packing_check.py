@@ -48,7 +48,7 @@ def test_a_mask_that_keeps_texts_apart_is_taken():
     torch.testing.assert_close(loss, model(**PACKED).loss)
 
 
-def test_cross_entropy_alone_is_as_the_models_own():
+def test_mle_of_packed_rows_that_see_each_other_is_the_models_own():
     model = leaking()
     before = [0, 1, 3, 4, 5, 6]  # the first word of the second text does not follow
     logits = model(input_ids=TOKENS, position_ids=POSITIONS).logits[0, before]
@@ -100,6 +100,7 @@ def test_attention_and_version_decide(attention, version, rows, places, refused,
 FAMILIES = [name for name in hf_models.HERE if name in MASKED]
 
 
+@pytest.mark.slow
 @masked
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_class_of_the_table_keeps_texts_apart(name):
@@ -144,6 +145,7 @@ def photos(name):
     return model, alone, {k: torch.cat([one[k] for one in alone], AXES.get(k, 1)) for k in keys}
 
 
+@pytest.mark.slow
 @masked
 @pytest.mark.parametrize("name", [name for name in PHOTOS if name in hf_models.HERE])
 def test_photos_of_a_packed_row_do_not_see_each_other(name):

@@ -10,11 +10,16 @@ import transformers
 
 from smile import Objective
 from smile.hf import use_smile
+from tests.processes import Processes
 from tests.smile import trainer_parts as parts
 from tests.smile.trainer_parts import CAPTIONS, SmileSFTTrainer, SmileTrainer, check, ids, make
-from tests.soak.processes import Processes
 
 peft = pytest.importorskip("peft")
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
 
 UNEVEN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
 STEPS = {
@@ -34,9 +39,14 @@ STEPS = {
 
 @pytest.mark.parametrize(
     ("step", "from_hidden"),
-    [*((step, True) for step in STEPS), ("packed", False), ("accumulated in uneven parts", False)],
+    [
+        *[("padded", True), ("packed", True), ("packed and accumulated", True)],
+        ("accumulated in uneven parts", False),
+        *(slow(step, True) for step in [*STEPS][2:] if step != "packed and accumulated"),
+        slow("packed", False),
+    ],
 )
-def test_a_step_of_sft(step, from_hidden, tmp_path):
+def test_a_step_of_sft_is_the_definitions(step, from_hidden, tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, from_hidden=from_hidden, **STEPS[step])
     check(trainer)
     (entry,) = parts.logs(trainer)
@@ -47,7 +57,7 @@ PACKED = pytest.mark.parametrize("packing", [{}, STEPS["packed"]], ids=["padded"
 
 
 @PACKED
-@pytest.mark.parametrize("alone", [None, False])
+@pytest.mark.parametrize("alone", [None, slow(False)])
 def test_completions_alone_are_scored(packing, alone, tmp_path):
     """Unless TRL is set to score prompts, too; they are then part of the caption."""
     data = [{"prompt": "user : a cat", "completion": " " + caption} for caption in CAPTIONS]
@@ -77,7 +87,7 @@ def test_each_turn_of_an_assistant_is_a_caption(packing, tmp_path):
     check(make(SmileSFTTrainer, tmp_path, data, assistant_only_loss=True, **packing), expected)
 
 
-def test_adapters_and_packed_rows(tmp_path):
+def test_of_a_lora_on_packed_rows_the_adapters_alone_get_gradients(tmp_path):
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, **STEPS["packed"])
     model = parts.llama()
@@ -87,21 +97,24 @@ def test_adapters_and_packed_rows(tmp_path):
     assert found and all("lora_" in name for name in found)
 
 
-@pytest.mark.parametrize("cls", [SmileTrainer, parts.SmileSeq2SeqTrainer])
-@pytest.mark.parametrize("model", [parts.llama, parts.t5])
-def test_a_step_of_transformers_trainers(cls, model, tmp_path):
+@pytest.mark.parametrize(
+    ("cls", "model"), [(SmileTrainer, parts.llama), (parts.SmileSeq2SeqTrainer, parts.t5)]
+)
+def test_an_accumulated_step_of_transformers_trainers_is_the_definitions(cls, model, tmp_path):
     check(make(cls, tmp_path, model=model(), **UNEVEN), model=model())
 
 
-@pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
-@pytest.mark.parametrize("objective", [None, Objective("reverse", first_token_mle=False)])
-def test_another_objective_and_the_default(cls, objective, tmp_path):
+@pytest.mark.parametrize(
+    ("cls", "objective"),
+    [(SmileTrainer, None), (SmileSFTTrainer, Objective("reverse", first_token_mle=False))],
+)
+def test_a_single_objective_logs_no_parts_and_the_default_is_smile(cls, objective, tmp_path):
     trainer = make(cls, tmp_path, objective=objective)
     check(trainer, objective=objective or Objective("smile"))
     assert not [name for entry in trainer.state.log_history for name in entry if "loss_" in name]
 
 
-def test_labels_that_are_shifted_already(tmp_path):
+def test_shift_labels_of_a_collator_are_evaluated_and_trained(tmp_path):
     pad = transformers.DataCollatorForSeq2Seq(parts.tokenizer())
 
     def collate(examples):
@@ -115,7 +128,7 @@ def test_labels_that_are_shifted_already(tmp_path):
     check(trainer)
 
 
-def test_a_packed_step_of_trainer(tmp_path):
+def test_a_flattening_collators_row_is_trained_as_separate_captions(tmp_path):
     collate = transformers.DataCollatorWithFlattening(return_flash_attn_kwargs=True)
     check(make(SmileTrainer, tmp_path, data_collator=collate))
 
@@ -174,7 +187,7 @@ def in_each_process(folder):
 
 
 @pytest.mark.slow
-def test_two_processes(tmp_path):
+def test_two_processes_train_evaluate_and_refuse_as_one(tmp_path):
     parts.llama().float().save_pretrained(tmp_path / "model")
     run = Processes(in_each_process, str(tmp_path), tmp_path / "output", 2)
     assert run.wait(200) == [0, 0], run.said()[-3000:]

@@ -14,11 +14,15 @@ from tests.smile.largest_made import LargestMade
 from tests.smile.trainer_parts import CAPTIONS, SmileSFTTrainer, SmileTrainer, check, llama, make
 
 ACCUMULATED = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+slow = pytest.mark.slow
 BOTH = pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
+BOTH_AND_SFT_QUICK = pytest.mark.parametrize(
+    "cls", [pytest.param(SmileTrainer, marks=slow), SmileSFTTrainer]
+)
 
 
-@BOTH
-def test_logs_have_the_parts_and_nothing_wrong(cls, tmp_path):
+@BOTH_AND_SFT_QUICK
+def test_logs_have_each_part_and_no_figure_of_another_loss(cls, tmp_path):
     options = {"max_steps": 4, "logging_steps": 2, "learning_rate": 0.1, **ACCUMULATED}
     trainer = make(cls, tmp_path, eval_dataset=parts.data_set(), **options)
     trainer.train()
@@ -36,7 +40,7 @@ def test_logs_have_the_parts_and_nothing_wrong(cls, tmp_path):
 
 
 @BOTH
-def test_evaluation_loss(cls, tmp_path):
+def test_evaluation_makes_logits_only_if_from_hidden_is_off(cls, tmp_path):
     """It is the objective's, without logits. The trainer weights batches by their rows."""
     model, smile = llama(vocab_size=3000), Objective("smile")
     batches = (parts.rows()[:3], parts.rows()[3:])
@@ -51,7 +55,7 @@ def test_evaluation_loss(cls, tmp_path):
 
 
 @BOTH
-def test_metrics_get_logits(cls, tmp_path):
+def test_compute_metrics_gets_the_logits_of_the_evaluation_loss(cls, tmp_path):
     seen = {}
 
     def compute_metrics(prediction):
@@ -68,7 +72,8 @@ def test_metrics_get_logits(cls, tmp_path):
     assert again.item() == pytest.approx(loss, rel=1e-5)
 
 
-def test_a_model_that_is_made_by_the_trainer(tmp_path):
+@slow
+def test_a_model_of_model_init_is_trained_with_the_objective(tmp_path):
     """It is built twice: at first, and when training begins."""
     made = []
 
@@ -82,7 +87,7 @@ def test_a_model_that_is_made_by_the_trainer(tmp_path):
     assert len(made) == 2 and trainer.model is made[-1]
 
 
-def test_predict_with_generate(tmp_path):
+def test_the_evaluation_loss_is_the_same_with_predict_with_generate(tmp_path):
     options = {"predict_with_generate": True, "generation_max_length": 12}
     options["compute_metrics"] = lambda found: {"n": len(found.predictions)}
     options.update(model=parts.t5(), eval_dataset=parts.data_set())
@@ -92,9 +97,9 @@ def test_predict_with_generate(tmp_path):
     assert metrics["eval_n"] == len(CAPTIONS)
 
 
-@BOTH
-def test_losses_of_routers(cls, tmp_path):
-    """They are averaged over accumulated batches, and weighted by TRL's coefficient if given."""
+@BOTH_AND_SFT_QUICK
+def test_router_losses_are_averaged_and_weighted_by_their_coefficient(cls, tmp_path):
+    """The coefficient is TRL's if given, over accumulated batches."""
     options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
     coefficient = 0.3
     if cls is SmileSFTTrainer:
@@ -117,8 +122,8 @@ def collate(examples):
     return {**batch, "labels": batch["input_ids"].clone(), "weights": batch["weights"].double()}
 
 
-@BOTH
-def test_weights_of_tokens(cls, tmp_path):
+@BOTH_AND_SFT_QUICK
+def test_weights_of_tokens_in_packed_rows_weigh_loss_and_gradients(cls, tmp_path):
     data = [{"input_ids": parts.ids(caption)} for caption in CAPTIONS]
     for row in data:
         row["weights"] = [0.5 + n % 3 for n in range(len(row["input_ids"]))]
@@ -126,6 +131,7 @@ def test_weights_of_tokens(cls, tmp_path):
     check(trainer, [{**row, "labels": row["input_ids"]} for row in data])
 
 
+@slow
 def test_a_text_of_trl_with_a_labelled_image_is_refused(tmp_path):
     """tests/examples/test_vlm_lora.py has rows with a prompt, which TRL's collator ignores."""
     from PIL import Image
@@ -149,8 +155,8 @@ def test_the_trainers_objective_replaces_that_of_the_model_and_is_not_saved(tmp_
     assert config["architectures"] == ["LlamaForCausalLM"]
 
 
-@pytest.mark.parametrize("made", [llama, parts.t5])
-def test_segments_and_weights_of_a_data_set(made, tmp_path):
+@pytest.mark.parametrize("made", [llama, pytest.param(parts.t5, marks=slow)])
+def test_columns_of_segments_and_weights_reach_the_loss(made, tmp_path):
     """Trainer removes columns that are not in the signature of the forward."""
     row = max(parts.rows(), key=lambda row: len(row["labels"]))
     middle = len(row["labels"]) // 2
@@ -174,6 +180,7 @@ OPTIONS = {
 }
 
 
+@slow
 @BOTH
 def test_the_window_of_truncation_is_that_of_the_undisturbed_run(cls, tmp_path):
     undisturbed = make(cls, tmp_path / "whole", objective=Objective(WINDOW), **OPTIONS)
@@ -191,6 +198,7 @@ def test_the_window_of_truncation_is_that_of_the_undisturbed_run(cls, tmp_path):
     torch.testing.assert_close(resumed.smile_objective.state(), state)
 
 
+@slow
 def test_a_checkpoint_without_a_window_is_told_of(tmp_path):
     make(SmileTrainer, tmp_path, objective="smile", **OPTIONS).train()
     assert not list(tmp_path.rglob("smile_objective*"))

@@ -34,7 +34,7 @@ def test_another_loss_is_refused(cls, options, line, tmp_path):
         make(cls, tmp_path, **options)
 
 
-def test_mle_alone_may_be_cut(tmp_path):
+def test_mle_alone_may_be_packed_into_cut_rows(tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, objective="mle", **WRAPPED)
     assert trainer.train().training_loss > 0
 
@@ -70,6 +70,7 @@ def test_the_mixin_comes_first_and_has_its_trainers(base):
         type("SmileDPOTrainer", (SmileLossMixin, parts.trl.DPOTrainer), {})
 
 
+@pytest.mark.slow
 def test_a_loss_may_be_changed_above_the_mixin_and_below(tmp_path):
     class Above(SmileTrainer):
         def compute_loss(self, *args, **kwargs):
@@ -108,13 +109,13 @@ def test_a_trainer_of_ones_own_with_another_loss_is_refused(tmp_path):
     parts.refused_in_training(trainer, "another loss was computed from its logits")
 
 
-def test_weights_that_a_collator_drops(tmp_path):
+def test_weights_that_a_collator_drops_are_refused(tmp_path):
     trainer = make(SmileSFTTrainer, tmp_path, [{**row, "weights": 2.0} for row in parts.rows()])
     parts.refused_in_training(trainer, "has a column weights, but batches do not")
 
 
 @pytest.mark.parametrize("change", ["model", "objective"])
-def test_a_model_that_is_changed_after_the_trainer_is_made(change, tmp_path):
+def test_a_model_that_lost_the_objective_after_the_trainer_was_made_is_refused(change, tmp_path):
     trainer = make(SmileTrainer, tmp_path)
     if change == "model":
         trainer.model = trainer.model_wrapped = llama()
@@ -147,7 +148,8 @@ class SFTTrainer(BaseTrainer):
         return super().prediction_step(model, inputs, prediction_loss_only, *args, **kwargs)
 
 
-def test_an_sft_trainer_that_reads_outputs(tmp_path):
+@pytest.mark.slow
+def test_an_sft_trainer_that_reads_logits_gets_them_or_is_refused(tmp_path):
     class SmileFormer(SmileLossMixin, SFTTrainer):
         pass
 
@@ -169,7 +171,7 @@ def test_use_smile_after_the_trainer_was_made_is_refused(tmp_path):
 
 
 @from_logits_and_hidden
-def test_use_smile_in_trls_own_trainer(from_hidden, tmp_path):
+def test_use_smile_in_trls_own_trainer_trains_it_or_is_refused(from_hidden, tmp_path):
     """Depending on TRL's version, it trains the objective or raises a one-line error."""
     model = use_smile(llama(), MIXTURE, from_hidden)
     trainer = make(parts.trl.SFTTrainer, tmp_path, model=model)
@@ -190,9 +192,17 @@ def test_zero_3_is_trained_from_logits(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "kind, options", [*[(kind, {}) for kind in parts.EXAMPLES], ("SFT", {"loss_type": "dft"})]
+    "kind, options",
+    [
+        *[("SFT", {"loss_type": "dft"}), ("DPO", {})],
+        *(
+            pytest.param(kind, {}, marks=pytest.mark.slow)
+            for kind in parts.EXAMPLES
+            if kind != "DPO"
+        ),
+    ],
 )
-def test_a_loss_of_trls_ends_in_its_first_step(kind, options, tmp_path):
+def test_a_loss_of_trls_ends_in_its_first_step_and_runs_after_undo(kind, options, tmp_path):
     llama().float().save_pretrained(tmp_path / "llama")  # some load another one to compare with
     model = use_smile(transformers.LlamaForCausalLM.from_pretrained(tmp_path / "llama"))
     trainer = parts.make_trl_trainer(kind, tmp_path, model, **options)

@@ -14,16 +14,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from smile.hf import SmileLossMixin, compute_loss_func, use_smile
+from tests.processes import Processes
 from tests.smile import hf_models
 from tests.smile.families.batches import SIZES
 from tests.smile.hf_steps import BOTH_KINDS, GPT2, LLAMA, gradients, made, one_line
 from tests.smile.largest_made import LargestMade
-from tests.soak.processes import Processes
 
 BAMBA = "BambaForCausalLM"
 
 
-def test_a_large_vocabulary_costs_its_weights_and_no_logits():
+def test_nothing_larger_than_the_heads_weight_is_allocated_from_hidden_states():
     config = transformers.GPT2Config(vocab_size=50_000, **SIZES["gpt2"])
     model = use_smile(transformers.GPT2LMHeadModel(config).train(), from_hidden=True)
     tokens = torch.randint(50_000, (4, 30))
@@ -89,7 +89,7 @@ def in_each_process(names):
 
 
 @pytest.mark.slow
-def test_ddp_and_fsdp_in_two_processes(tmp_path):
+def test_ddp_and_fsdp_of_half_batches_have_the_gradients_of_the_whole(tmp_path):
     run = Processes(in_each_process, BOTH_KINDS, tmp_path / "output", 2)
     assert run.wait(200) == [0, 0], run.said()
 
@@ -100,7 +100,7 @@ ROWS = {LLAMA: {"input_ids": TEXTS, "labels": TEXTS, "position_ids": POSITIONS}}
 
 
 @pytest.mark.parametrize("name", [name for name in (GPT2, LLAMA, BAMBA) if name in hf_models.HERE])
-def test_a_class_that_fsdp_has_made(name):
+def test_a_renamed_subclass_such_as_fsdps_keeps_loss_and_head(name):
     """The tables of heads, packing and z-losses apply to FSDP2's subclass with another name."""
     family = made(name)
     batch, model = ROWS.get(name, family.batch), use_smile(family.model, None, family.from_hidden)
@@ -120,8 +120,15 @@ class SmileTrainer(SmileLossMixin, transformers.Seq2SeqTrainer):
 
 
 @pytest.mark.parametrize("name", BOTH_KINDS)
-@pytest.mark.parametrize("way", ["use_smile", "compute_loss_func", "SmileLossMixin"])
-def test_a_step_of_the_trainer(name, way, tmp_path):
+@pytest.mark.parametrize(
+    "way",
+    [
+        *("use_smile", "compute_loss_func"),
+        # tests/smile/test_hf_trainers.py needs a transformers of today.
+        pytest.param("SmileLossMixin", marks=pytest.mark.slow),
+    ],
+)
+def test_a_trainers_accumulated_step_moves_weights_as_the_whole_batch_does(name, way, tmp_path):
     """Every token has the same weight, also if batches of different lengths are accumulated."""
     if way == "compute_loss_func" and not NEW_TRAINER:
         pytest.skip(f"Trainer of transformers {transformers.__version__} takes no loss function")
@@ -155,7 +162,7 @@ def test_a_step_of_the_trainer(name, way, tmp_path):
         torch.testing.assert_close(value.cpu(), expected[key], atol=1e-6, rtol=1e-4)
 
 
-def test_what_pages_say_to_write_runs(repository):
+def test_the_snippets_of_the_pages_run(repository):
     """Runs the first snippets of the README's section and of the page."""
     readme, page = (
         (repository / path).read_text(encoding="utf-8")

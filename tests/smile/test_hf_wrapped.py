@@ -17,7 +17,13 @@ from smile.hf import undo, use_smile
 from tests.smile import hf_steps
 from tests.smile.hf_steps import GPT2, LLAMA, T5, assert_trains, gradients, made, one_line
 
-WAYS = pytest.mark.parametrize(("name", "from_hidden"), [(GPT2, False), (GPT2, True), (T5, True)])
+WAYS = pytest.mark.parametrize(
+    ("name", "from_hidden"),
+    [
+        (GPT2, True),
+        *(pytest.param(*x, marks=pytest.mark.slow) for x in ((GPT2, False), (T5, True))),
+    ],
+)
 needs_llama = hf_steps.needs(LLAMA)
 
 
@@ -68,16 +74,17 @@ WRAPPERS = [wrapped_twice, dispatched, on_decoder, on_layers, as_transformers_do
 
 @WAYS
 @pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_a_model_that_is_wrapped_trains(name, from_hidden, wrapper):
+def test_use_smile_before_and_after_wrapping_trains_the_same(name, from_hidden, wrapper):
     assert_trains(name, use_smile(wrapper(made(name).model), from_hidden=from_hidden))
     model = wrapper(use_smile(made(name).model, from_hidden=from_hidden))
     for _ in range(2):
         assert_trains(name, model)
 
 
+@pytest.mark.slow
 @needs_llama
 @hf_steps.from_logits_and_hidden
-def test_ligers_patch_of_instance_and_class(from_hidden, monkeypatch):
+def test_ligers_patch_trains_smile_or_is_refused(from_hidden, monkeypatch):
     liger = pytest.importorskip("liger_kernel.transformers")
     # Its other kernels run on a GPU alone.
     rest = {"rope": False, "rms_norm": False, "swiglu": False}
@@ -106,7 +113,7 @@ def accelerator():
 
 
 @hf_steps.from_logits_and_hidden
-def test_accelerates_preparation_before_and_after(from_hidden, accelerator):
+def test_accelerates_autocast_before_and_after_trains_in_bfloat16(from_hidden, accelerator):
     name, computed = GPT2, []
     model = made(name).model.float()
     model.transformer.h[0].register_forward_hook(
@@ -127,7 +134,7 @@ def test_accelerates_preparation_before_and_after(from_hidden, accelerator):
 @pytest.mark.parametrize("kind", ["lora", "prompt", "prefix"])
 @pytest.mark.parametrize("before", [False, True])
 @hf_steps.from_logits_and_hidden
-def test_peft_before_and_after(kind, before, from_hidden):
+def test_an_adapter_before_or_after_use_smile_has_the_same_gradients(kind, before, from_hidden):
     peft = pytest.importorskip("peft")
     lora = {"r": 2, "target_modules": ["c_attn"], "init_lora_weights": False}
     config = {
@@ -159,7 +166,7 @@ def test_peft_before_and_after(kind, before, from_hidden):
 
 @pytest.mark.parametrize("before", [False, True])
 @hf_steps.from_logits_and_hidden
-def test_the_copy_of_a_head_that_peft_trains(before, from_hidden):
+def test_a_head_that_peft_copies_is_the_one_that_is_trained(before, from_hidden):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(
         target_modules=["c_attn"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"
@@ -212,14 +219,14 @@ def test_replicas_of_data_parallel_train_in_threads(from_hidden):
     torch.testing.assert_close(found, alone)
 
 
-def test_a_head_that_is_run_again():
+def test_a_recomputed_head_trains_the_same():
     assert_trains(GPT2, on_head(use_smile(made(GPT2).model)))
     assert_trains(GPT2, use_smile(on_head(made(GPT2).model)))
     with pytest.warns(UserWarning, match="is trained from logits"):
         assert_trains(GPT2, use_smile(on_head(made(GPT2).model), from_hidden=True))
 
 
-def test_backward_in_a_thread_of_its_own():
+def test_backward_in_another_thread_has_the_same_gradients():
     """Autograd has a thread for each GPU."""
     model = on_decoder(use_smile(made(GPT2).model))
     loss = model(**made(GPT2).batch).loss
@@ -230,7 +237,7 @@ def test_backward_in_a_thread_of_its_own():
 
 @hf_steps.from_logits_and_hidden
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_whole_step_that_is_run_again(from_hidden, reentrant):
+def test_a_recomputed_step_has_the_same_loss_and_gradients(from_hidden, reentrant):
     model = use_smile(made(GPT2).model, from_hidden=from_hidden)
     batch = dict(made(GPT2).batch)
     words = model.transformer.wte(batch.pop("input_ids"))
@@ -242,7 +249,7 @@ def test_a_whole_step_that_is_run_again(from_hidden, reentrant):
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_a_step_past_the_objective_that_is_run_again_is_refused(reentrant):
+def test_a_recomputed_step_past_the_objective_is_refused(reentrant):
     """The first run of a reentrant checkpoint has no gradient, and is not refused."""
     model = use_smile(made(GPT2).model)
     model(**made(GPT2).batch).loss.backward()  # which allows what is run again in it alone

@@ -3,8 +3,12 @@
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import sys
+
+import pytest
 from smile import Objective
 
 def names():
@@ -21,6 +25,7 @@ print(sys.modules.keys() & {"captioning", "transformers", "trl"})
 """
 
 
+@pytest.mark.slow
 def test_what_is_not_named_is_not_imported():
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     plain, models, objectives, libraries = map(eval, done.stdout.splitlines())

@@ -17,8 +17,6 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 
 import signal
 
-from torch.utils import tensorboard  # noqa: F401 - imported once, before the forks
-
 from tests.soak import disks
 from tests.soak.disturbed import STOP_SIGNALS, BrokenPromise, Disturbed
 from tests.soak.flat import check_growth

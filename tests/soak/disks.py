@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
+from tests.runs import Run, difference, saved_step, write_config
 from tests.soak.disturbed import BrokenPromise
-from tests.soak.runs import Run, difference, saved_step, write_config
 
 STEPS = 8
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from captioning.files.manifest import verify
 from captioning.files.writing import SUFFIX
 from captioning.models import checkpoints
-from tests.soak.runs import Run, difference, last_step, log, saved_step, write_config
+from tests.runs import Run, difference, last_step, log, saved_step, write_config
 
 # STEPS and CHECKPOINT_EVERY are those of `write_config`.
 STEPS, EPOCHS, CHECKPOINT_EVERY = 8, 6, 3

@@ -12,8 +12,8 @@ import torch
 
 from captioning.config import load_config
 from captioning.training.fine_tuning import FineTuning
+from tests.runs import write_config
 from tests.soak.disturbed import BrokenPromise
-from tests.soak.runs import write_config
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 # Growth in a thousand steps that fails; malloc's cache varies by less.

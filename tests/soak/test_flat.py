@@ -33,6 +33,7 @@ def growth_of_run(config, folder, epochs, workers):
     return growth_per_1000_steps([one for one in samples if one.step >= 16])
 
 
+@pytest.mark.soak
 def test_a_run_holds_no_more_and_no_more_files(fresh, config, tmp_path):
     # The first run fills malloc's cache.
     fresh.submit(growth_of_run, config, tmp_path / "before", 4, 1).result()

@@ -3,8 +3,10 @@
 The models are those of tests/smile/families; a tokenizer of a few words goes with each.
 """
 
+from collections.abc import Iterable
 from functools import partial
 
+import pytest
 import torch
 import transformers
 
@@ -182,6 +184,17 @@ PROCESSORS = {
     "GitForCausalLM": (git, ""),
     "VisionEncoderDecoderModel": (vision_encoder_decoder, ""),
 }
+
+NAMES = list(PROCESSORS)
+# One of each kind for the quick run: a chat, photos that keep their shape, a text model with a
+# prompt, an encoder-decoder.
+QUICK = ("Idefics3", "Qwen2VL", "Git", "Florence2")
+
+
+def with_marks(names: Iterable[str], *settings: object) -> list:
+    """Parameters of a test: a name and the settings each; all but the kinds of QUICK are slow."""
+    slow = {True: (), False: (pytest.mark.slow,)}
+    return [pytest.param(name, *settings, marks=slow[name.startswith(QUICK)]) for name in names]
 
 
 def write(name, folder):

@@ -14,7 +14,7 @@ from adapters.lora import Lora
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from tests.vlm.test_collate import CAPTIONS, rows
+from tests.vlm.batches import CAPTIONS, rows
 from vlm import export
 from vlm.image_batch import ImageBatch
 from vlm.library import load_model

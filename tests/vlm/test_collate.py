@@ -8,56 +8,17 @@ pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs tr
 from smile import Objective
 from tests.smile.hf_models import knows_float64
 from tests.vlm import folders
+from tests.vlm.batches import CAPTIONS, CHATS, library_batch, rows
+from tests.vlm.folders import NAMES, with_marks
 from vlm.collate import collate
 from vlm.image_batch import ImageBatch
-from vlm.library import load_parts
-
-NAMES = list(folders.PROCESSORS)
-CAPTIONS = [["a red disc"], ["two large blue block on sand"], ["a ring"]]
-CHATS = [name for name, (_, prompt) in folders.PROCESSORS.items() if prompt and "2For" not in name]
-CHATS = [name for name in CHATS if not name.startswith(("PaliGemma", "Blip2"))]
-
-
-def rows(captioner, image, captions):
-    """Return the model's inputs and labels, with a row per caption, each with its own pixels."""
-    images = image.select(captioner.input_names).repeat(len(captions[0]))
-    return captioner._collate(images, captioner._caption_ids(captions))
-
-
-def conversation(photo, prompt, caption=None):
-    asked = [{"type": "image", "image": photo}, {"type": "text", "text": prompt}]
-    said = [{"role": "assistant", "content": [{"type": "text", "text": caption}]}]
-    return [{"role": "user", "content": asked}, *(said if caption else [])]
-
-
-def library_batch(name, vlm_folder, photos, captions=None):
-    """The batch of the library's own processor: prompts, or with captions prompts and answers."""
-    folder, prompt = vlm_folder(name)
-    parts = load_parts(folder)
-    if name == "VisionEncoderDecoderModel":
-        return parts.image_processor(photos, return_tensors="pt")
-    side = "right" if captions else "left"
-    how = {"padding": True, "padding_side": side, "return_tensors": "pt"}
-    if name in CHATS:
-        said = captions or [None] * len(photos)
-        chats = [conversation(photo, prompt, text) for photo, text in zip(photos, said)]
-        how = {"processor_kwargs": how, "tokenize": True, "return_dict": True}
-        how.update(return_tensors="pt", add_generation_prompt=captions is None)
-        return parts.processor.apply_chat_template(chats, **how)
-    text = f"<image>{prompt}" if name.startswith("PaliGemma") else prompt
-    if captions:
-        how["suffix"] = captions
-    made = parts.processor(text=[text] * len(photos), images=[[x] for x in photos], **how)
-    if name == "GitForCausalLM":  # the processor ends the prompt
-        return {k: v[:, :-1] if v.dim() == 2 else v for k, v in made.items()}
-    return made
 
 
 def check_same(found, expected):
     torch.testing.assert_close(dict(found), {key: expected[key] for key in found})
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", with_marks(NAMES))
 def test_questions_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
     images = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
@@ -67,8 +28,10 @@ def test_questions_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_f
     check_same(found, expected)
 
 
-@pytest.mark.parametrize("name", [*CHATS, "PaliGemmaForConditionalGeneration"])
-def test_questions_with_their_answers_are_too(name, make_vlm, vlm_folder, vlm_photos):
+@pytest.mark.parametrize("name", with_marks([*CHATS, "PaliGemmaForConditionalGeneration"]))
+def test_questions_with_their_answers_are_the_processors_batch(
+    name, make_vlm, vlm_folder, vlm_photos
+):
     captioner = make_vlm(name)
     image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])
     batch, labels = rows(captioner, image, CAPTIONS)
@@ -83,7 +46,7 @@ def test_questions_with_their_answers_are_too(name, make_vlm, vlm_folder, vlm_ph
     check_same(batch, expected)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", with_marks(NAMES))
 def test_the_caption_and_the_end_are_scored_and_nothing_else(name, make_vlm, vlm_photos):
     captioner = make_vlm(name)
     image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos[:2]])
@@ -127,8 +90,8 @@ def pixels_of(image):
     return sum(item["pixel_values"].numel() for item in image.items)
 
 
-@pytest.mark.parametrize("name", folders.PROCESSORS)
-def test_once_is_as_good_as_once_a_caption(name, make_vlm, vlm_photos):
+@pytest.mark.parametrize("name", with_marks(NAMES))
+def test_a_photo_is_encoded_once_for_all_its_captions(name, make_vlm, vlm_photos):
     captioner = make_vlm(name, Objective({"mle": 0.3, "smile": 0.7})).double()
     knows_float64(captioner.model)
     image = ImageBatch([captioner.prompt_processor(photo) for photo in vlm_photos])

@@ -14,12 +14,12 @@ from smile.hf import undo
 from smile.hf.label_alignment import align_labels
 from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
-from tests.vlm.test_collate import CAPTIONS, CHATS, library_batch, rows
+from tests.vlm.batches import CAPTIONS, CHATS, library_batch, rows
+from tests.vlm.folders import NAMES, with_marks
 from vlm.image_batch import ImageBatch
 from vlm.library import load_model, load_parts
 from vlm.prompt import GUIDED_FAMILIES, NO_TEXT_FAMILY, PromptProcessor
 
-NAMES = list(folders.PROCESSORS)
 KINDS = {kind.replace("_", "") for kind in GUIDED_FAMILIES}
 GUIDED_NAMES = [name for name in NAMES if name.partition("For")[0].lower() in KINDS]
 GREEDY = DecodingSettings(max_length=7, min_length=2, num_beams=1)
@@ -27,8 +27,8 @@ BEAMS = replace(GREEDY, num_beams=3, num_return=2, length_penalty=0.5)
 SCALE = 2.5
 GUIDED_GREEDY = replace(GREEDY, guidance_scale=SCALE)
 SAMPLES = replace(GUIDED_GREEDY, sample=True, num_return=2, top_p=0.95, repetition_penalty=1.2)
-CASES = [(CHATS[0], GREEDY), *((name, BEAMS) for name in NAMES)]
-CASES += [(name, settings) for name in GUIDED_NAMES for settings in (GUIDED_GREEDY, SAMPLES)]
+CASES = [*with_marks(CHATS[:1], GREEDY), *with_marks(NAMES, BEAMS)]
+CASES += [*with_marks(GUIDED_NAMES, GUIDED_GREEDY), *with_marks(GUIDED_NAMES, SAMPLES)]
 
 
 def image_of(captioner, photos):
@@ -49,7 +49,7 @@ def prompt_without_image(name, vlm_folder):
     return torch.tensor([load_parts(folder).tokenizer.convert_tokens_to_ids(text)])
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", with_marks(NAMES))
 def test_the_objective_is_that_of_the_logits(name, make_vlm, vlm_photos):
     objective = Objective({"mle": 0.3, "smile": 0.7})
     captioner = make_vlm(name, objective).double()
@@ -104,7 +104,7 @@ def test_captions_are_those_of_generate(name, settings, make_vlm, vlm_folder, vl
     assert [text for texts in found.captions for text in texts] == [text.strip() for text in texts]
 
 
-@pytest.mark.parametrize("name", GUIDED_NAMES)
+@pytest.mark.parametrize("name", with_marks(GUIDED_NAMES))
 @torch.no_grad()
 def test_guided_captions_and_scores_follow_the_formula(name, make_vlm, vlm_folder, vlm_photos):
     if name.startswith("PaliGemma") and sys.version_info < (3, 11):
@@ -139,7 +139,7 @@ def test_a_scale_of_1_is_plain_whatever_the_model_comes_with(make_vlm, vlm_photo
     assert found.token_ids.equal(expected.token_ids) and found.scores.equal(expected.scores)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", with_marks(NAMES))
 def test_teacher_forced_scores_are_those_of_generation(name, make_vlm, vlm_photos):
     captioner = make_vlm(name)
     image = image_of(captioner, vlm_photos)[1:2]
@@ -177,7 +177,7 @@ FIXED = ("VisionEncoderDecoder", "Florence2")  # no text, or a task instead of a
 ASKED = [name for name in NAMES if not name.startswith(FIXED)]
 
 
-@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("name", with_marks(ASKED))
 def test_captions_and_loss_are_those_of_each_prompt_alone(name, make_vlm, vlm_photos):
     captioner = make_vlm(name)
     sharpened(captioner.model)

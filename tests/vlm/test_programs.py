@@ -5,9 +5,9 @@ import torch
 
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 
-from tests.programs import captioned_everywhere, run_programs
+from tests.programs import captioned_everywhere, run_program
 from tests.smile import tiny_vlm
-from tests.tiny_run import TINY_RUN
+from tests.tiny import TINY_RUN
 
 KEYS = """
 model: vlm
@@ -25,29 +25,36 @@ facts_file: scenes.json
 
 
 @pytest.fixture(scope="module")
-def results(scenes, tmp_path_factory, repository):
+def results(scenes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     tiny_vlm.write(str(folder / "model"))
     text = TINY_RUN.format(data=scenes) + KEYS.format(folder=folder / "model")
     config, run, whole = folder / "tiny.yaml", folder / "run", folder / "whole"
     config.write_text(text)
-    train = ["--config", str(config)]
-    here, there = ["--output_dir", str(run)], ["--output_dir", str(whole)]
-    best, out = str(run / "checkpoint_best.pth"), str(folder / "captions.jsonl")
-    photos = str(scenes / "images")
-    programs = [
-        ("captioning.train", [*train, *here, "max_epoch=1", "checkpoint_every=2"], 0),
-        ("captioning.train", [*train, *here, "max_epoch=2", "checkpoint_every=2"], 0),
+    train = ["--config", config]
+    here, there = ["--output_dir", run], ["--output_dir", whole]
+    best, out = run / "checkpoint_best.pth", folder / "captions.jsonl"
+    photos = scenes / "images"
+    first, second = ["max_epoch=1", "checkpoint_every=2"], ["max_epoch=2", "checkpoint_every=2"]
+    evaluate = ["max_epoch=2", "--evaluate", "--eval_split=test"]
+    photo = min((scenes / "images").iterdir())
+    shown = told = ""
+    for name, arguments, code in [
+        ("captioning.train", [*train, *here, *first], 0),
+        ("captioning.train", [*train, *here, *second], 0),
         ("captioning.train", [*train, *here, "max_epoch=2", "prompt=What is there?"], 2),
-        ("captioning.train", [*train, *here, "max_epoch=2", "--evaluate", "--eval_split=test"], 0),
+        ("captioning.train", [*train, *here, *evaluate], 0),
         ("captioning.train", [*train, *there, "max_epoch=2"], 0),
-        ("captioning.caption", [str(run), photos, "--out", out, "--batch_size", "3"], 0),
+        ("captioning.caption", [run, photos, "--out", out, "--batch_size", "3"], 0),
         ("captioning.calibrate", ["--checkpoint", best], 0),
-        ("captioning.report.__main__", [str(run), "--output", str(folder / "report.html")], 0),
-        ("captioning.attend", ["--checkpoint", best, str(min((scenes / "images").iterdir()))], 2),
-        ("tests.captioning.captioners.page", [str(run), str(folder / "page.json")], 0),
-    ]
-    return folder, *run_programs(programs, folder, repository)
+        ("captioning.report", [run, "--output", folder / "report.html"], 0),
+        ("captioning.attend", ["--checkpoint", best, photo], 2),
+        ("tests.captioning.captioners.page", [run, folder / "page.json"], 0),
+    ]:
+        outcome = run_program(name, *arguments)
+        assert outcome.code == code, (name, outcome.err)
+        shown, told = shown + outcome.out, told + outcome.err
+    return folder, shown, told
 
 
 def test_a_resumed_run_is_bit_identical_and_has_the_same_prompt(results):

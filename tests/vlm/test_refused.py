@@ -60,7 +60,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("overrides", REFUSED)
-def test_keys(write, overrides):
+def test_a_key_that_does_not_fit_model_vlm_is_named(write, overrides):
     settings = {} if overrides == "model=vlm" else {"vlm": "a/b"}
     overrides_list = [text.replace(":", ": ") for text in overrides.split()]
     with pytest.raises(UserError) as error:
@@ -68,7 +68,7 @@ def test_keys(write, overrides):
     assert str(error.value).partition(": ")[2].startswith(REFUSED[overrides])
 
 
-def test_an_older_library(write, monkeypatch, capsys):
+def test_an_older_transformers_is_one_line(write, monkeypatch, capsys):
     monkeypatch.setattr(vlm.library, "version", lambda name: "4.15.0")
     assert train.main(["--config", str(write(vlm="a/b")), "--device", "cpu"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == (
@@ -149,7 +149,7 @@ class TestFolders:
 
         return copy
 
-    def test_no_folder(self, error_of):
+    def test_a_folder_that_is_not_there_is_named(self, error_of):
         assert error_of(vlm="./nowhere", prompt="x") == "vlm is ./nowhere: there is no such folder"
         assert error_of(vlm="nowhere", prompt="x") == "vlm is nowhere: there is no such folder"
         line = error_of(vlm="hf://nobody/nothing", prompt="x")  # without a network
@@ -169,7 +169,7 @@ class TestFolders:
             assert error_of(vlm=str(tmp_path), prompt="x").startswith(f"vlm is {tmp_path}, {line}")
 
     @pytest.mark.parametrize(("change", "message"), BROKEN)
-    def test_a_folder_that_is_broken(self, broken, error_of, change, message):
+    def test_what_is_broken_in_a_folder_is_named(self, broken, error_of, change, message):
         folder, prompt = broken()
         change(folder)
         line = error_of(vlm=str(folder), prompt=prompt)
@@ -183,7 +183,7 @@ class TestFolders:
         line = f"prompt is 'what', but {folder} has no text input: set prompt to ''"
         assert error_of(vlm=folder, prompt="what") == line
 
-    def test_guidance_of_another_family(self, broken, write):
+    def test_guidance_is_refused_before_weights_are_read(self, broken, write):
         folder, prompt = broken("Qwen2VLForConditionalGeneration")
         (folder / "model.safetensors").unlink()
         config = load_config(write(vlm=str(folder), prompt=prompt, guidance_scale=2, num_beams=1))
@@ -196,7 +196,9 @@ class TestFolders:
                 "it to 1"
             )
 
-    def test_a_photo_that_a_processor_cannot_take(self, vlm_folder, write, tmp_path):
+    def test_a_photo_that_a_processor_cannot_take_is_named_or_skipped(
+        self, vlm_folder, write, tmp_path
+    ):
         from PIL import Image
 
         from captioning.data import EvaluationDataset, Sample

@@ -5,9 +5,6 @@ import signal
 
 import pytest
 import torch
-import torch.distributed.checkpoint
-import torch.distributed.fsdp  # before processes are forked
-import torch.utils.tensorboard
 
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
@@ -15,12 +12,23 @@ pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 from captioning.files.manifest import verify
 from captioning.models import checkpoints
 from captioning.training.run_state import RunState
-from tests.captioning.training import test_sharding
-from tests.captioning.training.test_sharding import assert_close, each_step, weights
+from captioning.training.sharding import MIN_TORCH
+from tests.runs import (
+    Run,
+    assert_close_runs,
+    be_quick,
+    each_step,
+    kept_runs,
+    weights,
+    write_config,
+)
 from tests.smile import tiny_vlm
-from tests.soak.runs import Run, be_quick, kept_runs, write_config
 
-pytestmark = test_sharding.pytestmark
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(TORCH < MIN_TORCH, reason="sharding: fsdp needs a later torch"),
+]
 KEYS = """
 model: vlm
 vlm: {folder}
@@ -38,7 +46,7 @@ LORA = "lora={r: 2, alpha: 4, dropout: 0.0}"
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharding")
     tiny_vlm.write(str(folder / "model"))
-    path = write_config(folder, train_images=32)
+    path = write_config(folder, train_images=24)
     path.write_text(path.read_text() + KEYS.format(folder=folder / "model"))
     return path
 
@@ -51,22 +59,22 @@ def finished(config):
 
 def test_it_learns_as_in_one_process(finished):
     divided = finished(*DIVIDED, "vit_grad_ckpt=true")
-    assert_close(divided, finished(*ONE))
+    assert_close_runs(divided, finished(*ONE))
     parts = [".metadata", "__0_0.distcp", "__1_0.distcp", "rest.pth"]
     assert sorted(path.name for path in (divided / checkpoints.BEST).iterdir()) == parts
     for path in checkpoints.saved(divided):
         verify(path)
 
 
-def test_lora(finished):
+def test_one_process_ddp_and_fsdp_train_the_same_adapter(finished):
     """DDP, FSDP and one process train the same adapter, and save nothing else."""
     alone = finished(*ONE, LORA)
     assert all("lora_" in name for name in weights(alone))
-    assert_close(finished(*TWO, LORA), alone)
-    assert_close(finished(*DIVIDED, LORA), alone)
+    assert_close_runs(finished(*TWO, LORA), alone)
+    assert_close_runs(finished(*DIVIDED, LORA), alone)
 
 
-def test_two_captions_of_a_photo_in_bf16(finished):
+def test_in_bf16_it_follows_one_process_and_saves_float32(finished):
     settings = ("captions_per_image=2", "precision=bf16")
     divided, alone = finished(*DIVIDED, *settings), finished(*ONE, *settings)
     for name in ("loss", "grad_norm"):

@@ -82,7 +82,7 @@ def test_pieces_are_joined_to_words(tokenizer):
         ("", [7], [7]),  # the model's, as BLIP-2's
     ],
 )
-def test_the_end_of_a_turn(turn, of_model, end):
+def test_a_turn_ends_by_the_template_the_tokenizer_or_the_model(turn, of_model, end):
     words = CaptionTokenizer(byte_level(), Turn("", "", turn), of_model)
     assert words.end == end[0] and words.end_tokens == end
 

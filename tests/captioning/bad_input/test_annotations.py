@@ -7,6 +7,7 @@ import pytest
 from captioning.data import read_annotations
 from captioning.data.formats import FORMATS
 from captioning.runtime.errors import UserError
+from tests.programs import raises_line
 
 ROW = {"image": "x.jpg", "caption": "a dog"}
 LIST = json.dumps([ROW, {"image": "y.jpg", "caption": "a cat"}])
@@ -57,12 +58,11 @@ def test_a_bad_file_is_refused_in_one_line(tmp_path, case):
     content, message, *named = case
     path = tmp_path / (named[0] if named else "a.json")
     path.write_text(content if isinstance(content, str) else json.dumps(content))
-    with pytest.raises(UserError) as error:
+    with raises_line(UserError, start=f"{path}: {message}"):
         read_annotations(path)
-    assert str(error.value).startswith(f"{path}: {message}") and "\n" not in str(error.value)
 
 
-def test_files_that_are_no_text(tmp_path):
+def test_a_file_that_is_not_text_or_not_there_is_named_and_so_is_an_empty_folder(tmp_path):
     (tmp_path / "latin.json").write_bytes(b'[{"image": "x", "caption": "\xe9"}]')
     rows = {
         "latin.json": "not UTF-8 text at byte 28: convert it",
@@ -70,6 +70,5 @@ def test_files_that_are_no_text(tmp_path):
         "": "the folder has no photos and no metadata.jsonl",
     }
     for name, message in rows.items():
-        with pytest.raises(UserError) as error:
+        with raises_line(UserError, start=f"{tmp_path / name}: {message}"):
             read_annotations(tmp_path / name)
-        assert str(error.value).startswith(f"{tmp_path / name}: {message}")

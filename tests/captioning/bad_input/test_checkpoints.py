@@ -1,4 +1,4 @@
-"""Checkpoints that are none, of something else, or an attack: one line, and nothing is run."""
+"""Files that are damaged, of something else, or an attack: one line, and nothing is run."""
 
 import argparse
 import io
@@ -12,7 +12,15 @@ from BLIP import load_weights, read_checkpoint
 from BLIP.weights.safe_load import OmittedObject
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from tests.test_safety import Attack, here  # noqa: F401 - a fixture
+from tests.attacks import Attack
+from tests.programs import raises_line, unchanged
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / "ran").exists()
 
 
 class AttackByEval:
@@ -91,14 +99,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", UNREADABLE)
-def test_what_is_no_checkpoint_is_one_line(tmp_path, name):
+def test_a_file_that_is_not_a_checkpoint_is_one_line_and_stays(tmp_path, name):
     content, message = UNREADABLE[name]
     if content is not None:
         (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError) as error:
+    with unchanged(tmp_path), raises_line(ValueError, start=message.format(name)):
         read_checkpoint(name)
-    assert str(error.value).startswith(message.format(name)) and "\n" not in str(error.value)
-    assert content is None or (tmp_path / name).read_bytes() == content
 
 
 @pytest.mark.parametrize("trust", [False, True])
@@ -150,9 +156,8 @@ def test_weights_that_do_not_fit_change_nothing(make_captioner, change, message)
     before = {key: value.clone() for key, value in captioner.state_dict().items()}
     state = {key: value.clone() for key, value in before.items()}
     change(state)
-    with pytest.raises(ValueError) as error:
+    with raises_line(ValueError, start=message):
         load_weights(captioner, state, "f.pth")
-    assert str(error.value).startswith(message) and "\n" not in str(error.value)
     torch.testing.assert_close(captioner.state_dict(), before)
 
 
@@ -160,7 +165,7 @@ OWN = {"model": STATE, "optimizer": {"state": {}}, "config": {"seed": 1}, "epoch
 NO_RUN = "cannot be read: it is not a checkpoint of a run: "
 ATTACK = OWN | {"x": Attack()}, "cannot be read: has objects that could run code"
 NAN = {"w": torch.tensor([float("nan")])}
-# what a run finds in its folder, what is said after the file's name
+# the newest checkpoint in a run's folder, what is said after the file's name
 RESUMED = [
     ATTACK,
     ({"model": STATE}, NO_RUN + "it has no valid optimizer"),
@@ -175,7 +180,7 @@ RESUMED = [
 
 
 @pytest.mark.parametrize(("content", "message"), RESUMED)
-def test_a_run_passes_over_it_to_the_one_before(tmp_path, content, message):
+def test_a_run_skips_a_bad_checkpoint_for_the_one_before(tmp_path, content, message):
     good, bad = checkpoints.epoch_path(tmp_path, 0), checkpoints.epoch_path(tmp_path, 1)
     checkpoints.save(OWN, good)
     torch.save(content, bad)
@@ -184,13 +189,11 @@ def test_a_run_passes_over_it_to_the_one_before(tmp_path, content, message):
     assert line.startswith(f"skipping a checkpoint: {bad} {message}") and "\n" not in line
 
 
-def test_where_it_is_the_only_one_it_stays_as_it_is(tmp_path):
+def test_a_bad_checkpoint_that_is_the_only_one_ends_the_run_and_stays(tmp_path):
     content, message = ATTACK
     bad = checkpoints.epoch_path(tmp_path, 1)
     torch.save(content, bad)
-    with pytest.raises(UserError) as error:
-        checkpoints.read_newest(tmp_path)
     begin = f"none of the checkpoints in {tmp_path} can be read ({bad} {message}"
-    assert str(error.value).startswith(begin) and "\n" not in str(error.value)
+    with unchanged(tmp_path), raises_line(UserError, start=begin) as error:
+        checkpoints.read_newest(tmp_path)
     assert str(error.value).endswith("); start again with resume=never or another output_dir")
-    assert list(tmp_path.iterdir()) == [bad]

@@ -6,6 +6,7 @@ from BLIP.med import MedConfig, read_med_config
 from captioning.config import config_class, load_config
 from captioning.metrics.registry import EVALUATORS
 from captioning.runtime.errors import UserError
+from tests.programs import raises_line
 
 MINIMAL = "image_root: a\nann_root: b\n"
 SIZES = "vit={embed_dim: 8, depth: 1, num_heads: 2}"
@@ -103,10 +104,9 @@ def path(tmp_path_factory):
 
 
 def error_of(path, overrides):
-    with pytest.raises(UserError) as error:
+    with raises_line(UserError) as error:
         load_config(path, overrides)
         pytest.fail(f"{overrides} is valid")
-    assert "\n" not in str(error.value)
     return str(error.value).removeprefix(f"{path}: ").removeprefix("command line: ")
 
 
@@ -167,9 +167,9 @@ def _split(settings):
 @pytest.mark.parametrize("key", MedConfig.model_fields)
 def test_a_size_of_the_text_decoder_has_a_type_and_limits(key):
     for value in (None, [512], True, -1, float("nan")):
-        with pytest.raises(ValueError) as error:
+        line = f"med_config.{key}: found {value!r}; Input should be "
+        with raises_line(ValueError, start=line):
             read_med_config({key: value})
-        assert str(error.value).startswith(f"med_config.{key}: found {value!r}; Input should be ")
 
 
 @pytest.mark.parametrize("model", ["blip", "sat"])

@@ -1,13 +1,13 @@
-"""Predictions that do not match references: one line and exit code 2, or counted aloud."""
+"""Predictions that do not match references: one line and exit code 2, or counted in warnings."""
 
 import json
 
 import pytest
 
-from captioning.evaluate import main
+from tests.programs import one_error_line, run_program, unchanged
 
 REFERENCES = {"5": ["a man on a horse"], "6": ["two cats on a sofa"], "7": ["a bus"]}
-EARLIER = {"metrics.json": b'{"metrics": {}}', "per_caption.jsonl": b"{}\n"}
+EARLIER = {"metrics.json": '{"metrics": {}}', "per_caption.jsonl": "{}\n"}
 
 
 def entries(*ids):
@@ -47,41 +47,41 @@ COUNTED = {
 
 
 @pytest.fixture
-def call(tmp_path, capsys, monkeypatch):
-    """Return a function that scores, and gives exit code, stdout, stderr and the folder's files."""
+def call(tmp_path, monkeypatch):
+    """Return a function that scores, and its files: p, predictions; r, references; and output."""
     monkeypatch.setenv("PATH", str(tmp_path))  # without Java, whose start takes seconds
     names = {"p": tmp_path / "results.json", "r": tmp_path / "references.json"}
     output = tmp_path / "output"
     output.mkdir()
     for name, content in EARLIER.items():
-        (output / name).write_bytes(content)
+        (output / name).write_text(content)
 
     def score(predictions, references):
         for path, content in zip(names.values(), (predictions, references)):
             path.write_text(content if isinstance(content, str) else json.dumps(content))
         arguments = [names["p"], "--references", names["r"], "--output_dir", output]
-        code = main([*map(str, arguments), "--metrics", "length", "diversity"])
-        printed = capsys.readouterr()
-        return code, printed.out, printed.err, {p.name: p.read_bytes() for p in output.iterdir()}
+        return run_program("captioning.evaluate", *arguments, "--metrics", "length", "diversity")
 
-    score.names = names
-    return score
+    return score, names, output
 
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_cannot_be_scored_is_one_line_and_leaves_earlier_scores(call, case):
+    score, names, output = call
     predictions, message, *references = case
-    code, out, err, files = call(predictions, *(references or [REFERENCES]))
-    assert (code, out) == (2, "") and err.count("\n") == 1
-    assert err.startswith(f"error: {message.format(**call.names)}")
-    assert files == EARLIER
+    with unchanged(output):
+        code, out, err = score(predictions, *(references or [REFERENCES]))
+    line = one_error_line(err, f"error: {message.format(**names)}")
+    assert (code, out, err) == (2, "", f"{line}\n")
 
 
 @pytest.mark.parametrize("kind", COUNTED)
-def test_what_can_be_scored_in_part_is_counted_aloud(call, kind):
+def test_what_can_be_scored_is_and_a_warning_counts_the_rest(call, kind):
+    score, names, output = call
     predictions, scored, message = COUNTED[kind]
-    code, out, err, files = call(predictions, REFERENCES)
+    code, out, err = score(predictions, REFERENCES)
     assert code == 0 and f"{scored} captions" in out
-    assert err == message.format(**call.names)
-    assert json.loads(files["metrics.json"])["metrics"]["cap_len"]["n"] == scored
-    assert len(files["per_caption.jsonl"].splitlines()) == scored
+    assert err == message.format(**names)
+    metrics = json.loads((output / "metrics.json").read_text())["metrics"]
+    assert metrics["cap_len"]["n"] == scored
+    assert len((output / "per_caption.jsonl").read_text().splitlines()) == scored

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from captioning import caption
-from captioning.bulk.model import CheckpointModel
+from captioning.bulk import model
 from captioning.bulk.shards import ShardFiles
 from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
 from captioning.models.build import captioner_from, load_trained
 from decoding import DecodingSettings
-from tests.soak.processes import Processes
+from tests.captioning import object_store
+from tests.processes import Processes
 
 
 @pytest.fixture(scope="session")
@@ -99,24 +100,45 @@ def run(checkpoint, tmp_path, capsys):
 
 
 @pytest.fixture
-def start(checkpoint, photos, tmp_path):
-    """Return a function that starts the program in a process, by default on the photos."""
+def given(checkpoint, photos, tmp_path):
+    """Return a function that makes the program's arguments, by default to caption the photos."""
 
-    def begin(*flags, source=photos, out=tmp_path / "out/captions.jsonl", hook=None):
-        given = [checkpoint, source, "--out", out, "--device", "cpu", *flags]
+    def arguments(*flags, source=photos, out=tmp_path / "out/captions.jsonl"):
+        return list(map(str, [checkpoint, source, "--out", out, "--device", "cpu", *flags]))
+
+    return arguments
+
+
+@pytest.fixture
+def start(given, tmp_path, request):
+    """Return a function that starts the program in a process; see `given`."""
+    hooks = [object_store.quick_retries] if "s3" in request.fixturenames else []
+
+    def begin(*flags, hook=None, **named):
+        def run_hooks(rank):
+            for each in hooks if hook is None else [*hooks, hook]:
+                each(rank)
+
         log = tmp_path / f"log{os.urandom(4).hex()}"
-        return Processes(caption.main, list(map(str, given)), log, hook=hook)
+        return Processes(caption.main, given(*flags, **named), log, hook=run_hooks)
 
     return begin
 
 
 @pytest.fixture
-def call(start):
-    """Return a function that waits for such a process, and returns its exit code and the log."""
+def call(given, start, run_program):
+    """Return a function that calls the program, and returns its exit code and output.
 
-    def wait(*flags, **named):
-        process = start(*flags, **named)
-        (code,), log = process.wait(), process.said()
+    hook: of a process, in which the program is called then; see `tests.processes`.
+    """
+
+    def wait(*flags, hook=None, **named):
+        if hook is None:
+            code, out, log = run_program("captioning.caption", *given(*flags, **named))
+            log = out + log
+        else:
+            process = start(*flags, hook=hook, **named)
+            (code,), log = process.wait(), process.said()
         assert "Traceback" not in log and "S3CR3T" not in log
         return code, log
 
@@ -138,10 +160,13 @@ def expected(checkpoint):
 
 
 @pytest.fixture
-def no_captioner(monkeypatch):
-    """Fail if a captioner is loaded."""
+def loaded(monkeypatch):
+    """Return the list of the checkpoints whose weights the program has loaded so far."""
+    checkpoints, load = [], model.captioner_from
 
-    def refuse(self, *arguments):
-        raise AssertionError("a captioner was loaded")
+    def recorded(config, checkpoint):
+        checkpoints.append(checkpoint)
+        return load(config, checkpoint)
 
-    monkeypatch.setattr(CheckpointModel, "__init__", refuse)
+    monkeypatch.setattr(model, "captioner_from", recorded)
+    return checkpoints

@@ -12,6 +12,8 @@ from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
 from captioning.runtime import progress
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 
 

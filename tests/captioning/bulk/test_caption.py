@@ -155,7 +155,7 @@ def test_images_with_captions_in_another_file_are_skipped(run, photos, tmp_path,
         ("scene.png,a cat\n", "scene.png in {file} may be {a} or {b}: use longer names there"),
     ],
 )
-def test_a_captions_file_that_names_no_image_or_two(run, tmp_path, captions, line, no_captioner):
+def test_a_captions_file_that_names_no_image_or_two(run, tmp_path, captions, line, loaded):
     file = tmp_path / "captions.txt"
     file.write_text("image,caption\n" + captions)
     photos = [tmp_path / "photos" / folder / "scene.png" for folder in "ab"]
@@ -163,7 +163,7 @@ def test_a_captions_file_that_names_no_image_or_two(run, tmp_path, captions, lin
         photo.parent.mkdir(parents=True)
         photo.touch()
     _, log = run(tmp_path / "photos", "--captions", str(file), code=2)
-    assert line.format(file=file, a=photos[0], b=photos[1]) in log
+    assert line.format(file=file, a=photos[0], b=photos[1]) in log and loaded == []
 
 
 def test_sidecars_beside_the_photos(run, photos, expected):

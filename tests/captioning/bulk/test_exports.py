@@ -55,6 +55,7 @@ def test_signs_of_xml_and_control_characters(tmp_path):
         with_description("a", "en", b"<x", "a.xmp")
 
 
+@pytest.mark.slow
 def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(
     run, call, photos, tmp_path, capsys
 ):
@@ -97,6 +98,7 @@ def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(
     assert "1 images are missing, the first is within" in missing
 
 
+@pytest.mark.slow
 def test_a_table_for_others_has_no_path_of_this_machine(run, photos, tmp_path, capsys, monkeypatch):
     flags = ["--parquet", "data/train.parquet", "--license", "cc0-1.0"]
     monkeypatch.chdir(tmp_path)
@@ -120,13 +122,15 @@ def test_a_table_for_others_has_no_path_of_this_machine(run, photos, tmp_path, c
         (["--sidecar", ".xmp"], "c.xmp: not an XMP sidecar"),
     ],
 )
-def test_what_is_refused_in_one_line(run, photos, no_captioner, flags, reason):
+def test_other_programs_files_are_refused_in_one_line_before_weights_are_loaded(
+    run, photos, loaded, flags, reason
+):
     (photos / "metadata.jsonl").write_text('{"file_name": "a.png", "text": "by a human"}\n')
     (photos / "b.json").write_text("[1]")
     (photos / "c.xmp").write_text("<x")
     shutil.copy(min(photos.glob("*.png")), photos / "c.png")
     _, log = run(photos, *(flag.format(photos=photos) for flag in flags), code=2)
-    assert reason in log and len(log.splitlines()) == 1
+    assert reason in log and len(log.splitlines()) == 1 and loaded == []
 
 
 @pytest.mark.skipif(not find_spec("datasets"), reason="the datasets library reads Parquet")

@@ -13,7 +13,7 @@ from captioning.files import stores
 from captioning.metrics.itm_model import ItmScorer
 from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import read_lines
-from tests.captioning.bulk.test_tars import write_tar
+from tests.captioning.tar_files import write_tar
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow writes Parquet")
 
@@ -86,18 +86,19 @@ def test_what_is_not_above_goes_to_a_file_of_its_own(
     assert f"filter: {len(lost)} images have no caption with itm>{above:g}; dropped " in log
 
 
-def test_what_was_dropped_is_done(run, photos, truth, flags, dropped, request):
+def test_what_was_dropped_is_done_and_loads_nothing(run, photos, truth, flags, dropped, loaded):
     above = truth[2]
     kept, _ = run(photos, *flags(above), "--sidecar")
     lost = dropped()
-    request.getfixturevalue("no_captioner")
+    loaded.clear()
     again, log = run(photos, *flags(above), "--sidecar")
     assert (again, dropped()) == (kept, lost) and "done 0, skipped 10, failed 0" in log
     _, log = run(photos, *flags(above), "--sidecar", "--verify")
     assert "verify: 10 have a caption, 0 have none" in log and "0 sidecars were missing" in log
-    assert dropped() == lost
+    assert dropped() == lost and loaded == []
 
 
+@pytest.mark.slow
 def test_another_filter_tries_again_what_was_dropped(run, photos, truth, flags, dropped, tmp_path):
     above = truth[2]
     kept, _ = run(photos, *flags(above))
@@ -113,6 +114,7 @@ def test_another_filter_tries_again_what_was_dropped(run, photos, truth, flags, 
     assert not (tmp_path / "out" / "captions.filtered.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_each_of_several_captions_is_filtered(run, photos, scored, flags, dropped):
     several = ["--num_return", "2", "--prefix", "see ", "--suffix", "!", "--do_sample"]
     several += ["--temperature", "3", "--top_p", "1"]
@@ -139,13 +141,15 @@ def test_each_of_several_captions_is_filtered(run, photos, scored, flags, droppe
                 assert ("captions" in found) == (len(expected) > 1)
 
 
-def test_all_are_dropped(run, photos, flags, dropped):
+def test_a_run_whose_captions_are_all_dropped_succeeds(run, photos, flags, dropped):
     (photos / "bad.png").write_bytes(b"no image")
     kept, log = run(photos, "--filter", " itm > .999 ", *flags(0)[2:])
     assert kept == [] and len(dropped()) == 10 and "filter: 10 images have no caption" in log
 
 
-def test_tars(run, photos, truth, flags, dropped, tmp_path, monkeypatch):
+def test_the_filter_of_tars_reads_a_done_tar_no_more(
+    run, photos, truth, flags, dropped, tmp_path, monkeypatch
+):
     _, scores, above = truth
     write_tar(tmp_path / "a.tar", sorted(photos.rglob("*.png")))
     by_name = {os.path.basename(name): score for name, score in scores.items()}
@@ -163,6 +167,7 @@ def test_tars(run, photos, truth, flags, dropped, tmp_path, monkeypatch):
     assert "0 tars have gaps" in log and dropped() == lost
 
 
+@pytest.mark.slow
 def test_a_store_holds_what_was_dropped(s3, run, call, photos, truth, flags, dropped):
     kept, _ = run(photos, *flags(truth[2]))
     out = "s3://bucket/captions.jsonl"

@@ -1,5 +1,6 @@
 """Killed at any instant, the program continues: no image twice, none missing."""
 
+import functools
 import os
 import random
 import signal
@@ -32,46 +33,66 @@ def kill_before(operation, folder):
     return hook
 
 
-@pytest.fixture
-def until_done(start, tmp_path):
-    """Return a function that calls the program, kills it at random, and calls it again."""
-
-    def call(folder, dice, *flags):
-        """Return the number of kills. dice: None for none."""
-        for kills in range(200):
-            hook = kill_before(dice.randint(1, 130), tmp_path) if dice else None
-            given = ["--shard_size", 3, "--batch_size", 2, *flags]
-            process = start(*given, out=folder / "captions.jsonl", hook=hook)
-            codes = process.wait()
-            assert codes in ([0], [-9]), process.said()
-            marker, plan = (folder / f"captions.jsonl{n}" for n in (".done", ".parts/plan.json"))
-            if codes == [0] or (marker.exists() and not plan.exists()):
-                return kills  # it was killed after its last write
-        raise AssertionError("it never ended")
-
-    return call
+def sidecars(photos):
+    return {path.name: path.read_text() for path in sorted(photos.rglob("*.txt"))}
 
 
-def test_killed_at_random_it_writes_the_same_files(until_done, photos, tmp_path, itm_checkpoint):
-    """Sidecars, tars and what the filter drops as well."""
+def test_killed_between_two_shards_it_continues(run, call, photos, tmp_path):
+    whole, _ = run(photos, folder="whole")
+    flags = ["--shard_size", "3", "--batch_size", "2"]
+    assert call(*flags, hook=killed_at("000001.done"))[0] == -signal.SIGKILL
+    assert not (tmp_path / "out" / "captions.jsonl").exists()
+    lines, log = run(photos, *flags)
+    assert "continuing" in log and "| 6/10" in log  # its captions are there, only unmarked
+    assert [line["image"] for line in lines] == [line["image"] for line in whole]
+    assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
+
+
+@pytest.mark.parametrize(
+    "operations",
+    [
+        pytest.param(lambda: iter([40, 90, 60]), marks=pytest.mark.slow, id="thrice"),
+        pytest.param(
+            lambda: iter(functools.partial(random.randint, 1, 130), None),
+            marks=pytest.mark.soak,
+            id="at random",
+        ),
+    ],
+)
+def test_killed_before_any_operation_it_writes_the_same_files(
+    call, photos, tmp_path, itm_checkpoint, operations
+):
+    """Sidecars, tars and what the filter drops as well. operations: see `kill_before`."""
     (photos / "bad.png").write_bytes(b"no image")
     for path in photos.glob("scene*.png"):
         path.with_suffix(".txt").write_text("a tag\n")
-    given = ["--filter", "itm>0.5", "--itm_model", itm_checkpoint]
-    given += ["--existing", "overwrite", "--sidecar", "--write-shards"]
+    before = sidecars(photos)
 
-    def sidecars():
-        return {path.name: path.read_text() for path in sorted(photos.rglob("*.txt"))}
+    def caption_into(folder, hook=None):
+        out = tmp_path / folder
+        given = ["--shard_size", 3, "--batch_size", 2, "--num_workers", 0]
+        given += ["--filter", "itm>0.5", "--itm_model", itm_checkpoint, "--existing", "overwrite"]
+        given += ["--sidecar", "--write-shards", out / "tars"]
+        return call(*given, out=out / "captions.jsonl", hook=hook)
 
-    before = sidecars()
-    assert until_done(tmp_path / "a", None, *given, tmp_path / "a/tars") == 0
-    expected = sidecars()
+    assert caption_into("a")[0] == 0
+    expected = sidecars(photos)
     for name, text in before.items():
         (photos / name).write_text(text)
     for path in (photos / "within").glob("*.txt"):
         path.unlink()
-    assert until_done(tmp_path / "b", random.Random(1), *given, tmp_path / "b/tars") > 1
-    assert sidecars() == expected and len(expected) >= 9
+    kills, marker = 0, tmp_path / "b" / "captions.jsonl.done"
+    for operation in operations():
+        print(f"to be killed before operation {operation}")
+        code, log = caption_into("b", kill_before(operation, tmp_path))
+        kills += code == -signal.SIGKILL
+        assert code in (0, -signal.SIGKILL), log
+        if marker.exists() and not (tmp_path / "b/captions.jsonl.parts/plan.json").exists():
+            break  # it has ended, or was killed after its last write
+    else:
+        assert caption_into("b")[0] == 0
+    assert kills >= 1
+    assert sidecars(photos) == expected and len(expected) >= 9
     names = ["captions.filtered.jsonl", "captions.jsonl"]
     names += ["captions.jsonl.done", "failed.jsonl", "tars"]
     found = {path.name for path in (tmp_path / "b").iterdir()} - {"captions.jsonl.parts"}

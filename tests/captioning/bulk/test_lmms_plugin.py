@@ -14,6 +14,8 @@ from captioning.data import evaluation_transform, load_image
 from captioning.models.build import load_trained
 from decoding import DecodingSettings
 
+pytestmark = pytest.mark.slow
+
 pytest.importorskip("lmms_eval", reason="pip install lmms-eval")
 
 VISUALS = "from PIL import Image\n\n\ndef of(doc):\n    return [Image.open(doc['image'])]\n"

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from captioning.bulk.request import Request
+from tests.captioning.bulk.ray_cluster import caption_lightly
+from tests.processes import Processes
+
 ray = pytest.importorskip("ray", reason="requirements-cluster.txt has it")
 
 pytestmark = [
@@ -20,14 +24,6 @@ pytestmark = [
 ]
 
 RAY = [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
-
-CAPTION = """
-import sys
-from pathlib import Path
-from captioning.bulk.request import Request
-from tests.captioning.bulk.ray_cluster import caption_lightly
-sys.exit(caption_lightly(sys.argv[1], Request(sys.argv[2], Path(sys.argv[3]))))
-"""
 
 
 @pytest.fixture(scope="module")
@@ -69,24 +65,27 @@ VARIABLES = {
 }
 
 
-@pytest.fixture(scope="module")
-def runs(address, machine, scenes, repository, tmp_path_factory):
-    """The program without the token in each way, started at once: each takes ten seconds."""
+def caption_in(variables, folder, photos):
+    """Return a function of a cluster's address, for a process: caption there."""
+
+    def call(address):
+        os.environ.clear()
+        os.environ.update(variables)
+        return caption_lightly(address, Request(photos, folder / "a.jsonl"))
+
+    return call
+
+
+def test_without_the_token_the_error_has_the_command(address, machine, scenes, tmp_path):
+    """In each way; they run at once, since each takes ten seconds."""
     machine = {**machine, "RAY_NUM_REDIS_GET_RETRIES": "1"}  # each takes a second
-    folder, runs = tmp_path_factory.mktemp("out"), {}
+    runs = {}
     for name, variables in VARIABLES.items():
-        given = [address, str(scenes / "images"), str(folder / name / "a.jsonl")]
-        command, environment = [sys.executable, "-c", CAPTION, *given], {**machine, **variables}
-        runs[name] = subprocess.Popen(
-            command, cwd=repository, env=environment, stderr=subprocess.PIPE, text=True
-        )
-    return runs
-
-
-@pytest.mark.parametrize("name", VARIABLES)
-def test_without_the_token_the_error_has_the_command(address, runs, name):
-    _, log = runs[name].communicate()
-    assert runs[name].returncode == 2
-    line = log.splitlines()[-1]
-    assert line.startswith(f"error: --ray-address {address}: the cluster requires a token; ")
-    assert "copy ~/.ray/auth_token" in line and line.endswith("type: export RAY_AUTH_MODE=token")
+        call = caption_in({**machine, **variables}, tmp_path / name, str(scenes / "images"))
+        runs[name] = Processes(call, address, tmp_path / f"{name}.output")
+    for run in runs.values():
+        assert run.wait() == [2], run.said()
+        line = run.said().splitlines()[-1]
+        assert line.startswith(f"error: --ray-address {address}: the cluster requires a token; ")
+        assert "copy ~/.ray/auth_token" in line
+        assert line.endswith("type: export RAY_AUTH_MODE=token")

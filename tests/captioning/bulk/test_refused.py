@@ -1,4 +1,4 @@
-"""Errors of the user are one line, before a captioner is loaded."""
+"""Errors of the user are one line, before weights are loaded or a file is written."""
 
 import os
 import shutil
@@ -10,6 +10,7 @@ from filelock import FileLock
 from captioning import caption
 from captioning.bulk.model import _read
 from captioning.runtime.errors import UserError
+from tests.programs import one_error_line, unchanged
 
 REFUSED = [
     (["--out", "{out}.json"], "has to be a file that ends in .jsonl"),
@@ -30,34 +31,50 @@ REFUSED = [
 ]
 
 
+@pytest.fixture
+def refused(photos, checkpoint, tmp_path, run_program, loaded):
+    """Return a function that calls the program, by default on the photos, which it has to refuse.
+
+    That is: exit code 2 after one error line, which has `part` and is returned. No weights are
+    loaded, and no file is written.
+    """
+    out = tmp_path / "out" / "captions.jsonl"
+    out.parent.mkdir()
+
+    def call(part, *flags, source=photos, out=out):
+        given = [checkpoint, source, "--out", out, "--device", "cpu", *flags]
+        with unchanged(tmp_path):
+            code, _, log = run_program("captioning.caption", *given)
+        assert code == 2 and loaded == []
+        return one_error_line(log, part)
+
+    call.out = out
+    return call
+
+
+def test_a_call_that_is_not_refused_loads_the_checkpoint(run, photos, checkpoint, loaded):
+    """Otherwise the others would show nothing."""
+    run(min(photos.glob("*.png")))
+    assert loaded == [str(checkpoint)]
+
+
 @pytest.mark.parametrize(("flags", "reason"), REFUSED)
-def test_errors_are_one_line_before_the_captioner_is_loaded(
-    photos, tmp_path, capsys, no_captioner, flags, reason
-):
+def test_errors_are_one_line_before_the_captioner_is_loaded(photos, refused, flags, reason):
     shutil.copy(photos / "scene_000000.png", photos / "scene_000000.jpg")
-    out = tmp_path / "captions.jsonl"
-    flags = [flag.format(out=out, photos=photos) for flag in flags]
-    source = [] if flags[0].startswith(str(out)) else [str(photos)]
-    assert caption.main(["x.pth", *source, "--out", str(out), "--device", "cpu", *flags]) == 2
-    log = capsys.readouterr().err.splitlines()
-    assert len(log) == 1 and log[0].startswith("error: ") and reason in log[0]
-    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+    flags = [flag.format(out=refused.out, photos=photos) for flag in flags]
+    source = photos if flags[0].startswith("--") else flags.pop()
+    assert refused(reason, *flags, source=source).startswith("error: ")
 
 
-def test_sidecars_that_cannot_be_written(run, photos, monkeypatch, no_captioner):
+def test_sidecars_that_cannot_be_written(refused, photos, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(photos / "within"))
-    _, log = run(photos, "--sidecar", code=2)
-    assert f"--sidecar: cannot write to {photos / 'within'}" in log
+    refused(f"--sidecar: cannot write to {photos / 'within'}", "--sidecar")
 
 
 @pytest.mark.parametrize("extension", [".Jpeg", ".small.png", ".", "", ".a/b", "txt"])
-def test_sidecars_that_would_be_photos(run, photos, no_captioner, capsys, extension):
-    before = {path: path.read_bytes() for path in photos.rglob("*.png")}
-    with pytest.raises(SystemExit) as ended:
-        run(photos, "--sidecar", extension, "--existing", "overwrite")
-    log = capsys.readouterr().err.splitlines()
-    assert ended.value.code == 2 and "error: --sidecar" in log[-1] and "such as .txt" in log[-1]
-    assert {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()} == before
+def test_suffixes_of_sidecars_that_would_replace_photos(refused, extension):
+    line = refused("error: ", "--sidecar", extension, "--existing", "overwrite")
+    assert "--sidecar" in line and "such as .txt" in line
 
 
 INPUTS = [
@@ -69,37 +86,32 @@ INPUTS = [
 
 
 @pytest.mark.parametrize(("given", "extension"), INPUTS)
-def test_sidecars_that_would_replace_an_input_or_output(
-    photos, checkpoint, no_captioner, capsys, given, extension
-):
+def test_sidecars_that_would_replace_an_input_or_output(photos, refused, given, extension):
     shutil.copy(photos / "scene_000000.png", photos / "one.png")
     shutil.copy(photos / "scene_000000.png", photos / "two.IMG")
     (photos / "one.txt").write_text("scene_000001.png\none.png\n")
-    before = {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()}
-    given = [name.format(photos=photos) for name in given]
-    given += ["--sidecar", extension, "--existing", "overwrite", "--out", f"{photos}/one.jsonl"]
-    assert caption.main([str(checkpoint), *given]) == 2
-    (log,) = capsys.readouterr().err.splitlines()
-    assert "would replace an input or output file: choose another --sidecar" in log
-    assert {path: path.read_bytes() for path in photos.rglob("*") if path.is_file()} == before
+    source, *flags = (name.format(photos=photos) for name in given)
+    flags += ["--sidecar", extension, "--existing", "overwrite"]
+    reason = "would replace an input or output file: choose another --sidecar"
+    refused(reason, *flags, source=source, out=f"{photos}/one.jsonl")
 
 
-def test_a_pipe_among_the_outputs_is_refused(run, photos, tmp_path, no_captioner):
+def test_a_pipe_among_the_outputs_is_refused(refused, photos):
     beside = min(photos.glob("*.png")).with_suffix(".txt")
     os.mkfifo(beside)
-    _, log = run(photos, "--sidecar", code=2)
-    assert f"{beside} is not a regular file: remove it, or choose another --sidecar" in log
+    reason = f"{beside} is not a regular file: remove it, or choose another --sidecar"
+    refused(reason, "--sidecar")
     for name in ("captions.jsonl", "failed.jsonl", "captions.jsonl.done"):
-        os.mkfifo(tmp_path / "out" / name)
-        assert "it has to be a file that ends in .jsonl" in run(photos, code=2)[1]
-        (tmp_path / "out" / name).unlink()
+        os.mkfifo(refused.out.with_name(name))
+        refused("it has to be a file that ends in .jsonl")
+        refused.out.with_name(name).unlink()
 
 
-def test_two_programs_do_not_write_one_file(run, photos, tmp_path, no_captioner):
-    (tmp_path / "out" / "captions.jsonl.parts").mkdir(parents=True)
-    with FileLock(str(tmp_path / "out" / "captions.jsonl.parts" / "lock")):
-        _, log = run(photos, code=2)
-    assert "another program is writing it" in log
+def test_an_output_that_another_program_writes_is_refused(refused):
+    parts = refused.out.with_name("captions.jsonl.parts")
+    parts.mkdir()
+    with FileLock(str(parts / "lock")):
+        refused("another program is writing it")
 
 
 SAMPLING = {"top_p": "0.5", "top_k": "3", "temperature": "2", "min_p": "0.1", "typical_p": "0.5"}
@@ -111,10 +123,8 @@ TOGETHER = [
 
 
 @pytest.mark.parametrize(("flags", "line"), TOGETHER)
-def test_settings_that_do_not_go_together(run, photos, tmp_path, flags, line):
-    _, log = run(photos, *flags, code=2)
-    assert log.startswith(f"error: {line}") and log.count("\n") == 1
-    assert not list((tmp_path / "out").iterdir())  # no unfinished run is left
+def test_settings_that_do_not_go_together_leave_no_unfinished_run(refused, flags, line):
+    refused(f"error: {line}", *flags)
 
 
 @pytest.mark.parametrize(
@@ -126,23 +136,19 @@ def test_settings_that_do_not_go_together(run, photos, tmp_path, flags, line):
         (["--device", "cuda:1"], "with --engine ray it is auto, cpu or cuda"),
     ],
 )
-def test_a_cluster_that_cannot_be_used(run, photos, no_captioner, flags, reason):
+def test_a_cluster_that_cannot_be_used_is_refused(refused, flags, reason):
     pytest.importorskip("ray", reason="requirements-cluster.txt has it")
-    _, log = run(photos, "--engine", "ray", *flags, code=2)
-    assert len(log.splitlines()) == 1 and reason in log
+    refused(reason, "--engine", "ray", *flags)
 
 
-def test_ray_is_missing_or_not_requested(run, photos, monkeypatch, no_captioner, capsys):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    _, log = run(photos, "--engine", "ray", code=2)
-    assert log.splitlines() == ["error: --engine ray needs the ray library: pip install ray"]
-    monkeypatch.undo()
-    with pytest.raises(SystemExit):
-        run(photos, "--ray-address", "auto")
-    assert "--ray-address needs --engine ray" in capsys.readouterr().err
+def test_ray_that_is_missing_or_not_requested_is_refused(refused, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        line = refused("", "--engine", "ray")
+        assert line == "error: --engine ray needs the ray library: pip install ray"
+    refused("--ray-address needs --engine ray", "--ray-address", "auto")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    _, log = run(photos, code=2)
-    assert "use --engine ray for several processes" in log
+    refused("use --engine ray for several processes")
 
 
 def test_several_gpus_use_ray_if_it_is_installed(monkeypatch, capsys):

@@ -34,7 +34,7 @@ def is_grey(body):
 
 
 @pytest.fixture
-def server(monkeypatch, photos, no_captioner):
+def server(monkeypatch, photos, loaded):
     """Return a server whose caption is the photo's name; faults: earlier answers, by name."""
     monkeypatch.setattr(chat, "WAITS_S", (0, 0.01, 0.01))
     monkeypatch.setattr(served, "TIMEOUT_S", 20)
@@ -54,6 +54,7 @@ def server(monkeypatch, photos, no_captioner):
 
         server.usual = answer
         yield server
+    assert loaded == []
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from captioning.bulk.model import CheckpointModel
 from tests.captioning.bulk.conftest import killed_after
 
 
-@pytest.mark.parametrize("workers", ["0", "2"])
+@pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_a_signal_ends_it_after_the_batch_and_it_continues(run, photos, tmp_path, workers):
     whole, _ = run(photos)
     shutil.rmtree(tmp_path / "out")

@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 
 import pytest
@@ -11,9 +10,11 @@ from captioning.bulk import stored_output
 from captioning.bulk.sidecars import Sidecars
 from captioning.files import stores, uploads
 from tests.captioning.object_store import FAULTS
+from tests.programs import one_error_line
 
 OUT = "s3://bucket/within/captions.jsonl"
 NAMES = ("captions.jsonl", "captions.jsonl.done", "failed.jsonl")
+slow = pytest.mark.slow
 
 
 def kill_before(request):
@@ -63,25 +64,26 @@ def in_store():
     }
 
 
-def until_done(call, dice, *arguments, elsewhere=True, **named):
-    """Call, perhaps on other machines, until a call is not killed; returns how many were."""
-    for kills in range(30):
-        hook = kill_before(dice.randint(4, 14))
-        if call(f"m{kills if elsewhere else 0}", *arguments, hook=hook, **named)[0] == 0:
-            return kills
-    raise AssertionError("it never ended")
+def killed_twice(call, *arguments, elsewhere=True, **named):
+    """Call on two machines, or one, that are lost, in a shard and later; then on a third."""
+    for number, request in enumerate((5, 8)):
+        code, log = call(f"m{number * elsewhere}", *arguments, hook=kill_before(request), **named)
+        assert code == -signal.SIGKILL, log
+    code, log = call(f"m{2 * elsewhere}", *arguments, **named)
+    assert code == 0, log
 
 
-def test_killed_it_continues_here(s3, call, on_disk):
-    """The next test continues elsewhere."""
+@slow
+def test_killed_twice_it_continues_on_the_same_machine(s3, call, on_disk):
     s3.faults += FAULTS * 2
-    assert until_done(call, random.Random(4), elsewhere=False) > 1 and s3.faults == []
-    assert in_store() == on_disk
+    killed_twice(call, elsewhere=False)
+    assert s3.faults == [] and in_store() == on_disk
     code, log = call("another")
     assert code == 0 and "done 0, skipped 10, failed 1" in log and OUT in log
     assert in_store() == on_disk
 
 
+@slow
 def test_tars_and_parquet_in_a_store_are_those_on_disk(s3, call, on_disk, tmp_path):
     pytest.importorskip("pyarrow")
     tars, table, out = tmp_path / "tars", tmp_path / "a.parquet", tmp_path / "again/captions.jsonl"
@@ -89,7 +91,7 @@ def test_tars_and_parquet_in_a_store_are_those_on_disk(s3, call, on_disk, tmp_pa
     assert call("disk", *given, out=out)[0] == 0
     s3.faults += FAULTS
     given = ["--write-shards", "s3://bucket/tars/", "--parquet", "s3://bucket/tables/a.parquet"]
-    assert until_done(call, random.Random(2), *given) > 1
+    killed_twice(call, *given)
     assert in_store() == on_disk and s3.faults == []
     assert stores.read_bytes("s3://bucket/tables/a.parquet") == table.read_bytes()
     expected = {path.name: path.read_bytes() for path in tars.glob("*.tar")}
@@ -103,7 +105,8 @@ def test_tars_and_parquet_in_a_store_are_those_on_disk(s3, call, on_disk, tmp_pa
     assert sorted(stores.stamps("s3://bucket/tars")) == [*numbered, "README.md", "owner.json"]
 
 
-def test_sidecars_in_a_store(s3, call, photos, tmp_path):
+@slow
+def test_sidecars_beside_the_photos_of_a_store_survive_kills(s3, call, photos, tmp_path):
     for path in photos.rglob("*.png"):
         s3.files.put_file(str(path), f"bucket/photos/{path.relative_to(photos)}")
     s3.faults += FAULTS
@@ -121,7 +124,7 @@ def test_sidecars_in_a_store(s3, call, photos, tmp_path):
         captions = {name: line.get("captions", [line["caption"]]) for name, line in named.items()}
         return {f"{name}.caption": "\n".join([*of, ""]) for name, of in captions.items()}
 
-    assert until_done(call, random.Random(1), *given, source=source) > 1
+    killed_twice(call, *given, source=source)
     assert len(sidecars()) == 10 and sidecars() == expected()
     uploads.remove(min(sidecars()))
     code, log = call("one", *given, "--verify", source=source)
@@ -139,33 +142,33 @@ def test_sidecars_in_a_store(s3, call, photos, tmp_path):
 def test_a_refusal_in_the_middle_loses_nothing(s3, call, on_disk):
     s3.refused = ".000002.jsonl"
     code, log = call("one")
-    (error,) = (line for line in log.splitlines() if line.startswith("error:"))
-    assert code == 2 and "not allowed" in error and "nothing is lost" in error
+    assert code == 2 and "nothing is lost" in one_error_line(log, "not allowed")
     s3.refused = None
     assert call("one")[0] == 0 and in_store() == on_disk
 
 
+@slow
 @pytest.mark.parametrize("step", ["upload_shard", "before_merging", "upload_captions"])
-def test_a_machine_whose_plan_was_replaced_writes_nothing(s3, call, on_disk, step):
-    def hook(rank):
-        original = getattr(stored_output, step)
+def test_a_machine_whose_plan_was_replaced_writes_nothing(s3, call, on_disk, monkeypatch, step):
+    original = getattr(stored_output, step)
 
-        def overtaken(request, plan, *part):
-            stored_output.remove(request)
-            original(request, plan, *part)
+    def overtaken(request, plan, *part):
+        stored_output.remove(request)
+        original(request, plan, *part)
 
-        setattr(stored_output, step, overtaken)
-
-    code, log = call("one", hook=hook)
-    assert code == 2 and f"{OUT}: another machine has continued or restarted this run" in log
-    assert "the same command captions what is left" in log
-    assert in_store() == {}
-    code, log = call("one", "--existing", "overwrite", hook=hook)
-    assert code == 2 and "the same command overwrites them again" in log
-    assert in_store() == {}
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_output, step, overtaken)
+        code, log = call("one")
+        assert code == 2 and f"{OUT}: another machine has continued or restarted this run" in log
+        assert "the same command captions what is left" in log
+        assert in_store() == {}
+        code, log = call("one", "--existing", "overwrite")
+        assert code == 2 and "the same command overwrites them again" in log
+        assert in_store() == {}
     assert call("two")[0] == 0 and in_store() == on_disk
 
 
+@slow
 @pytest.mark.parametrize("header", ['{"file": ', '{"file": 7}', '{"file": "%s/plan.jsonl"}'])
 def test_a_plan_that_is_damaged_is_dropped_when_asked_to(s3, call, on_disk, tmp_path, header):
     parts = "s3://bucket/within/captions.jsonl.parts"
@@ -180,7 +183,8 @@ def test_a_plan_that_is_damaged_is_dropped_when_asked_to(s3, call, on_disk, tmp_
     assert call("one", "--restart")[0] == 0 and in_store() == on_disk
 
 
-def test_captions_are_replaced_elsewhere(s3, call, photos, tmp_path):
+@slow
+def test_overwriting_goes_on_on_other_machines(s3, call, photos, tmp_path):
     def sidecars():
         return {path.name: path.read_text() for path in photos.rglob("*.txt")}
 
@@ -191,15 +195,16 @@ def test_captions_are_replaced_elsewhere(s3, call, photos, tmp_path):
     for path in photos.rglob("*.txt"):
         path.unlink()
     assert call("one")[0] == 0
-    kills = 0
-    while call(f"m{kills}", *flags, "--num_return", "2", hook=kill_before(7))[0] != 0:
-        kills += 1
+    for machine in ("two", "three"):
+        hook = kill_before(7)
+        assert call(machine, *flags, "--num_return", "2", hook=hook)[0] == -signal.SIGKILL
         for path in photos.rglob("*.txt"):  # the next machine has another disk
             path.unlink()
-        assert kills < 30
-    assert kills > 1 and (in_store(), sidecars()) == expected
+    assert call("four", *flags, "--num_return", "2")[0] == 0
+    assert (in_store(), sidecars()) == expected
 
 
+@slow
 def test_files_of_an_earlier_plan_are_not_mixed_with_the_next(s3, call, photos, tmp_path):
     """The first machine is killed while it removes its plan, the second during its own."""
     assert call("one", hook=kill_before(8))[0] == -signal.SIGKILL
@@ -214,6 +219,7 @@ def test_files_of_an_earlier_plan_are_not_mixed_with_the_next(s3, call, photos, 
     assert in_store() == {name: (tmp_path / "disk" / name).read_bytes() for name in NAMES}
 
 
+@slow
 def test_sidecars_of_shards_from_elsewhere_outlive_a_kill(s3, call, photos):
     """With --existing overwrite no later call would find missing sidecars."""
     flags = ["--existing", "overwrite", "--sidecar"]

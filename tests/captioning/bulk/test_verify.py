@@ -3,6 +3,7 @@
 import os
 
 import pyarrow.parquet
+import pytest
 
 from captioning import caption
 from captioning.bulk.model import CheckpointModel
@@ -59,7 +60,7 @@ def test_captions_of_another_checkpoint_or_of_other_settings_or_weights_are_repo
     assert "has captions of old.pth, which stay" in line
 
 
-def test_parquet_holds_the_same(run, photos, tmp_path, monkeypatch):
+def test_parquet_holds_what_the_json_lines_hold(run, photos, tmp_path, monkeypatch):
     monkeypatch.setattr("captioning.bulk.exports.ROWS", 3)
     path = tmp_path / "captions.parquet"
     (photos.parent / "list.csv").write_text(
@@ -83,6 +84,7 @@ def resident():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.slow
 def test_memory_stays_flat(checkpoint, photos, tmp_path, monkeypatch):
     """1,500 more images or captions in memory would take more than 20 MB."""
     names = sorted(photos.rglob("*.png"))

@@ -1,7 +1,6 @@
 """Captions one photo as the page does: `main([folder of a run, output file])`."""
 
 import json
-import sys
 from pathlib import Path
 
 import torch
@@ -24,7 +23,3 @@ def main(argv):
     record["words"] = [word["word"] for word in record["words"]]
     Path(target).write_text(json.dumps({**record, "image": photo.name}))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

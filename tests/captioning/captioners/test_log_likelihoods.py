@@ -9,13 +9,15 @@ from captioning.models.build import captioner_from
 from captioning.models.score_tokens import scored_captions
 from decoding import DecodingSettings, decode
 from decoding.guided import add_noise
-from tests.decoding.test_beam import uncached
-from tests.tiny_run import CLASSIC
+from tests.decoding.references import uncached
+from tests.tiny import CLASSIC
 
 MODELS = {
     "blip": ["vit.embed_dim=32"],
     **{name: [f"model={name}", *CLASSIC, "prompt='a '"] for name in ("rnn", "lstm", "attn", "sat")},
 }
+SLOW = pytest.mark.slow
+NULLS = ["mean", "zeros", pytest.param("learnt", marks=SLOW)]
 WHOLE = {"top_p": 1.0, "top_k": 0, "min_length": 0, "max_length": 14}
 
 
@@ -26,7 +28,7 @@ def captioner(request, scenes_config, tmp_path):
     return captioner_from(config, None)[0].eval()
 
 
-@pytest.fixture(params=[None, torch.float32, torch.int8])
+@pytest.fixture(params=[None, pytest.param(torch.float32, marks=SLOW), torch.int8])
 def copied(request, captioner):
     """The captioner, or its copy for inference, whose head has another layout."""
     if request.param == torch.int8 and not has_int8(torch.device("cpu")):
@@ -34,7 +36,7 @@ def copied(request, captioner):
     return captioner if request.param is None else captioner.for_inference(request.param, False)
 
 
-def test_at_a_temperature_they_are_those_of_the_words_read_again(copied):
+def test_log_likelihoods_at_a_temperature_are_those_of_the_words_read_again(copied):
     """Compared with `score_tokens`, caption by caption, up to the end token."""
     captioner = copied
     start, end = len(captioner.prompt_ids), captioner.tokenizer.end
@@ -57,7 +59,7 @@ def test_at_a_temperature_they_are_those_of_the_words_read_again(copied):
             assert (found[i, j, length:] == 0).all()
 
 
-def test_they_have_a_gradient_for_all_that_learns(captioner):
+def test_log_likelihoods_have_a_gradient_for_every_parameter(captioner):
     encoded = captioner.encode(torch.randn(1, 3, 64, 64))
     ids = captioner.generate_from(
         encoded, DecodingSettings(sample=True, num_return=2, **WHOLE)
@@ -115,8 +117,8 @@ def naive(captioner, own, other, settings):
     return decode(uncached(logits), captioner.prompt_ids[None], words.end, words.pad, settings)
 
 
-@pytest.mark.parametrize("null", ["zeros", "mean", "learnt"])
-@pytest.mark.parametrize("model", ["blip", "rnn", "attn", "sat"])
+@pytest.mark.parametrize("null", NULLS)
+@pytest.mark.parametrize("model", ["blip", "rnn", pytest.param("attn", marks=SLOW), "sat"])
 def test_guided_captions_are_those_of_the_formula(make, model, null):
     captioner = make(model, f"null_image={null}", "drop_image=0.2")
     for part in captioner.null_image.state_dict().values():
@@ -138,6 +140,7 @@ def test_guided_captions_are_those_of_the_formula(make, model, null):
             torch.testing.assert_close(found.scores[n], scores[0], rtol=1e-4, atol=1e-4)
 
 
+@SLOW
 @pytest.mark.parametrize("model", ["blip", "rnn", "sat"])
 def test_contrasted_captions_are_those_of_the_formula(make, model):
     captioner, image = make(model), images(model)
@@ -157,9 +160,9 @@ def test_contrasted_captions_are_those_of_the_formula(make, model):
             assert scored[n].own_score == pytest.approx(found.own_scores[n, 0].item())
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("method", METHODS)
-def test_copies_for_inference_follow(make, method, compiled, quick_compiler):
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=SLOW)])
+@pytest.mark.parametrize("method", ["guidance", pytest.param("contrast", marks=SLOW)])
+def test_copies_for_inference_guide_as_the_captioner_does(make, method, compiled, quick_compiler):
     captioner, image = make("blip"), torch.randn(3, 3, 64, 64)
     copy = captioner.for_inference(torch.float32, compiled)
     settings = DecodingSettings(**METHODS[method], **SEARCHES["beams"], **LENGTHS)
@@ -168,7 +171,7 @@ def test_copies_for_inference_follow(make, method, compiled, quick_compiler):
     torch.testing.assert_close(found[2:], expected[2:], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("null", ["zeros", "mean", "learnt"])
+@pytest.mark.parametrize("null", NULLS)
 @pytest.mark.parametrize("model", ["blip", "lstm"])
 def test_a_step_with_dropped_images_is_that_of_the_null(make, model, null):
     """The loss is the mean over tokens of the losses of single images, or of the null image."""

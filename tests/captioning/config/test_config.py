@@ -3,11 +3,20 @@
 import subprocess
 import sys
 from dataclasses import asdict
+from typing import get_args
 
 import pytest
 from ruamel.yaml import YAML
 
-from captioning.config import config_class, every_key, load_config, parse_config, write_config
+from captioning.captioners.registry import CAPTIONERS
+from captioning.config import (
+    Config,
+    config_class,
+    every_key,
+    load_config,
+    parse_config,
+    write_config,
+)
 from captioning.config.objectives import (
     describe_training,
     objective_title,
@@ -55,8 +64,13 @@ def test_an_image_of_any_size_suits_a_classic_captioner(blips):
         load_config(blips, ["image_size=100"])
 
 
+def test_a_configuration_may_name_every_captioner_of_the_registry():
+    """tests/captioning/captioners/test_third_package.py registers one more after the import."""
+    assert get_args(Config.model_fields["model"].annotation) == tuple(CAPTIONERS)
+
+
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_every_objective_alone_and_in_a_mixture_with_its_parameters(name, blips, tmp_path):
+def test_every_objective_is_read_alone_and_in_a_mixture_with_its_parameters(name, blips, tmp_path):
     parameters = asdict(load(ALTERNATIVES[name])()) if name in ALTERNATIVES else {}
     parameters = {k: 7 if v is None else v for k, v in parameters.items()}
     written = ", ".join(["weight: 0.25", *(f"{k}: {v}" for k, v in parameters.items())])
@@ -116,6 +130,7 @@ def test_options_of_metrics_that_are_not_named_are_kept_where_they_are_set(blips
     assert not hasattr(named, "clip_model") and hasattr(rewarded, "train_captions")
 
 
+@pytest.mark.slow
 def test_a_run_imports_what_its_configuration_names_alone(blips):
     """Runs in a new process, because other tests have imported more modules."""
     overrides = ["metrics=[length]", "monitor=PPL", "reward={cider: 1}", "objective={focal: 1}"]
@@ -162,7 +177,7 @@ def test_every_shipped_configuration_is_valid(repository):
         ),
     ],
 )
-def test_the_first_line_of_a_run(tmp_path, overrides, line):
+def test_the_first_line_of_a_run_has_every_setting_of_its_loss(tmp_path, overrides, line):
     (tmp_path / "least.yaml").write_text("image_root: a\nann_root: b\n")
     told = describe_training(load_config(tmp_path / "least.yaml", overrides))
     assert told == f"training with {line}"
@@ -183,7 +198,7 @@ def test_the_first_line_of_a_run(tmp_path, overrides, line):
         (["reward={cider: 2}", "objective=mle"], ["reward", "mle"], "reward CIDEr-D 2 + MLE"),
     ],
 )
-def test_what_trains_a_run(tmp_path, overrides, parts, name):
+def test_the_terms_and_the_name_of_what_trains_a_run(tmp_path, overrides, parts, name):
     (tmp_path / "least.yaml").write_text("image_root: a\nann_root: b\n")
     config = load_config(tmp_path / "least.yaml", overrides)
     assert (training_terms(config), training_name(config)) == (parts, name)

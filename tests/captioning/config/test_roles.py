@@ -11,7 +11,7 @@ from captioning.sweep.runs import SWEEP_KEYS
 from captioning.sweep.variants import varied_keys
 from captioning.training.output_folder import OutputFolder
 from captioning.training.resume import resume_content
-from tests.tiny_run import leave_an_epoch
+from tests.tiny import leave_an_epoch
 
 
 def test_every_key_has_one_role_and_every_role_a_key():
@@ -19,6 +19,7 @@ def test_every_key_has_one_role_and_every_role_a_key():
         assert set(roles_of(keys)) == set(keys.model_fields)
         named = [key for role in ROLES for key in keys_of(role, keys)]
         assert sorted(named) == sorted(keys.model_fields)
+    assert all(keys_of(role, config_class()) for role in ROLES)
 
 
 # `resume_content` reads the values of this key, so that it needs a valid one.
@@ -74,11 +75,11 @@ CHANGING = [
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
 @pytest.mark.parametrize("key", CHANGING)
-def test_what_may_change_as_a_run_goes_on(begun, key):
+def test_a_key_of_these_roles_may_change_as_a_run_goes_on(begun, key):
     assert begun(other=key)["epoch"] == 0
 
 
-def test_another_length_leaves_the_past_of_other_schedules(begun):
+def test_a_run_with_a_schedule_of_no_length_may_get_another(begun):
     """tests/captioning/training/test_resume.py has runs with the exponential schedule."""
     assert begun(["lr_schedule=plateau", "metrics=[coco]"], max_epoch=3)["epoch"] == 0
 
@@ -89,7 +90,7 @@ def test_only_the_images_of_a_step_must_stay(begun):
         begun(["bucket_batches=true"], batch_size=4, accumulation_steps=2)
 
 
-def test_lists_that_follow_from_the_roles():
+def test_flags_and_the_keys_of_sweeps_and_reports_follow_from_the_roles():
     assert set(caption.DECODING) == set(keys_of("generation")) - {"sample"}
     assert set(EXCLUDED_KEYS) == {"output_dir", "device"}
     assert {*SWEEP_KEYS, *varied_keys()} == {

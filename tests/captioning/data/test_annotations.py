@@ -78,7 +78,7 @@ def karpathy_entry(filename, split, **ids):
     return {"filename": filename, "split": split, "sentences": sentences, **ids}
 
 
-def test_karpathy_splits(write):
+def test_a_split_of_karpathys_file_has_its_photos_and_train_those_of_restval(write):
     entries = [
         karpathy_entry("x_5.jpg", "train", filepath="train2014", cocoid=5, imgid=0),
         karpathy_entry("y.jpg", "val", imgid=1),

@@ -26,7 +26,7 @@ def write(tmp_path):
     return write_file
 
 
-def test_predictions(write):
+def test_predictions_keep_the_ids_of_the_file_also_after_a_byte_order_mark(write):
     entries = [{"image_id": 5, "caption": "a"}, {"image_id": "5", "caption": "", "score": 1.5}]
     assert read_predictions(write(entries)) == {5: "a", "5": ""}
     assert read_predictions(write("\ufeff" + json.dumps(entries[:1]))) == {5: "a"}
@@ -54,7 +54,7 @@ def test_the_lines_of_bulk_captioning_have_the_ids_that_references_give_their_im
     assert list(kept) == ["222_cd5.jpg", "x.jpg"] and lacking == [7]
 
 
-def test_the_ids_that_references_give_the_names_of_images(write):
+def test_references_give_ids_to_the_names_of_images(write):
     sentences = [{"raw": "a dog"}]
     photo = {"filename": "111_ab5.jpg", "imgid": 3, "sentences": sentences, "split": "test"}
     assert ids_by_name(write({"images": [photo]})) == {"111_ab5.jpg": 3}  # Karpathy's
@@ -79,7 +79,7 @@ COCO = [(139, "a room"), (285, "a bear"), (139, " "), (139, "a table")]
     ],
     ids=["COCO ground truth", "BLIP annotation", "lists"],
 )
-def test_references(write, document):
+def test_each_form_of_references_gives_the_captions_that_are_not_empty(write, document):
     found = read_references(write(document))
     assert {int(i): texts for i, texts in found.items()} == {
         139: ["a room", "a table"],
@@ -87,7 +87,7 @@ def test_references(write, document):
     }
 
 
-def test_ids_match_as_text():
+def test_ids_match_as_text_where_they_are_unambiguous():
     references = {139: ["a"], 285: ["b"]}
     assert match_ids({"139": "x"}, references) == {"139": ["a"]}
     assert match_ids({139: "x"}, {"139": ["a"], "285": ["b"]}) == {139: ["a"]}
@@ -98,7 +98,7 @@ def test_ids_match_as_text():
 
 
 @pytest.mark.parametrize("references", [{5: ["a"]}, {5: ["a"], 6: []}])
-def test_predictions_without_references(references):
+def test_predictions_without_references_are_refused_or_left_out(references):
     with pytest.raises(UserError, match="image_id 6 has a prediction but no reference captions"):
         match_ids({5: "a", 6: "b"}, references)
     assert with_references({5: "a", 6: "b", "7": "c"}, {**references, 7: ["c"]}) == (

@@ -48,7 +48,7 @@ def test_no_permission_is_one_line(tmp_path, monkeypatch):
         open_image(tmp_path / "a.png")
 
 
-def test_black_and_white_and_alpha(tmp_path):
+def test_black_and_white_is_scaled_and_alpha_is_dropped(tmp_path):
     Image.fromarray(GREY_RAMP > 99).save(tmp_path / "bits.png")
     assert (pixels(tmp_path / "bits.png") == 255 * (GREY_RAMP > 99)[..., None]).all()
     alpha = np.full((12, 18, 1), 7, np.uint8)

@@ -21,6 +21,7 @@ from captioning.data import (
 from captioning.data.loader import POOL, bucketed
 from captioning.data.randomness import derived_seed, permutation, seeded
 from captioning.runtime.errors import UserError
+from tests.captioning.data.batches import KEYS, assert_same_batches
 
 
 @pytest.fixture
@@ -52,21 +53,11 @@ def run(loader, epoch):
     return list(loader)
 
 
-KEYS = ("captions", "image_id", "index")
-
-
 def joined(batches_of_ranks):
     """Return one batch made of those that the processes see at the same step."""
     image = torch.cat([batch["image"] for batch in batches_of_ranks])
     parts = {key: [value for batch in batches_of_ranks for value in batch[key]] for key in KEYS}
     return {"image": image, **parts}
-
-
-def assert_same_batches(first, second, keys=KEYS):
-    assert len(first) == len(second)
-    for one, other in zip(first, second):
-        assert torch.equal(one["image"], other["image"])
-        assert [one[key] for key in keys] == [other[key] for key in keys]
 
 
 def test_seeds_are_recorded():
@@ -122,7 +113,7 @@ def test_the_callers_random_numbers_are_untouched(make_loader, make_evaluation, 
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def test_fewer_items_than_a_global_batch(make_loader):
+def test_fewer_items_than_a_global_batch_are_refused(make_loader):
     with pytest.raises(UserError, match=r"6 on 2 process\(es\) takes 12 .* there are 10: lower"):
         make_loader(6, world_size=2)
 
@@ -242,7 +233,7 @@ def test_a_loader_sorts_global_batches_by_words_and_shares_them_out():
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
-def test_batches_come_in_order_and_normalised(count):
+def test_prefetched_batches_come_in_order_and_normalised(count):
     pixels = torch.randint(256, (count, 2, 8, 8, 3), dtype=torch.uint8)
     batches = [{"image": image, "captions": number} for number, image in enumerate(pixels)]
     fetched = list(Prefetcher(batches, torch.device("cpu")))

@@ -19,6 +19,7 @@ from captioning.data import randaugment, training_transform
 from captioning.data.image import load_image, open_image
 from captioning.data.randaugment import EXACT_OPERATIONS, OPERATIONS
 from captioning.models.build import preprocessing_of
+from tests.programs import one_error_line
 
 needs_opencv = pytest.mark.skipif(find_spec("cv2") is None, reason="OpenCV is not installed")
 # By operation, of an image with zeros and of one without: for the signs 1 and -1.
@@ -70,7 +71,7 @@ def test_an_operation_is_the_originals(monkeypatch, name, operation):
 
 
 @needs_opencv
-def test_the_whole_is_the_originals():
+def test_the_whole_augmentation_is_the_originals():
     found = []
     for seed in range(24):
         torch.manual_seed(seed)
@@ -119,8 +120,7 @@ def test_without_opencv_4_it_is_one_line(
     monkeypatch.setitem(sys.modules, "cv2", module)
     command = ["--config", str(scenes_config), "--output_dir", str(tmp_path), "--device", "cpu"]
     assert train.main([*command, "input=exact", "metrics=[length]"]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and said.startswith("error: input is exact, which needs OpenCV")
+    said = one_error_line(capsys, "error: input is exact, which needs OpenCV")
     assert told in said and "pip install 'opencv-python-headless<5'" in said
     assert not list(tmp_path.iterdir())
 

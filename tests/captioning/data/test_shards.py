@@ -9,7 +9,6 @@ import torch
 
 from captioning.data import (
     Sample,
-    ShardDataset,
     Shards,
     TrainingDataset,
     tar_index,
@@ -19,24 +18,15 @@ from captioning.data import (
 from captioning.data import shards as of_shards
 from captioning.data.sources import training_tars
 from captioning.runtime.errors import UserError
-from tests.captioning.data.test_loader import assert_same_batches
+from tests.captioning.data.batches import assert_same_batches, dataset, members
 from tests.captioning.tar_files import write_members
+from tests.programs import raises_line
 
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
     """Keep what is known of a test's tars in its own folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-
-
-def members(photos, samples, suffix):
-    """Yield the members of the samples, with captions in .txt or .json files."""
-    for sample in samples:
-        captions = list(sample.captions)
-        fields = {"captions": captions} if len(captions) > 1 else {"caption": captions[0]}
-        text = "\n".join(captions) if suffix == "txt" else json.dumps({**fields, "width": 24})
-        yield sample.image, (photos / sample.image).read_bytes()
-        yield f"{sample.image.partition('.')[0]}.{suffix}", text.encode()
 
 
 @pytest.fixture
@@ -48,12 +38,6 @@ def tars(photos, samples):
     for number, part in enumerate(parts):
         write_members(folder / f"{number}.tar", members(photos, *part))
     return [str(folder / f"{number}.tar") for number in range(3)]
-
-
-def dataset(tars, captions_per_image=1, skip=False, shuffle_buffer=1000):
-    settings = {"captions_per_image": captions_per_image, "shuffle_buffer": shuffle_buffer}
-    transform = training_transform(8)
-    return ShardDataset(Shards(tars), "", transform, 7, skip_bad_images=skip, **settings)
 
 
 def loaded(tars, epoch=0, first=0, batch_size=4, **settings):
@@ -108,7 +92,7 @@ def test_an_epoch_has_every_pair_once_in_a_different_order(tars, shuffle_buffer)
         assert list(of_tars.order(7, 3, first)) == orders[3][first:]
 
 
-def test_so_many_pairs_are_shuffled_together_as_the_buffer_takes(tars):
+def test_a_tar_is_shuffled_alone_or_with_others_as_the_buffer_takes_them(tars):
     sizes = [1 + 2 + 3 + 1, 2 + 3 + 1, 2 + 3 + 1]  # captions of each tar
     ranges = [range(7), range(7, 13), range(13, 19)]
     firsts = set()
@@ -148,7 +132,7 @@ def test_a_tar_is_looked_into_once_and_again_when_it_has_changed(tars, photos, m
         of_tars[0, 0]
 
 
-def test_a_tar_that_has_the_name_on_another_machine_is_not_this_one(tars, photos, tmp_path):
+def test_an_index_of_another_tar_of_the_name_is_not_used(tars, photos, tmp_path):
     of_tars = dataset(tars)
     expected = [of_tars[0, i]["captions"] for i in range(len(of_tars))]
     again = dataset(tars)
@@ -161,7 +145,7 @@ def test_a_tar_that_has_the_name_on_another_machine_is_not_this_one(tars, photos
     assert [again[0, i]["captions"] for i in range(len(again))] == expected
 
 
-def test_a_disk_that_fails_for_a_moment_is_not_the_tar(tars, monkeypatch):
+def test_a_disk_that_fails_once_does_not_spoil_the_index(tars, monkeypatch):
     class Failing(io.BytesIO):
         def read(self, *given):
             raise OSError(116, "Stale file handle")
@@ -198,9 +182,8 @@ def test_a_bad_sample_is_refused_or_skipped_and_counted(photos, odd, line):
     good = {name: [(f"{name}.png", IMAGE), (f"{name}.txt", name.encode())] for name in "abd"}
     samples = [*good["a"], *good["b"], *odd, *good["d"]]
     write_members(tar, [(n, image if data == IMAGE else data) for n, data in samples])
-    with pytest.raises(UserError) as error:
+    with raises_line(UserError, f"{tar}/{line}"):
         loaded([tar], batch_size=4)
-    assert f"{tar}/{line}" in str(error.value) and "\n" not in str(error.value)
     (batch,) = loaded([tar], batch_size=4, skip=True)
     assert batch["skipped"] == 1 and len(batch["image"]) == 4
     assert {caption for (caption,) in batch["captions"]} <= {"a", "b", "d"}
@@ -215,7 +198,9 @@ def test_a_bad_sample_is_refused_or_skipped_and_counted(photos, odd, line):
         (lambda starts, size: 0, "empty file"),
     ],
 )
-def test_a_tar_that_ends_early(tars, photos, samples, kept, line):
+def test_a_tar_that_ends_early_is_refused_or_its_rest_is_one_bad_sample(
+    tars, photos, samples, kept, line
+):
     starts = write_members(tars[2], members(photos, samples[7:], "json"))
     data = (photos / "tars" / "2.tar").read_bytes()
     (photos / "tars" / "2.tar").write_bytes(data[: kept(starts, len(data))])
@@ -228,7 +213,7 @@ def test_a_tar_that_ends_early(tars, photos, samples, kept, line):
     assert line in with_what_is_left[0, 13 + whole]["unreadable"][0]
 
 
-def test_nothing_but_bad_samples(photos):
+def test_tars_of_nothing_but_bad_samples_are_refused(photos):
     tar = str(photos / "bad.tar")
     write_members(tar, [("a.txt", b"no image")])
     with pytest.raises(UserError, match="no samples in 1 tars: none has an image"):

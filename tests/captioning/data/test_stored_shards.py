@@ -5,8 +5,7 @@ import pytest
 from captioning.data import training_loader
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
-from tests.captioning.data.test_loader import assert_same_batches
-from tests.captioning.data.test_shards import dataset, members
+from tests.captioning.data.batches import assert_same_batches, dataset, members
 from tests.captioning.object_store import FAULTS
 from tests.captioning.tar_files import write_members
 
@@ -28,13 +27,13 @@ def loader(tars, workers=0, skip=False):
     return training_loader(dataset(tars, skip=skip), 3, 7, num_workers=workers)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_batches_are_those_of_the_same_tars_on_disk_whatever_fails(s3, tars, workers):
     on_disk = list(loader(tars[0]))
-    s3.faults += FAULTS * 2
+    s3.faults += FAULTS
     in_store = loader(tars[1], workers)
     assert s3.faults == []
-    s3.faults += FAULTS * 2
+    s3.faults += FAULTS
     batches = list(in_store)
     in_store.close()
     assert s3.faults == [] and len(batches) == len(on_disk) == 3

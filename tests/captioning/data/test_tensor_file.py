@@ -9,6 +9,7 @@ import torch
 from baselines import Vocabulary
 from captioning import unpack
 from captioning.data import load_image, read_annotations
+from tests.programs import one_error_line
 
 TOKENS = ["<NULL>", "<START>", "<END>", "<UNK>", "a", "dog", "red", "cat"]
 SAID = {
@@ -39,7 +40,9 @@ def file(tmp_path):
     return tmp_path / "coco.pt"
 
 
-def test_pixels_and_words_are_those_of_the_file(file, tmp_path, capsys):
+def test_pixels_and_captions_are_those_of_the_file_but_images_without_a_caption_are_left_out(
+    file, tmp_path, capsys
+):
     folder = tmp_path / "out"
     assert unpack.main([str(file), str(folder)]) == 0
     told = "14 images of train, 2 without a caption left out; 3 images of val: "
@@ -89,19 +92,17 @@ VOCAB = "vocab must have idx_to_token"
         ({"code": unpack.Split}, "has objects that could run code"),
     ],
 )
-def test_what_is_not_so_is_named_in_a_line(tmp_path, capsys, changes, line):
+def test_content_of_another_kind_is_named_in_one_line(tmp_path, capsys, changes, line):
     made = {key: value for key, value in {**content(), **changes}.items() if value is not None}
     torch.save(made, tmp_path / "coco.pt")
     assert unpack.main([str(tmp_path / "coco.pt"), str(tmp_path / "out")]) == 2
-    said = capsys.readouterr().err
-    assert said.startswith(f"error: {tmp_path / 'coco.pt'}") and said.count("\n") == 1
-    assert re.search(line, said)
+    assert re.search(line, one_error_line(capsys, f"error: {tmp_path / 'coco.pt'}"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_is_not_there_or_broken_off(file, tmp_path, capsys):
+def test_a_file_that_is_missing_or_cut_off_is_one_line(file, tmp_path, capsys):
     assert unpack.main([str(tmp_path / "none.pt"), str(tmp_path / "out")]) == 2
-    assert "none.pt: no such file" in capsys.readouterr().err
+    one_error_line(capsys, "none.pt: no such file")
     file.write_bytes(file.read_bytes()[:-3000])
     assert unpack.main([str(file), str(tmp_path / "out")]) == 2
-    assert "coco.pt is damaged" in capsys.readouterr().err
+    one_error_line(capsys, "coco.pt is damaged")

@@ -39,5 +39,5 @@ def test_what_was_done_before_tells_nothing_of_the_pace(wait):
 @pytest.mark.parametrize(
     ("seconds", "said"), [(2, "10 s"), (44, "40 s"), (89, "90 s"), (90, "1.5 min")]
 )
-def test_in_words(seconds, said):
+def test_seconds_are_told_in_steps_of_their_size(seconds, said):
     assert format_seconds(seconds) == said

@@ -23,7 +23,7 @@ def test_a_file_of_each_suffix_is_found_and_read(tmp_path, suffix):
     assert load_image(path).size == (9, 8)
 
 
-def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
+def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     refused = PermissionError(13, "Permission denied")
     monkeypatch.setattr(os, "scandir", Mock(side_effect=refused))
     with pytest.raises(UserError, match=r"cannot read the folder .*: Permission denied"):

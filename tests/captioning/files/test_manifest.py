@@ -44,13 +44,13 @@ def test_one_changed_bit_and_a_cut_are_found(path, place):
 
 
 @pytest.mark.parametrize("written", ["{", "[]", '{"files": {"a": 3}}'])
-def test_a_manifest_that_cannot_be_read(path, written):
+def test_a_file_whose_manifest_cannot_be_read_is_refused(path, written):
     manifest_path(path).write_text(written)
     with pytest.raises(UserError, match=r"weights.json cannot be read"):
         verify(path)
 
 
-def test_a_file_of_before_there_were_manifests(path):
+def test_a_file_without_a_manifest_is_taken_as_it_is(path):
     manifest_path(path).unlink()
     path.write_bytes(b"whatever")
     verify(path)

@@ -15,7 +15,7 @@ def test_what_is_not_allowed_is_told_at_once(s3):
     assert s3.requests["GET"] <= 2
 
 
-def test_an_address_that_nobody_answers(s3, monkeypatch):
+def test_an_address_that_nobody_answers_is_named_without_secrets(s3, monkeypatch):
     import s3fs
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")

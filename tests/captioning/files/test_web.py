@@ -68,7 +68,7 @@ def server(monkeypatch):
     web._of_server.cache_clear()
     monkeypatch.setattr(aiohttp.ClientSession, "_request", impatient)
     HTTPFileSystem.clear_instance_cache()
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
     server.shutdown()
     server.server_close()
@@ -147,6 +147,7 @@ def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
         stores.read_bytes(first)
 
 
+@pytest.mark.slow
 def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server):
     server.answers.update({f"/{number}.jpg": SILENT for number in range(6)})
     breaker = web.circuit_breaker_of(server.url)
@@ -162,6 +163,7 @@ def test_a_server_that_says_nothing_does_not_cost_each_image_its_patience(server
     read(server, 8)
 
 
+@pytest.mark.slow
 def test_parts_that_are_read_together_count_as_one_file(server):
     server.answers.update({f"/{number}.jpg": SILENT for number in range(5)})
     parts = [stores.ByteRange(f"{server.url}/{number}.jpg", 0, 4) for number in range(5)]
@@ -174,6 +176,7 @@ def test_parts_that_are_read_together_count_as_one_file(server):
     assert stores.read_ranges(parts) == [DATA[:4]] * 5
 
 
+@pytest.mark.slow
 def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypatch):
     clock = SimpleNamespace(now=0.0)
     clock.monotonic, clock.sleep = lambda: clock.now, lambda s: setattr(clock, "now", clock.now + s)
@@ -189,6 +192,7 @@ def test_an_outage_of_a_server_that_has_answered_is_waited_for(server, monkeypat
     read(server, 9, UNASKED)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_not_there_is_an_answer(server):
     server.answers.update({"/1.jpg": SILENT, "/2.jpg": None, "/3.jpg": SILENT})
     for number, line in enumerate([FAILED, "no such file", FAILED, None], 1):

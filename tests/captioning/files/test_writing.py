@@ -53,7 +53,7 @@ def test_the_file_is_on_disk_before_its_name_is_and_then_the_name(tmp_path, monk
     assert happened == ["file", "name", "folder"]
 
 
-def test_what_a_killed_program_began_is_found(tmp_path):
+def test_the_unfinished_files_of_a_killed_program_are_found(tmp_path):
     folder = tmp_path / "result" / "val"
     folder.mkdir(parents=True)
     child = os.fork()
@@ -76,7 +76,7 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path):
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "thesis"]
 
 
-def test_what_is_not_wanted_is_left_out_of_every_object(tmp_path):
+def test_keys_that_are_not_wanted_are_left_out_of_every_object(tmp_path):
     path = tmp_path / "some.json"
     writing.write_json([{"a": 1, "b": {"c": [2], "a": {}}}, {"d": 3}], path)
     assert read_json(path, without={"a", "c"}) == [{"b": {}}, {"d": 3}]

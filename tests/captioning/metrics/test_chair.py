@@ -120,7 +120,7 @@ def options(tmp_path, synonyms):
     return {"objects_file": list(map(str, paths)), "synonyms": str(synonyms)}
 
 
-def test_counted_by_hand(options, tmp_path):
+def test_hallucinations_and_recall_are_those_counted_by_hand(options, tmp_path):
     scores = score(CAPTIONS, REFERENCES, [Chair(**options)])
     values = {name: estimate.value for name, estimate in scores.metrics.items()}
     # Of images 1 to 4: mentions dog, dog, kite | person, bicycle | - | bird, dog.
@@ -192,7 +192,7 @@ def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, 
     assert calls == [(SYNONYMS_URL, SYNONYMS_SHA256)] * 2
 
 
-def test_names_in_a_configuration(tmp_path):
+def test_objects_files_of_a_configuration_are_relative_to_its_annotations(tmp_path):
     path = tmp_path / "some.yaml"
     path.write_text("image_root: a\nann_root: b\n")
 

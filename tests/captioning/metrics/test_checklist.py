@@ -60,7 +60,7 @@ CAPTIONQA = {
 }
 
 
-def test_published_files(tmp_path):
+def test_checklists_are_read_as_they_are_published(tmp_path):
     path = tmp_path / "list.jsonl"
     path.write_text(f"{json.dumps(CAPEVAL)}\n{json.dumps(CAPTIONQA)}\n")
     robot = [Question("Is a robot mentioned?"), Question("Is 'Strain gauge' mentioned?")]

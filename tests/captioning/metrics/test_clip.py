@@ -5,7 +5,6 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import CLIPModel
 
 from captioning.data import MEAN, STD
@@ -14,11 +13,10 @@ from captioning.metrics.clip import Clip, Siglip, load_clip
 from captioning.metrics.clipscore import ClipScore
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.runtime.errors import UserError
-from tests.captioning.conftest import make_up
+from tests.captioning.clip_references import save_siglip, unit
 
 SENTENCES = {7: ["the cat"], "b": [""], 3: ["a dog " * 20], 9: ["and the dog's.", "ball"]}
 PREDICTIONS = {image_id: " ".join(parts) for image_id, parts in SENTENCES.items()}
-WORDS = ["<pad>", "<eos>", "<bos>", "<unk>", "a", "cat", "dog", "the", "and"]
 REFERENCES = {
     7: ["a cat", "the cat and the dog"],
     "b": ["the dog"],
@@ -29,29 +27,7 @@ REFERENCES = {
 
 @pytest.fixture(scope="module")
 def siglip_folder(tmp_path_factory):
-    """Return the folder of a SigLIP 2 of 12 tokens and images of 24 by 24."""
-    if not hasattr(transformers, "SiglipModel"):
-        pytest.skip(f"transformers {transformers.__version__} has no SigLIP")
-    folder = tmp_path_factory.mktemp("siglip")
-    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    tower["num_attention_heads"] = 4
-    config = transformers.SiglipConfig(
-        text_config={**tower, "vocab_size": len(WORDS), "max_position_embeddings": 12},
-        vision_config={**tower, "image_size": 24, "patch_size": 8},
-    )
-    model = transformers.SiglipModel(config)
-    make_up(model, 0.25)
-    model.save_pretrained(str(folder))
-    numbers = {word: number for number, word in enumerate(WORDS)}
-    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    ends = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
-    tokenizer.post_processor = ends
-    tokenizer.save(str(folder / "tokenizer.json"))
-    processor = transformers.SiglipImageProcessorPil if hasattr(
-        transformers, "SiglipImageProcessorPil") else transformers.SiglipImageProcessor  # fmt: skip
-    processor(size={"height": 24, "width": 24}, resample=2).save_pretrained(str(folder))
-    return folder
+    return save_siglip(tmp_path_factory.mktemp("siglip"))
 
 
 @pytest.fixture
@@ -64,14 +40,8 @@ def naive(clip_folder):
     return CLIPModel.from_pretrained(str(clip_folder)).double().eval()
 
 
-def unit(features):
-    """Return unit vectors; of a single one, the vector."""
-    features = getattr(features, "pooler_output", features)
-    return torch.nn.functional.normalize(features, dim=-1).detach().numpy().squeeze()
-
-
 @pytest.mark.parametrize(("width", "height"), [(24, 24), (61, 40), (31, 90), (10, 7)])
-def test_image_features(clip, naive, tmp_path, width, height):
+def test_image_features_are_those_of_transformers(clip, naive, tmp_path, width, height):
     pixels = np.random.default_rng(3).integers(0, 255, (height, width, 3), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "noise.png")
     short = min(width, height)
@@ -86,7 +56,7 @@ def test_image_features(clip, naive, tmp_path, width, height):
     assert both[0].numpy() == pytest.approx(expected, abs=1e-6)
 
 
-def test_name_identifies_the_weights(clip, naive, clip_folder, tmp_path):
+def test_the_name_of_a_clip_identifies_its_weights(clip, naive, clip_folder, tmp_path):
     assert clip.name.startswith(f"{clip_folder}@") and clip.weights == Clip(clip_folder).weights
     naive.visual_projection.weight.data[0, 0] += 1e-3
     naive.float().save_pretrained(str(tmp_path))
@@ -95,7 +65,7 @@ def test_name_identifies_the_weights(clip, naive, clip_folder, tmp_path):
     assert Clip(str(tmp_path)).weights != clip.weights
 
 
-def test_what_is_missing_is_one_line(clip_folder, gpt2_folder, tmp_path):
+def test_a_missing_or_damaged_file_of_a_clip_is_one_line(clip_folder, gpt2_folder, tmp_path):
     def refused(message, source=tmp_path):
         with pytest.raises(UserError, match=message):
             Clip(str(source))

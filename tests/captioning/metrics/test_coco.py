@@ -1,4 +1,7 @@
-"""The COCO metrics against pycocoevalcap and the published example, and SPICE's preconditions."""
+"""The COCO metrics against pycocoevalcap and the published example, and SPICE's preconditions.
+
+The tests of METEOR by Java, which takes seconds to start, share one process.
+"""
 
 import json
 
@@ -9,10 +12,12 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
 from captioning.data.caption_files import read_references
-from captioning.metrics import coco
+from captioning.metrics import coco, meteor
 from captioning.metrics.coco import Coco, bleu_of_sums, bleu_scores, spice_problem, spice_scores
 from captioning.metrics.evaluator import CaptionSet, Scores
 from captioning.metrics.java import JavaError
+from captioning.metrics.meteor import meteor_of_sums, meteor_scores
+from tests.captioning.metrics import meteor_java
 
 PREDICTIONS = {
     1: "a man rides a brown horse on the beach",
@@ -80,10 +85,11 @@ def test_bleu_of_a_resample_is_that_of_its_captions(monkeypatch):
     assert bleu_of_sums(np.zeros((1, 10)))[0] == pytest.approx([0.0] * 4)
 
 
-def test_a_failing_metric_loses_no_other(monkeypatch, java):
+def test_a_failing_metric_loses_no_other(monkeypatch, no_java):
     def broken(*_):
         raise JavaError("Java ended with exit code 1: out of memory")
 
+    monkeypatch.setattr(coco, "java_version", lambda: 8)
     monkeypatch.setattr(coco, "meteor_scores", broken)
     monkeypatch.setattr(coco, "rouge_scores", lambda *_: 1 / 0)
     result = evaluate()
@@ -106,6 +112,48 @@ def test_spice_is_computed_on_request(monkeypatch, no_java):
     assert asked == [(5.0, "2G")] and result.metrics["SPICE"].value == 0.375
 
 
+@pytest.fixture(params=["recorded", pytest.param("run", marks=pytest.mark.slow)])
+def meteor_by_java(request):
+    """Let a script answer as METEOR's Java program did, or run the program."""
+    if request.param == "run":
+        request.getfixturevalue("java")
+    else:
+        request.getfixturevalue("fake_java")(meteor_java.SCRIPT)
+
+
+def test_meteor_is_that_of_pycocoevalcap(meteor_by_java):
+    scores = meteor_scores(meteor_java.CAPTIONS, meteor_java.REFERENCES)
+    [total], [each] = scores.metrics.values(), scores.per_caption.values()
+    assert total.value == meteor_java.TOTAL and total.n == len(each)
+    assert total.low < total.value < total.high
+    assert each == meteor_java.EACH
+
+
+def test_the_formula_of_meteor_is_that_of_its_program(meteor_by_java):
+    """Of single captions and of sums over captions, as in a resample."""
+    total, each, statistics = meteor._run_meteor(meteor_java.CAPTIONS, meteor_java.REFERENCES)
+    assert (
+        np.delete(statistics, 20, 1).tolist() == np.delete(meteor_java.STATISTICS, 20, 1).tolist()
+    )
+    assert meteor_of_sums(statistics) == pytest.approx(each, abs=1e-12)
+    assert meteor_of_sums(statistics.sum(0, keepdims=True)) == pytest.approx([total], abs=1e-12)
+
+
+@pytest.mark.slow
+def test_the_formula_of_meteor_on_real_captions(java, shared_data):
+    folder = shared_data / "coco-caption"
+    results = json.loads((folder / "captions_val2014_fakecap_results.json").read_text())[:200]
+    references = read_references(folder / "captions_val2014_fakecap_subset1000.json")
+    captions = [result["caption"].lower() for result in results]
+    groups = [[text.lower() for text in references[r["image_id"]]] for r in results]
+    captions, groups = captions + captions[:50], groups + groups[:50]  # as in a resample
+    total, each, statistics = meteor._run_meteor(captions, groups)
+    assert meteor_of_sums(statistics) == pytest.approx(each, abs=1e-12)
+    assert meteor_of_sums(statistics.sum(0, keepdims=True)) == pytest.approx([total], abs=1e-12)
+    assert np.shape(statistics) == (250, 23)
+
+
+@pytest.mark.slow
 def test_published_scores(java, shared_data, capfd):
     folder = shared_data / "coco-caption"
     results = json.loads((folder / "captions_val2014_fakecap_results.json").read_text())

@@ -8,6 +8,7 @@ import pytest
 
 from captioning.data.caption_files import read_references
 from captioning.files.writing import write_json
+from captioning.metrics import bootstrap
 from captioning.metrics.correlation import kendall_tau, main, tau_estimates
 from captioning.metrics.diversity import Length
 from captioning.metrics.ratings import RATING, read_ratings
@@ -76,7 +77,7 @@ def files(tmp_path):
         ("kit.jsonl", [("img/a.jpg", "a dog", 0.75), ("img/a.jpg", "no", 0)]),
     ],
 )  # fmt: skip
-def test_published_files(files, name, expected):
+def test_ratings_are_read_as_they_are_published(files, name, expected):
     rated = read_ratings(files / name, files / "human.json")
     assert [(row.image, row.caption, row.ratings[RATING]) for row in rated] == expected
     human = {**TOKENS, "img/a.jpg": TOKENS["a.jpg"]}
@@ -141,8 +142,9 @@ def test_bad_ratings_are_one_line(files, name, content, message):
     assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_folder_of_runs_on_scenes(tmp_path, capsys, monkeypatch):
-    """The ratings are the facts that marking a caption's words finds; longer captions say more."""
+def test_the_ratings_of_runs_on_scenes_are_the_marked_facts(tmp_path, capsys, monkeypatch, no_java):
+    """And longer captions have more of them."""
+    monkeypatch.setattr(bootstrap, "RESAMPLES", 20)
     built = []  # once, however many runs there are
     monkeypatch.setattr(Length, "prepare", lambda self: built.append(self))
     make_scenes(tmp_path / "scenes", splits={"test": 12})

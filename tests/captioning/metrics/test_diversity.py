@@ -78,7 +78,7 @@ def test_diversity_is_the_formulas(tmp_path):
         ("dog dog", False),
     ],
 )
-def test_loops(caption, expected):
+def test_loops_are_words_or_phrases_that_repeat(caption, expected):
     assert has_loop(caption.split()) is expected
 
 
@@ -111,7 +111,7 @@ def test_means_over_captions_that_have_ngrams():
         ("...", (0, 0, 0, 0)),
     ],
 )
-def test_counted_by_hand(caption, expected):
+def test_words_of_each_kind_are_those_counted_by_hand(caption, expected):
     found = count_words_by_kind(caption)
     assert tuple(found[name] for name in Detail().metric_names) == expected
 

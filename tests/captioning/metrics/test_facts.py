@@ -29,7 +29,7 @@ def scored(tmp_path):
     return lambda captions: score(captions, {i: ["a circle"] for i in captions}, evaluators)
 
 
-def test_counts_and_ranks(scored):
+def test_facts_and_ranks_are_those_counted_by_hand(scored):
     scores = scored(CAPTIONS)
     values = {name: estimate.value for name, estimate in scores.metrics.items()}
     assert values == pytest.approx(

@@ -1,64 +1,45 @@
-"""METEOR is that of pycocoevalcap; one Java can score for several; one that fails is one line."""
+"""METEOR's Java process: its command, how it is shared, and what is said of one that fails.
 
-import json
+A script stands for Java. tests/captioning/metrics/test_coco.py has the values.
+"""
+
 import os
+import subprocess
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
+from pycocoevalcap.meteor import meteor as pycocoevalcap
 
-from captioning.data.caption_files import read_references
 from captioning.metrics import meteor
 from captioning.metrics.java import JavaError, java_process, java_version
-from captioning.metrics.meteor import meteor_of_sums, meteor_scores
+from captioning.metrics.meteor import meteor_scores
 from tests.captioning.conftest import is_running
-
-CAPTIONS = ["a man rides a horse", "", "two cats sit on a red sofa", "a | | | dog", "zebra"]
-REFERENCES = [
-    ["a man on a horse", "man riding"],
-    ["something is here"],
-    ["cats sitting on the couch", "", "a pair of cats"],
-    ["a dog"],
-    ["a train at a station"],
-]
+from tests.captioning.metrics.meteor_java import CAPTIONS, REFERENCES, SCRIPT
 
 
 def scores():
     return meteor_scores(CAPTIONS, REFERENCES)
 
 
-@pytest.fixture(scope="module")
-def alone(java):
-    """The scores by an unshared Java process, which takes seconds to start."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv(meteor.ADDRESS, raising=False)
-        return scores()
+def test_the_command_is_that_of_pycocoevalcap(monkeypatch):
+    commands = []
 
+    def start(command, **_):
+        commands.append([*map(str, command)])
+        raise OSError
 
-def test_scores_are_those_of_pycocoevalcap(alone):
-    [total], [each] = alone.metrics.values(), alone.per_caption.values()
-    # Recorded from Meteor().compute_score of pycocoevalcap 1.2.
-    assert total.value == pytest.approx(0.2297044399120868) and total.n == 5
-    assert total.low < total.value < total.high
-    assert each == pytest.approx([0.4108986339976993, 0, 0.3376630369468163, 0.2990654205607477, 0])
-
-
-def test_the_formula_scores_statistics_as_java_does(java, shared_data):
-    folder = shared_data / "coco-caption"
-    results = json.loads((folder / "captions_val2014_fakecap_results.json").read_text())[:200]
-    references = read_references(folder / "captions_val2014_fakecap_subset1000.json")
-    captions = [result["caption"].lower() for result in results]
-    groups = [[text.lower() for text in references[r["image_id"]]] for r in results]
-    # Captions that equal a reference, of one word and of several, one in two chunks, and some
-    # twice, as in a resample.
-    captions += ["zebra", "a dog on a sofa", "a dog on a sofa", "", *CAPTIONS, *captions[:50]]
-    groups += [["zebra"], ["a dog on a sofa"], ["a sofa on a dog"], [""], *REFERENCES, *groups[:50]]
-    total, each, statistics = meteor._run_meteor(captions, groups)
-    assert meteor_of_sums(statistics) == pytest.approx(each, abs=1e-12)
-    assert meteor_of_sums(statistics.sum(0, keepdims=True)) == pytest.approx([total], abs=1e-12)
-    assert each[200:202] == [1.0, 1.0] and 0 < each[202] < 1 and np.shape(statistics) == (259, 23)
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(pycocoevalcap.Meteor, "__del__", lambda self: None)  # it has no process
+    with pytest.raises(OSError):
+        pycocoevalcap.Meteor()
+    with pytest.raises(JavaError), meteor._start_meteor(1):
+        pass
+    theirs, ours = commands
+    jar = theirs.index(pycocoevalcap.METEOR_JAR)
+    assert ours[-len(theirs[jar:]) + 1 :] == theirs[jar + 1 :]
+    assert Path(ours[-len(theirs[jar:])]).name == theirs[jar] and "-jar" in ours
 
 
 def test_failing_java_is_reported(fake_java):
@@ -73,8 +54,9 @@ def test_failing_java_is_reported(fake_java):
         scores()
 
 
-def test_a_shared_process_scores_for_forks_and_is_replaced(alone, own_meteor, monkeypatch):
-    start, processes = meteor._start_meteor, []
+def test_a_shared_process_scores_for_forks_and_is_replaced(fake_java, monkeypatch):
+    fake_java(SCRIPT)
+    alone, start, processes = scores(), meteor._start_meteor, []
 
     @contextmanager
     def shared_alone(seconds):
@@ -116,8 +98,8 @@ def test_versions_of_java_and_one_that_cannot_run(fake_java):
 def test_java_is_killed_with_what_it_started(fake_java, tmp_path):
     # The script's own child holds the pipes, which must not be waited for either.
     fake_java(f"sleep 60 & echo $! > {tmp_path}/child; wait")
-    raises = pytest.raises(JavaError, match=r"no result within 2 s")
-    with raises, java_process([], time_limit=2) as (process, _):
+    raises = pytest.raises(JavaError, match=r"no result within 1 s")
+    with raises, java_process([], time_limit=1) as (process, _):
         process.communicate("question")
     child = int((tmp_path / "child").read_text())
     until = time.monotonic() + 30

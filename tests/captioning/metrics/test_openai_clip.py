@@ -12,8 +12,8 @@ from captioning.metrics.clipscore import ClipScore, PacScore
 from captioning.metrics.evaluator import CaptionSet, Settings
 from captioning.metrics.model_files import CLIP_MODEL
 from captioning.runtime.errors import UserError
+from tests.captioning.clip_references import unit
 from tests.captioning.conftest import make_up
-from tests.captioning.metrics.test_clip import unit
 
 PREDICTIONS = {7: "the cat", "b": "a dog " * 20, 9: "and the dog's ball"}
 REFERENCES = {7: ["a cat", "the dog"], "b": ["the dog"], 9: ["a ball", "the cat"]}

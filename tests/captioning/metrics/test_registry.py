@@ -95,7 +95,7 @@ def test_every_metric_can_be_named():
         ),
     ],
 )
-def test_what_cannot_be_read(text, message):
+def test_a_sum_of_metrics_that_cannot_be_read_is_one_line(text, message):
     with pytest.raises(ValueError) as error:
         MetricSum.parse(text)
     assert str(error.value) == message

@@ -42,7 +42,7 @@ def tokenizer(request):
     return request.param
 
 
-def test_tokens(tokenizer):
+def test_tokens_are_those_of_ptbtokenizer(tokenizer):
     """Those of each caption, with its image; also of long ones, and of odd characters."""
     long = " ".join(["man"] * 10_000)
     odd = ["\x00", "\ud83d", "-" * 10_000, "." * 10_000, "x" * 10_000]
@@ -56,10 +56,11 @@ def test_tokens(tokenizer):
     assert len(tokenized["last"]) == 8
 
 
+@pytest.mark.slow
 def test_imitation_agrees_with_java_on_real_captions(java, shared_data, monkeypatch, tmp_path):
     files = sorted((shared_data / "karpathy").glob("*_gt.json"))
     files += [shared_data / "karpathy" / "flickr30k_test.json"]
-    captions = [text for file in files for text in _captions(file)]
+    captions = [text for file in files for text in _captions(file)][::3]
     by_java, name = tokenize({"all": captions})
     assert name == "PTBTokenizer"
     first = {i: [{"caption": text}] for i, text in enumerate(captions[:1000])}
@@ -70,11 +71,11 @@ def test_imitation_agrees_with_java_on_real_captions(java, shared_data, monkeypa
     assert name == "regex (no Java)"
     # Java joins "22 3/4" with a no-break space, at which the metrics split.
     different = [a for a, b in zip(by_java["all"], by_regex["all"]) if a.split() != b.split()]
-    assert len(captions) > 50_000
+    assert len(captions) > 15_000
     assert len(different) <= 0.0005 * len(captions), different[:5]
 
 
-def test_java_that_dies_or_loses_a_line(fake_java):
+def test_captions_are_tokenised_without_java_if_it_dies_or_loses_a_line(fake_java):
     version = """[ "$2" = -version ] && echo 'version "17.0"' >&2 && exit;"""
     fake_java(f"{version} echo 'a cat'; [ -e $0.once ] && exit 9; touch $0.once")
     tokenized, name = tokenize({1: ["A cat.", "A dog."]})

@@ -10,8 +10,10 @@ from PIL import Image
 
 from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
 from captioning.config import load_config
+from captioning.data import read_split
 from captioning.data.annotations import Sample
 from captioning.data.image import evaluation_transform, load_image
+from captioning.models.build import load_trained
 from captioning.models.likelihood import (
     TEMPERATURES,
     UNSCALED,
@@ -22,6 +24,7 @@ from captioning.models.likelihood import (
 from captioning.models.score_tokens import END, scored_captions
 from decoding import DecodingSettings
 from smile import smile_loss
+from tests.programs import run_program
 
 CPU = torch.device("cpu")
 CAPTIONS = [("a dog runs", "a cat"), ("a cat sits",), ("a dog sits", "a zebra")]
@@ -79,6 +82,22 @@ def test_means_over_all_tokens_and_the_best_temperature(world):
     assert TEMPERATURES[0] < expected < TEMPERATURES[-1]
     assert temperature == pytest.approx(expected, rel=5e-3)
     assert value == pytest.approx(loss().item(), rel=1e-4)
+
+
+def test_the_program_prints_the_likelihoods_of_a_checkpoint(trained, tmp_path):
+    best = str(trained(tmp_path / "run") / "checkpoint_best.pth")
+    outcome = run_program("captioning.calibrate", "--checkpoint", best, "--device", "cpu")
+    assert outcome.code == 0, outcome.err
+    config, captioner = load_trained(best, None, CPU)
+    samples = read_split(config, "val")
+    found = likelihood(captioner, samples, config, CPU)
+    temperature, calibrated = find_minimum(found.nll)
+    unigram = unigram_nll(captioner, read_split(config, "train"), samples, config)
+    first, *rows = outcome.out.splitlines()
+    assert first == f"{found.tokens} tokens of 5 images of val, nats per token"
+    assert f"temperature={temperature:.3f}" in rows[-1]
+    values = (found.nll[UNSCALED], unigram, found.smile, calibrated)
+    assert [row.split()[-1] for row in rows] == [f"{value:.3f}" for value in values]
 
 
 def test_the_unigram_model_counts_words_and_ends(world):

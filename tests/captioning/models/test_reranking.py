@@ -18,8 +18,8 @@ from captioning.models.reranking import Reranker, check_reranking, resized
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
-from tests.captioning.metrics.test_clip import siglip_folder  # noqa: F401
-from tests.tiny_run import CLASSIC
+from tests.captioning.clip_references import save_siglip
+from tests.tiny import CLASSIC
 
 MODELS = {"blip": ["vit.embed_dim=32"], "lstm": ["model=lstm", *CLASSIC, "prompt='a '"]}
 WHOLE = DecodingSettings(num_beams=2, max_length=12, min_length=0, top_p=1.0, top_k=0)
@@ -116,8 +116,13 @@ def test_a_caption_depends_on_its_image_and_the_seed(built):
     assert other.captions != whole.captions
 
 
+@pytest.fixture(scope="module")
+def siglip_folder(tmp_path_factory):
+    return save_siglip(tmp_path_factory.mktemp("siglip"))
+
+
 @pytest.mark.parametrize("folder", ["clip_folder", "siglip_folder"])
-def test_clip_by_its_own_scores(built, request, folder):
+def test_clip_reranks_by_its_own_scores(built, request, folder):
     from captioning.metrics.clip import load_clip
     from captioning.metrics.clipscore import PREFIX
 
@@ -137,7 +142,7 @@ def test_clip_by_its_own_scores(built, request, folder):
         assert (expected.diff() <= 1e-6).all()
 
 
-def test_itm_by_its_own_scores(built, itm_checkpoint):
+def test_itm_reranks_by_its_own_scores(built, itm_checkpoint):
     from captioning.metrics.itm_model import ItmScorer
 
     captioner, image = built(), image_of()
@@ -220,7 +225,7 @@ def test_weight_0_is_plain_decoding(results):
     assert results("rerank=mmi", "rerank_weight=0.0") == results()
 
 
-def test_captions_of_a_split(results):
+def test_captions_do_not_depend_on_the_batch_size_and_candidates_are_kept(results):
     """They do not depend on the batch size. Candidates are saved on request."""
     keys = ["rerank=mmi", "num_candidates=3", "top_p=1.0", "top_k=0"]
     found = results(*keys, "eval_batch_size=3", "save_candidates=true")

@@ -14,8 +14,8 @@ from captioning import gather
 from captioning.models import checkpoints
 from captioning.models.sharded_checkpoint import save_sharded
 from captioning.runtime.errors import UserError
-from tests.captioning.models.test_checkpoints import killed_at_each_operation, newest_after_a_kill
-from tests.test_safety import Attack
+from tests.attacks import Attack
+from tests.captioning.models.kills import killed_at_each_operation, newest_after_a_kill
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 OTHER_CONTENT = {"model": {}, "optimizer": {"param_groups": []}, "config": {"seed": 3}}
@@ -72,6 +72,7 @@ def test_a_damaged_one_is_passed_over(save, tmp_path, part, harm):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(save, tmp_path):
     for epoch in (0, 1):
         save(epoch)

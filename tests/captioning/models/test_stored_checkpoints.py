@@ -36,7 +36,7 @@ def same(one, other):
     return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_a_file_a_run_and_its_newest(s3, trained, scenes_config):
+def test_a_file_and_the_best_or_newest_of_a_run_are_read_from_a_store(s3, trained, scenes_config):
     path, weights = trained
     for name in ("checkpoint_02.pth", "checkpoint_10_step00000099.pth", "checkpoint_10.pth"):
         s3.files.pipe_file(f"{RUN}/{name}", b"no checkpoint")
@@ -59,6 +59,7 @@ def test_a_file_a_run_and_its_newest(s3, trained, scenes_config):
     assert checkpoints.version_of(best) != version
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_one_in_parts_becomes_a_file(s3, tmp_path):
     pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no processes")
@@ -76,7 +77,7 @@ def test_one_in_parts_becomes_a_file(s3, tmp_path):
     assert same(read_checkpoint(str(tmp_path / "whole.pth"))["model"], weights)
 
 
-def test_what_is_not_there_is_one_line(s3):
+def test_a_missing_or_refused_checkpoint_of_a_store_is_one_line(s3):
     s3.files.pipe_file("bucket/empty/notes.txt", b"no run")
     lines = {
         "s3://bucket/none.pth": "s3://bucket/none.pth: no such file or bucket",
@@ -93,6 +94,7 @@ def test_what_is_not_there_is_one_line(s3):
         checkpoints.resolve("s3://bucket/none.pth")
 
 
+@pytest.mark.slow
 def test_annotations_of_a_store_are_those_of_the_disk(s3, scenes, scenes_config, tmp_path):
     given = {path.name: path for path in scenes.glob("*.json")}
     captions = {sample.image_id: ["so"] for sample in read_split(load_config(scenes_config), "val")}

@@ -10,7 +10,8 @@ from captioning.config import load_config, write_config
 from captioning.files.writing import write_json
 from captioning.models.build import captioner_from
 from captioning.scenes.make import make_scenes
-from tests.tiny_run import TINY_RUN
+from tests.captioning.report.empty_figures import leave_figures_empty
+from tests.tiny import TINY_RUN
 
 METRICS = {
     "CIDEr": {"value": 1.2345, "low": 1.1, "high": 1.35, "n": 12},
@@ -25,8 +26,14 @@ METRICS = {
 
 @pytest.fixture(autouse=True)
 def no_java(monkeypatch, tmp_path):
-    """Score people without Java: its start takes seconds."""
-    monkeypatch.setenv("PATH", str(tmp_path))
+    """Score people without Java: its tokens are tested in tests/captioning/metrics."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Leave the figures empty but for their descriptions."""
+    leave_figures_empty(monkeypatch)
 
 
 @pytest.fixture(scope="session")

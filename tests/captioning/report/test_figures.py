@@ -44,7 +44,7 @@ def test_a_colour_is_that_of_one_objective():
         (("cap_len", "true_facts"), None),
     ],
 )
-def test_plane_of_what_there_is(names, axes):
+def test_the_axes_are_chosen_by_the_metrics_of_two_rows(names, axes):
     metrics = {name: Estimate(20.0, 15.0, 30.0, 5) for name in names}
     rows = [Row(label, "mle", {}, metrics) for label in ("$a", "b")]
     chosen = choose_axes(rows)
@@ -55,7 +55,7 @@ def test_plane_of_what_there_is(names, axes):
         assert "$a at 20.00, 80.00; b at 20.00, 80.00" in drawing
 
 
-def test_curves(runs):
+def test_curves_are_of_each_objective_and_validation(runs):
     titles, drawings = zip(*draw_curves(read_runs(runs, "test")))
     assert list(titles) == [
         "MLE loss in training, labels smoothed by 0.1",
@@ -66,7 +66,7 @@ def test_curves(runs):
     assert "SMILE ends" not in drawings[0].replace("MLE+SMILE", "")
 
 
-def test_curves_of_a_run_by_rewards(make_run):
+def test_a_run_by_rewards_has_curves_of_reward_and_length(make_run):
     drawn = [
         {"event": "step", "step": n, "reward": 0.5 * n, "length": 4.0, "facts": 1.0}
         for n in (10, 20)
@@ -80,7 +80,7 @@ def test_curves_of_a_run_by_rewards(make_run):
     assert "ends at 10.000" in drawings[0] and "words per sampled caption" in drawings[1]
 
 
-def test_lengths_and_svg():
+def test_the_histogram_of_lengths_has_means_and_ids_of_its_own():
     rows = [Row("Humans", "humans", {1: "a b", 2: "a b c d"}, {}), Row("MLE", "mle", {1: "a"}, {})]
     drawing = length_histogram(rows)
     assert drawing.startswith("<svg ") and "Humans 3.0, MLE 1.0" in drawing
@@ -90,7 +90,7 @@ def test_lengths_and_svg():
     assert drawing == length_histogram(rows)
 
 
-def test_pictures(tmp_path):
+def test_pictures_are_embedded_small(tmp_path):
     Image.new("RGB", (96, 96)).save(tmp_path / "small.png")
     Image.effect_noise((1200, 900), 90).save(tmp_path / "large.png")
     assert load_picture(tmp_path / "small.png").pixelated
@@ -114,7 +114,7 @@ def naive_costs(captioner, image, caption):
 
 
 @torch.no_grad()
-def test_costs(make_captioner):
+def test_the_costs_of_words_are_those_of_a_loop(make_captioner):
     captioner = make_captioner()
     image = torch.randn(1, 3, 48, 48)
     caption = "the man with a red ball and the dogs on a box"
@@ -151,7 +151,7 @@ def token(label, best, own, mle, smile):
     return Token(label, [Prediction(best, 0.5, own)], 0.1, 0.2, mle, smile)
 
 
-def test_the_tokens_that_are_told_of():
+def test_the_most_spared_and_the_most_charged_word_are_told():
     tokens = [
         token("a", "one", False, 9.0, 0.0),  # the first word, which first-token MLE charges
         token("red", "crimson", False, 3.0, 0.5),

@@ -4,6 +4,8 @@ import html
 import json
 import re
 
+import pytest
+
 from captioning.report.__main__ import default_output, main
 from captioning.report.comparison import read_comparison
 from captioning.report.page import render, write_report
@@ -16,7 +18,7 @@ def text_of(page):
     return " ".join(html.unescape(page).split())
 
 
-def test_page(runs, tmp_path):
+def test_a_report_is_one_file_with_each_runs_scores_figures_captions_and_commands(runs, tmp_path):
     path = tmp_path / "out" / "page.html"
     write_report(read_comparison(runs), path, "These are <quick> numbers.")
     page = path.read_text(encoding="utf-8")
@@ -42,7 +44,8 @@ def test_page(runs, tmp_path):
     assert len(page) < 1_000_000
 
 
-def test_marks(make_run, entries, monkeypatch):
+@pytest.mark.usefixtures("undrawn")
+def test_right_and_wrong_facts_of_captions_are_marked(make_run, entries, monkeypatch):
     run = make_run("one", captions={entry["image_id"]: "a red <dog>" for entry in entries})
     marks = [("a", None), ("red", True), ("<dog>", False)]
     monkeypatch.setattr("captioning.report.page.mark_words", lambda caption, scene: marks)
@@ -52,7 +55,8 @@ def test_marks(make_run, entries, monkeypatch):
     assert 'class="wrong"' not in render(without)
 
 
-def test_tokens_and_what_was_skipped(runs):
+@pytest.mark.usefixtures("undrawn")
+def test_the_costs_of_a_captions_words_and_skipped_metrics_are_told(runs):
     text = text_of(render(read_comparison(runs)))
     assert re.search(r"The whole caption costs \d+\.\d\d nats under MLE", text)
     assert "MLE charges" in text and "first_token_mle" in text
@@ -65,6 +69,7 @@ def test_tokens_and_what_was_skipped(runs):
     assert "SMILE: METEOR, SPICE skipped: no Java." in text and "SMILE none none" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_is_missing_is_said(make_run, tmp_path):
     run = make_run("one", scores={}, log=False, ann_root=str(tmp_path / "gone"), facts_file=None)
     for name in ("checkpoint_best.pth", "run.json"):
@@ -84,6 +89,7 @@ def test_what_is_missing_is_said(make_run, tmp_path):
     assert text.count("cannot be read") == 8 and "Humans" not in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_which_epoch_is_scored(runs):
     """By metrics, by being the last, and in a run that an older version left."""
     scores = [{"CIDEr": 0.101, "Bleu_4": 0.066}, {"CIDEr": 0.08, "Bleu_4": 0.055, "cap_len": 18.9}]
@@ -100,7 +106,10 @@ def test_which_epoch_is_scored(runs):
     assert "no record of how" not in text_of(render(read_comparison(runs[:2])))
 
 
-def test_program(runs, tmp_path, capsys, monkeypatch):
+@pytest.mark.usefixtures("undrawn")
+def test_the_program_writes_a_report_beside_the_runs_or_where_it_is_told(
+    runs, tmp_path, capsys, monkeypatch
+):
     assert main([str(run) for run in runs]) == 0
     out = capsys.readouterr().out
     assert "1.234 (1.100-1.350)" in out and "Humans" in out

@@ -12,8 +12,10 @@ from captioning.report.page import render
 from captioning.report.runs import differing_settings, read_runs
 from captioning.runtime.errors import UserError
 
+pytestmark = pytest.mark.usefixtures("undrawn")
 
-def test_labels_kinds_and_settings(runs, make_run):
+
+def test_runs_are_named_by_objective_and_folder_and_their_differing_settings_listed(runs, make_run):
     read = read_runs(runs, "test")
     assert [run.label for run in read] == ["MLE", "SMILE", "MLE+SMILE 0.3:0.7"]
     assert [run.kind for run in read] == ["mle", "smile", "mixture"]
@@ -26,7 +28,7 @@ def test_labels_kinds_and_settings(runs, make_run):
     assert found["precision, in scoring"] == ["fp32", "bf16", "fp32"]
 
 
-def test_refusals(runs, tmp_path):
+def test_a_folder_without_captions_of_the_split_or_named_twice_is_one_line(runs, tmp_path):
     (tmp_path / "empty").mkdir()
     (runs[1] / "result" / "test.json").unlink()
     for folders, words in [
@@ -40,7 +42,7 @@ def test_refusals(runs, tmp_path):
         assert "\n" not in str(caught.value)
 
 
-def test_runs_of_other_images(runs):
+def test_only_images_that_all_runs_captioned_are_compared(runs):
     path = runs[1] / "result" / "test.json"
     results = json.loads(path.read_text())
     path.write_text(json.dumps(results[:5]))
@@ -64,7 +66,9 @@ def score_with(run, **changes):
     write_config(config, run / "result" / "test" / "config.yaml")
 
 
-def test_foreign_weights(make_run, tmp_path):
+def test_captions_of_weights_that_were_not_trained_here_are_named_after_the_file(
+    make_run, tmp_path
+):
     run = make_run("one")
     record(run, checkpoint=str(run / "checkpoint_best.pth"))
     assert read_runs([run], "test")[0].label == "MLE"
@@ -76,7 +80,7 @@ def test_foreign_weights(make_run, tmp_path):
     assert read.log == [] and "not trained here" in render(read_comparison([run]))
 
 
-def test_data_of_the_scores(make_run, world):
+def test_the_data_are_those_of_the_scores_and_the_same_for_all_runs(make_run, world):
     run = make_run("one", ann_root="/gone", image_root="/gone")
     score_with(run, ann_root=str(world), image_root=str(world))
     comparison = read_comparison([run])
@@ -95,7 +99,7 @@ def test_parts_of_one_file_by_two_seeds_are_other_data(make_run):
         read_comparison([run, make_run("two", **split, seed=2)])
 
 
-def test_facts_of_any_run(make_run):
+def test_people_are_scored_by_the_facts_that_any_run_has(make_run):
     runs = [make_run("one", facts_file=None, metrics=["coco"]), make_run("two", "smile")]
     comparison = read_comparison(runs)
     assert "true_facts" in comparison.human.metrics and comparison.scenes
@@ -104,7 +108,7 @@ def test_facts_of_any_run(make_run):
 
 
 @pytest.mark.parametrize("part", ["captions", "annotations"])
-def test_part_of_the_split(make_run, entries, tmp_path, part):
+def test_captions_or_references_of_a_part_of_the_split_are_told(make_run, entries, tmp_path, part):
     (tmp_path / "few.json").write_text(json.dumps(entries[:5]))
     said = {entry["image_id"]: "a ball" for entry in entries[:7]}
     run = make_run("one", captions=said if part == "captions" else None)
@@ -119,7 +123,7 @@ def test_part_of_the_split(make_run, entries, tmp_path, part):
     assert f"on {count} images of" in render(comparison)
 
 
-def test_other_shapes(make_run):
+def test_a_file_of_scores_in_another_shape_is_one_line(make_run):
     run = make_run("one")
     for content in ("[]", '{"metrics": {"CIDEr": 1.0}}', '{"metrics": []}'):
         (run / "result" / "test" / "metrics.json").write_text(content)
@@ -127,7 +131,7 @@ def test_other_shapes(make_run):
             read_runs([run], "test")
 
 
-def test_held_out():
+def test_each_image_holds_out_its_next_caption_in_turn():
     captions, others = hold_out({7: ["a", "b", "c"], 8: ["d", "e", "f"], 9: ["g"], 10: ["h", "i"]})
     assert captions == {7: "a", 8: "e", 9: "g", 10: "i"}
     assert others == {7: ["b", "c"], 8: ["d", "f"], 10: ["h"]}
@@ -169,7 +173,9 @@ def test_people_are_scored_by_objects_and_no_judge_is_asked(
     assert "cap_len" in comparison.human.metrics
 
 
-def test_one_caption_an_image(make_run, entries, tmp_path):
+def test_people_with_one_caption_an_image_have_only_scores_without_references(
+    make_run, entries, tmp_path
+):
     for entry in entries:
         entry["caption"] = entry["caption"][3]
     (tmp_path / "single.json").write_text(json.dumps(entries))
@@ -179,7 +185,7 @@ def test_one_caption_an_image(make_run, entries, tmp_path):
     assert "one reference fewer" not in render(comparison)
 
 
-def test_one_caption_for_some_images(make_run, entries, tmp_path):
+def test_people_are_scored_on_the_images_with_several_captions(make_run, entries, tmp_path):
     for entry in entries[:5]:
         entry["caption"] = entry["caption"][3]
     (tmp_path / "some.json").write_text(json.dumps(entries))

@@ -30,6 +30,12 @@ from captioning.scenes.make import read_scenes
 from tests.captioning.conftest import is_running
 
 
+@pytest.fixture(autouse=True)
+def no_java(monkeypatch, tmp_path):
+    """Tokenise without Java: its tokens are tested in tests/captioning/metrics."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+
 def test_facts_are_those_of_the_metric(scenes):
     path = scenes / "scenes.json"
     known = read_scenes(path)

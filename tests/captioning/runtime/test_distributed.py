@@ -2,7 +2,6 @@
 
 import atexit
 import json
-import multiprocessing.util
 import os
 import shutil
 import time
@@ -19,12 +18,9 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import run_program
 from captioning.training.fine_tuning import FineTuning
 from tests.captioning.training import conftest as training
-from tests.soak.launched import Launched
-from tests.soak.processes import Processes
-from tests.soak.runs import Run, be_quick
-from tests.tiny_run import log_of
-
-pytestmark = pytest.mark.slow
+from tests.processes import Launched, Processes
+from tests.runs import Run, be_quick
+from tests.tiny import log_of
 
 
 def _train_an_epoch(arguments):
@@ -49,7 +45,7 @@ def test_two_processes_train_as_one(scenes_config, tmp_path):
         ("accumulated", 2, "batch_size=2", "accumulation_steps=2"),
     ]:
         folder = tmp_path / name
-        more = ["metrics=[length]", "clip_grad_norm=1", "log_every=1", *overrides]
+        more = ["clip_grad_norm=1", "log_every=1", *overrides]
         output = tmp_path / f"{name}.output"
         run = Processes(_train_an_epoch, [scenes_config, folder, *more], output, processes)
         assert run.wait() == [0] * processes, run.said()
@@ -70,14 +66,15 @@ def test_two_processes_train_as_one(scenes_config, tmp_path):
             torch.testing.assert_close(ends[name][key][large], ends["one"][key][large], **close)
 
 
-def test_training_and_evaluation_in_two_processes(scenes_config, tmp_path):
-    folder, length = tmp_path / "run", "metrics=[length]"
-    run = Run(scenes_config, folder, "max_epoch=1", "batch_size=4", length, processes=2)
+@pytest.mark.slow
+def test_two_processes_caption_and_score_as_one(scenes_config, tmp_path):
+    folder = tmp_path / "run"
+    run = Run(scenes_config, folder, "max_epoch=1", "batch_size=4", processes=2)
     assert run.wait() == [0, 0], run.said()
     assert run.said().count("the weights are random") == 1  # printed once
     captions, scores = [], []
     for processes in (1, 2):
-        evaluate = ["--evaluate", "--eval_split", "test", length, "batch_size=3"]
+        evaluate = ["--evaluate", "--eval_split", "test", "batch_size=3"]
         run = Run(scenes_config, folder, *evaluate, processes=processes)
         assert run.wait() == [0] * processes, run.said()
         assert f"loaded {folder / 'checkpoint_best.pth'}: every key matched" in run.said()
@@ -104,6 +101,7 @@ def test_running_statistics_are_those_of_rank_0(tmp_path):
     assert all(torch.load(tmp_path / f"{rank}.pth").tolist() == [5, 5, 5] for rank in range(2))
 
 
+@pytest.mark.slow
 def test_an_error_on_one_process_ends_both(scenes, scenes_config, tmp_path):
     """Only one process reads the damaged image."""
     broken = shutil.copytree(scenes, tmp_path / "scenes")
@@ -143,7 +141,6 @@ def _fail_in_a_collective(arguments):
         if distributed.rank() == 1:
             pool = ProcessPoolExecutor(1, initializer=signals.leave_to_parent)
             (folder / "worker").write_text(str(pool.submit(os.getpid).result()))
-            atexit.register(multiprocessing.util._exit_function)  # a forked process has lost it
             atexit.register((folder / "tidied").touch)
             raise error
         distributed.barrier()
@@ -152,7 +149,11 @@ def _fail_in_a_collective(arguments):
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(UserError("a: mend it"), 2), (KeyboardInterrupt(), 130)]
+    ("error", "code"),
+    [
+        (UserError("a: mend it"), 2),
+        pytest.param(KeyboardInterrupt(), 130, marks=pytest.mark.slow),
+    ],
 )
 def test_a_process_that_fails_alone_does_not_wait_for_the_others(tmp_path, error, code):
     """Its worker is ended, and its atexit functions are called."""

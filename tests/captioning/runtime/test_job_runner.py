@@ -155,6 +155,7 @@ def test_each_job_has_the_environment_of_its_slot(job, tmp_path):
     assert {path.name[-1] for path in tmp_path.glob("met.*")} == {"0", "1"}
 
 
+@pytest.mark.slow
 def test_a_request_is_kept_for_a_job_that_is_not_up_yet(job, tmp_path):
     forkserver._forkserver._stop()  # run_jobs starts it again
     ask = ask_when((tmp_path / "coming").exists)
@@ -185,6 +186,7 @@ run_jobs(given, [{}, {}], Observer())
 """
 
 
+@pytest.mark.slow
 def test_jobs_end_with_the_program_that_is_killed(tmp_path, repository):
     program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=repository)
     jobs.wait_for_all(tmp_path, "up.*", 2)

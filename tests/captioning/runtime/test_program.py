@@ -1,15 +1,16 @@
 """How a program of one process ends: its exit code and output."""
 
+import atexit
 import logging
-import subprocess
 import sys
 
 import pytest
 
 from captioning.runtime.errors import UserError, one_line
-from captioning.runtime.program import run_program, show_warnings
+from captioning.runtime.program import leave, run_program, show_warnings
 from captioning.runtime.progress import bar_prefix, log_line, progress
 from captioning.runtime.signals import Stopped
+from tests.processes import Processes
 
 
 def raising(error):
@@ -77,14 +78,12 @@ def test_an_error_on_one_line():
         assert one_line(ValueError(error)) == line
 
 
-def test_leaving_does_what_the_end_of_a_process_does():
-    program = """
-import atexit, os, sys
-from captioning.runtime.program import leave
-atexit.register(lambda: print("registered"))
-sys.stdout.reconfigure(write_through=False)
-print("said")
-leave(3)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (3, "said\nregistered\n"), done.stderr
+def test_leaving_calls_exit_functions_and_writes_what_was_printed(tmp_path):
+    def print_and_leave(code):
+        sys.stdout.reconfigure(line_buffering=False)
+        atexit.register(print, "registered")
+        print("said")
+        leave(code)
+
+    run = Processes(print_and_leave, 3, tmp_path / "output")
+    assert run.wait() == [3] and run.said() == "said\nregistered\n"

@@ -4,7 +4,8 @@ import pytest
 
 from captioning.runtime import signals
 from captioning.sweep import runs
-from tests.tiny_run import TINY_RUN
+from tests.captioning.report.empty_figures import leave_figures_empty
+from tests.tiny import TINY_RUN
 
 
 @pytest.fixture(scope="session")
@@ -21,9 +22,11 @@ def tiny_config(scenes, tmp_path_factory):
 def in_process(monkeypatch, tmp_path):
     """Run jobs one after the other in this process; return the names of those that began.
 
-    A job that is a key of `fail` fails with its text; "stop" stops the sweep.
+    A job that is a key of `fail` fails with its text; "stop" stops the sweep. There is no Java, and
+    figures are empty.
     """
-    monkeypatch.setenv("PATH", str(tmp_path))  # no Java: its start takes seconds
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    leave_figures_empty(monkeypatch)
     began, fail = [], {}
 
     def run(jobs, slots):

@@ -74,7 +74,7 @@ def test_ablations_have_a_panel_of_their_own_with_the_line_behind_them(tmp_path)
     assert (tmp_path / "f.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_what_cannot_be_drawn_is_not(tmp_path):
+def test_fewer_than_two_points_give_no_figure(tmp_path):
     assert draw_frontier(MIXTURES[1:2], tmp_path / "f.svg") is None
     names = ["CIDEr", "CIDEr", "lex_div", "lex_div"]  # no run has both
     apart = [Entry(Row(name, "mle", {}, {name: Estimate(1.0, None, None, 5)})) for name in names]
@@ -97,7 +97,7 @@ def row(**metrics):
     return Row("a run", "smile", {1: "a dog"}, metrics)
 
 
-def test_the_mean_and_both_variances():
+def test_means_over_seeds_have_intervals_over_images_and_seeds():
     rows = [
         row(
             CIDEr=Estimate(value, value - 0.98, value + 0.98, 300),

@@ -27,7 +27,9 @@ def swept(tiny_config, in_process, tmp_path):
     return call
 
 
-def test_what_is_done_is_not_done_again(swept, tiny_config, tmp_path, capsys):
+def test_stopped_and_failed_runs_are_continued_and_finished_ones_kept(
+    swept, tiny_config, tmp_path, capsys
+):
     folder = tmp_path / "sweep"
     pretrain = tmp_path / "pretrain.yaml"
     pretrain.write_text(tiny_config.read_text())
@@ -44,7 +46,6 @@ def test_what_is_done_is_not_done_again(swept, tiny_config, tmp_path, capsys):
         *("| Humans", "| SMILE", "| SMILE, no first-token MLE")  # those that are done
     ]
     assert swept(*command) == ["pretrain", "mle0.5"]
-    assert (folder / "frontier.svg").read_text().count("<svg") == 1
     (folder / "frontier.svg").unlink()
     assert swept(*command) == []
     assert (folder / "frontier.svg").exists()
@@ -74,15 +75,19 @@ def test_what_is_done_is_not_done_again(swept, tiny_config, tmp_path, capsys):
     assert row.partition(" | ")[2] == lines[3].partition(" | ")[2]
 
 
-def test_seeds_are_told_as_one_in_table_and_report(swept, tmp_path):
+def test_table_and_report_have_the_means_over_seeds(swept, tmp_path):
     folder = tmp_path / "sweep"
     assert len(swept("--mle", "0,1", "--seeds", "2")) == 4
     table = (folder / "table.md").read_text()
     assert [line.split(" | ")[0] for line in table.splitlines()[3:]] == ["| SMILE", "| MLE"]
-    of_seeds = []
-    for seed in (0, 1):
-        scores = json.loads((folder / f"smile_seed{seed}/result/test/metrics.json").read_text())
-        of_seeds.append(scores["metrics"]["cap_len"]["value"])
+    of_seeds = (3.0, 6.0)
+    for seed, value in enumerate(of_seeds):
+        path = folder / f"smile_seed{seed}/result/test/metrics.json"
+        scores = json.loads(path.read_text())
+        scores["metrics"]["cap_len"].update(value=value, low=value - 1, high=value + 1)
+        path.write_text(json.dumps(scores))
+    assert swept("--mle", "0,1", "--seeds", "2") == []
+    table = (folder / "table.md").read_text()
     report = (folder / "report.html").read_text()
     assert "Scores are means over up to 2 seeds" in report
     assert f"| {sum(of_seeds) / 2:.1f} (" in table.splitlines()[3]
@@ -125,24 +130,24 @@ def test_what_is_wrong_is_one_line_before_anything_runs(swept, capsys, arguments
         ),
     ],
 )
-def test_without_a_configuration(capsys, arguments, line):
+def test_without_a_configuration_runs_to_collect_are_needed(capsys, arguments, line):
     assert main(arguments) == 2
     assert line in capsys.readouterr().err
 
 
-def test_a_pretraining_that_fails_is_all(swept, tiny_config, capsys):
+def test_nothing_is_trained_from_a_pretraining_that_failed(swept, tiny_config, capsys):
     arguments = ("--mle", "0,1", "--pretrain", str(tiny_config))
     assert swept(*arguments, code=2, pretrain="out of memory") == ["pretrain"]
     assert "error: pretrain failed: out of memory" in capsys.readouterr().err
 
 
-def test_it_starts_processes_itself(swept, monkeypatch, capsys):
+def test_ranks_of_torchrun_are_refused(swept, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert swept(code=2) == []
     assert "call it without torchrun" in capsys.readouterr().err
 
 
-def test_one_run_a_gpu(monkeypatch):
+def test_each_run_has_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     every = [{"CUDA_VISIBLE_DEVICES": number} for number in "012"]

@@ -30,7 +30,7 @@ def settings_of(scenes_config):
     return lambda variant: load_config(scenes_config, variant.overrides)
 
 
-def test_mixtures_in_order_and_once(settings_of):
+def test_mixtures_are_run_once_in_the_order_of_their_weights(settings_of):
     variants = plan([1, 0.01, 0, 0.5, 0.01])
     assert [variant.name for variant in variants] == ["smile", "mle0.01", "mle0.5", "mle"]
     assert [variant.weight for variant in variants] == [0, 0.01, 0.5, 1]
@@ -75,7 +75,7 @@ def test_what_two_ablations_share_is_run_once(settings_of):
     ("objective", "share"),
     [("random", None), ("{mle: 1, reverse: 1}", None), ("{mle: 1, smile: 3}", 0.25)],
 )
-def test_the_share_of_mle(scenes_config, objective, share):
+def test_the_share_of_mle_is_its_weight_among_mle_and_smile(scenes_config, objective, share):
     assert mle_share(load_config(scenes_config, [f"objective={objective}"])) == share
 
 
@@ -112,7 +112,7 @@ def test_every_decoding_is_a_possible_configuration(tiny_config):
         assert decoding.keys.items() <= config.model_dump().items()
 
 
-def test_captioners_trained_for_guidance():
+def test_guidance_adds_captioners_trained_for_it():
     assert drop_shares(["beam3", "guidance2", "greedy"]) == [0.0, 0.2]
     variants = with_drop_shares(plan([1.0]), [0.0, 0.2])
     assert [variant.name for variant in variants] == ["mle", "mle_dropped"]
@@ -132,7 +132,7 @@ def test_the_judge_is_mle_of_another_seed():
     assert judges == ["mle_seed1", "mle_seed10", "mle_seed11", "mle_seed0"]
 
 
-def test_decoder_tokens(make_captioner):
+def test_tokens_of_a_decoding_are_counted(make_captioner):
     """Greedily the prompt and each word are read once, whatever the copy of the captioner."""
     captioner = make_captioner()
     settings = DecodingSettings(num_beams=1, max_length=9, min_length=9)
@@ -152,6 +152,7 @@ def test_an_impossible_judge_is_refused_before_training(tiny_config, tmp_path, c
     assert not (tmp_path / "sweep").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_decodes_each_run_once(tiny_config, in_process, tmp_path, capsys):
     folder = tmp_path / "sweep"
     command = [str(tiny_config), "--mle", "1", "--output_dir", str(folder)]

@@ -7,6 +7,7 @@ import torch
 
 from captioning.config import load_config
 from captioning.training import fine_tuning
+from tests.e2e.conftest import config, finished  # noqa: F401
 
 
 @pytest.fixture
@@ -16,8 +17,8 @@ def run(request, scenes_config, tmp_path):
 
     def make(*overrides, folder="run", **flags):
         flags = {"output_dir": str(tmp_path / folder), **flags}
-        config = load_config(scenes_config, [*given, *overrides], flags)
-        return fine_tuning.FineTuning(config, torch.device("cpu"))
+        settings = load_config(scenes_config, [*given, *overrides], flags)
+        return fine_tuning.FineTuning(settings, torch.device("cpu"))
 
     return make
 

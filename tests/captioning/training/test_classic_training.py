@@ -10,10 +10,10 @@ from captioning.config import load_config
 from captioning.metrics.coco import Coco
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from tests.tiny_run import CLASSIC, log_of
+from tests.tiny import CLASSIC, log_of
 
 GIVEN = [
-    *(*CLASSIC, "image_size=64", "dropout=0.1", "max_epoch=2", "batch_size=8", "log_every=1"),
+    *(*CLASSIC, "image_size=32", "dropout=0.1", "max_epoch=2", "batch_size=8", "log_every=1"),
     *("prompt=''", "metrics=[length, facts]", "facts_file=scenes.json"),
 ]
 
@@ -21,7 +21,10 @@ GIVEN = [
 @pytest.mark.parametrize(
     ("model", "more", "parts"),
     [
-        ("rnn", ["objective={mle: 0.5, smile: 0.5}"], {"mle", "smile"}),
+        pytest.param(
+            *("rnn", ["objective={mle: 0.5, smile: 0.5}"], {"mle", "smile"}),
+            marks=pytest.mark.slow,
+        ),
         ("sat", ["objective=mle", "attention_penalty=0.5"], {"mle", "attention"}),
     ],
 )
@@ -43,6 +46,7 @@ def test_a_run_of_each_kind_learns_and_its_checkpoint_captions(
     assert all(set(entry["caption"].split()) <= {*known} for entry in captions)
 
 
+@pytest.mark.slow
 def test_words_come_from_the_checkpoint_not_from_other_captions(run, scenes_config):
     tuning = run("model=lstm", "max_epoch=1", "objective=mle")
     tuning.run()
@@ -58,7 +62,8 @@ def test_words_come_from_the_checkpoint_not_from_other_captions(run, scenes_conf
         assert torch.equal(value, tuning.captioner.state_dict()[key])
 
 
-def test_a_vocabulary_of_word_pieces(run, scenes):
+@pytest.mark.slow
+def test_word_pieces_need_no_vocabulary_in_the_checkpoint(run, scenes):
     tuning = run("model=attn", "vocabulary=wordpiece", "max_epoch=1", "prompt='a picture of '")
     tuning.run()
     saved = torch.load(tuning.folder / "checkpoint_00.pth", weights_only=True)
@@ -86,7 +91,7 @@ def with_bleu(values):
 @pytest.mark.parametrize(
     ("more", "epochs", "rates"),
     [
-        (["early_stopping=2"], 4, [1, 1, 1, 1]),
+        pytest.param(["early_stopping=2"], 4, [1, 1, 1, 1], marks=pytest.mark.slow),
         (["lr_schedule=plateau", "lr_patience=0", "lr_decay=0.5"], 6, [1, 1, 1, 0.5, 0.25, 0.25]),
     ],
 )
@@ -127,6 +132,7 @@ def test_a_run_that_ended_early_is_left_as_it_is(run, scored, capsys):
     assert "the first run" not in (more.folder / "run.json").read_text()
 
 
+@pytest.mark.slow
 def test_a_validation_without_bleu_is_told(run, scored, capsys):
     scored.update(with_bleu([0.3, None, 0.2]))
     run("model=lstm", *GOES_BY_BLEU).run()
@@ -163,6 +169,7 @@ def test_what_cannot_be_trained_is_one_line(run, more, message):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_under_compile_the_loop_over_words_stays_as_it_is(run, scored, quick_compiler):
     small = ["encoder=squeezenet1_1", "captions_per_image=1", "dropout=0"]
     tuning = run("model=sat", "compile=true", "max_epoch=1", *small)

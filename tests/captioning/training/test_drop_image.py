@@ -50,6 +50,7 @@ def test_the_mean_is_of_the_training_images_as_they_are_evaluated(run, scenes):
     tuning.close()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_without_the_null_trains_and_does_not_generate(run, scored, tmp_path):
     tuning = run("max_epoch=1")
     tuning.run()

@@ -12,7 +12,7 @@ from captioning.data import normalise
 from captioning.runtime.errors import UserError
 from captioning.training import fine_tuning
 from tests.captioning.training.conftest import first_gradient
-from tests.tiny_run import log_of
+from tests.tiny import log_of
 
 NO_DROPOUT = ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
 
@@ -46,12 +46,16 @@ def test_a_run_learns_and_leaves_everything(run):
 
 
 REMEMBERS = "objective={truncation: {drop: 0.5, window: 12}}"  # losses
-NULL_IMAGES = [["drop_image=0.4", f"null_image={null}"] for null in ("zeros", "mean", "learnt")]
+DROPS_IMAGES = ["drop_image=0.4", "null_image=learnt"]
 REWARDED = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "max_tokens=12"]
 REWARDED += ["reward_samples=3", "reward_kl=0.1", "objective={smile: 0.1}"]
+SLOW = [["drop_image=0.4", "null_image=mean"], REWARDED]
 
 
-@pytest.mark.parametrize("settings", [[REMEMBERS], *NULL_IMAGES, REWARDED])
+@pytest.mark.parametrize(
+    "settings",
+    [[REMEMBERS], DROPS_IMAGES, *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW)],
+)
 def test_an_interrupted_run_ends_as_the_undisturbed_one(run, resumed, scored, settings):
     run(*settings, "max_epoch=2", folder="whole").run()
     again = resumed(*settings, "max_epoch=2").folder
@@ -62,12 +66,15 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one(run, resumed, scored, se
     assert bool(whole["objective"]) == (settings == [REMEMBERS])
 
 
+SCORED = ["metrics=[coco, length]"]  # by the fixture `scored`
+
+
 def test_the_best_epoch_is_remembered_over_a_resume(run, scored, capsys):
     scored.update({e: {"CIDEr": c, "Bleu_4": 0.0} for e, c in enumerate((0.3, 0.9, 0.5))})
-    first = run("max_epoch=2", "lr_schedule=exponential", "select=CIDEr + Bleu_4")
+    first = run("max_epoch=2", "lr_schedule=exponential", "select=CIDEr + Bleu_4", *SCORED)
     first.run()
     capsys.readouterr()
-    second = run("max_epoch=3", "lr_schedule=exponential")  # `select` is the run's
+    second = run("max_epoch=3", "lr_schedule=exponential", *SCORED)  # `select` is the run's
     assert "weights are random" not in capsys.readouterr().err
     second.run()
     assert torch.load(second.folder / "checkpoint_best.pth")["epoch"] == 1
@@ -166,6 +173,7 @@ def test_bf16_follows_float32(run, scored):
     assert (full[name] - mixed[name]).norm() < 0.1 * full[name].norm()
 
 
+@pytest.mark.slow
 def test_compiled_parts_give_the_same_gradient(run, scored, quick_compiler):
     eager = one_step(run, batch_size=24)
     tuning = run(*NO_DROPOUT, "max_epoch=1", "resume=never", "batch_size=24", "compile=true")
@@ -181,7 +189,7 @@ def test_too_few_batches_to_accumulate_is_one_line(run):
         run("accumulation_steps=9")
 
 
-def test_validation_every_few_epochs_and_after_the_last(run, scored):
+def test_it_validates_every_few_epochs_and_after_the_last(run, scored):
     tuning = run("eval_every=2", "max_epoch=3")
     tuning.run()
     assert [line["step"] for line in log_of(tuning.folder, "val")] == [1, 2]

@@ -8,7 +8,7 @@ import torch
 
 from captioning.runtime.errors import UserError
 from tests.captioning.training.conftest import first_gradient, without_dropout
-from tests.tiny_run import log_of
+from tests.tiny import log_of
 
 GIVEN = ["max_epoch=1", "log_every=1"]
 

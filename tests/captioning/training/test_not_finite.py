@@ -58,7 +58,7 @@ def test_a_gradient_that_is_not_finite_stops_too(run):
     assert torch.equal(parameter, before) and not list(tuning.folder.glob("checkpoint_*"))
 
 
-@pytest.mark.parametrize("resume", ["auto", "never"])
+@pytest.mark.parametrize("resume", ["auto", pytest.param("never", marks=pytest.mark.slow)])
 def test_the_same_command_repeats_the_step(run, resume):
     """The learning rate is so large that the second step's loss is not finite."""
     settings = ["init_lr=1e30", "max_epoch=2", "accumulation_steps=1", "num_workers=2"]

@@ -21,8 +21,13 @@ BATCHES = {
     "one word over and over": [["dog " * 30], ["cat " * 30], ["dog cat " * 15]],
 }
 
+SLOW = ("no word and many", "one word over and over")
 
-@pytest.mark.parametrize("name", BATCHES)
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in BATCHES],
+)
 def test_loss_and_gradient_are_finite(make_captioner, name):
     captioner = make_captioner().train()
     images = torch.randn(3, 3, 48, 48)

@@ -80,6 +80,7 @@ def rounds(output):
         yield epoch, "best"
 
 
+@pytest.mark.slow
 def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, killed_at):
     # The writes of the second epoch are those of the third.
     for number in itertools.chain(range(7), itertools.count(13)):
@@ -125,6 +126,7 @@ def _check_what_is_there(folder, epoch, kept):
         assert read_json(folder / SELECTED)["epoch"] <= checkpoints.read(best)["epoch"]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_in_parts_is_known_by_its_last_file(s3, on, killed_at):
     def write(folder, text):
         folder.mkdir(exist_ok=True)

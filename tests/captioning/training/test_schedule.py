@@ -9,7 +9,7 @@ from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.training.optimizer import build_optimizer, scheduled_rate
 from captioning.training.validation_history import count_plateaus
-from tests.tiny_run import CLASSIC
+from tests.tiny import CLASSIC
 
 
 def config(scenes_config, *overrides):

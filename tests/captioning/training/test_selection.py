@@ -13,7 +13,7 @@ from captioning.models.build import load_trained
 from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.selection import keep_selected, read_selection
-from tests.tiny_run import log_of
+from tests.tiny import log_of
 
 CPU = torch.device("cpu")
 LOWER_AND_LONGER = [  # as in a published log of SMILE's original code: the sum of the first two
@@ -22,7 +22,7 @@ LOWER_AND_LONGER = [  # as in a published log of SMILE's original code: the sum 
     {"CIDEr": 0.062, "Bleu_4": 0.043, "cap_len": 22.1},
 ]
 ALL = "keep_checkpoints=all"
-GIVEN = ["max_epoch=3"]
+GIVEN = ["max_epoch=3", "metrics=[coco, length]"]
 
 
 @pytest.fixture(autouse=True)
@@ -38,12 +38,12 @@ def best_of(folder):
     ("overrides", "select", "epoch"),
     [
         (["objective=mle"], "CIDEr + Bleu_4", 0),
-        (["objective=mle", "select=last"], "last", 2),
+        pytest.param(["objective=mle", "select=last"], "last", 2, marks=pytest.mark.slow),
         (["objective=mle", "metrics=[length]"], "last", 2),
         (["objective=smile"], "last", 2),
-        (["objective={mle: 0.01, smile: 0.99}"], "last", 2),
+        pytest.param(*(["objective={mle: 0.01, smile: 0.99}"], "last", 2), marks=pytest.mark.slow),
         (["objective=smile", "select=CIDEr - cap_len"], "CIDEr - cap_len", 0),
-        (["objective=mle", "select=cap_len"], "cap_len", 2),
+        pytest.param(["objective=mle", "select=cap_len"], "cap_len", 2, marks=pytest.mark.slow),
     ],
 )
 def test_the_epoch_that_is_kept(run, overrides, select, epoch):
@@ -164,6 +164,7 @@ def test_another_select_takes_another_epoch_of_a_run_that_is_over(run, capsys):
     assert best_of(tuning.folder) == 2
 
 
+@pytest.mark.slow
 def test_an_epoch_whose_weights_are_gone_cannot_be_taken(run, capsys):
     tuning = run("objective=smile")
     tuning.run()

@@ -17,7 +17,7 @@ from captioning.training import self_critical, setup
 from captioning.training.self_critical import SelfCritical, load_start
 from decoding import Generated
 from smile import ObjectiveOutput
-from tests.tiny_run import log_of
+from tests.tiny import log_of
 
 END, WORDS, LONGEST = 0, 3, 3
 GIVEN = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "max_tokens=12"]
@@ -160,6 +160,7 @@ def test_the_expected_gradient_is_that_of_all_captions_enumerated(baseline, kl):
     assert expected.abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_a_run_learns_what_is_rewarded(run):
     tuning = run(
         "objective=", "init_lr=3e-3", "max_epoch=12", "lr_schedule=exponential", "eval_every=12"
@@ -187,6 +188,7 @@ def test_the_objective_beside_it_and_the_kl_are_in_the_loss_and_the_log(run):
     assert all(math.isfinite(line["mle"]) for line in steps)
 
 
+@pytest.mark.slow
 def test_under_autocast_the_decoder_learns_too(run):
     """Autocast caches casts of weights without gradient while captions are sampled."""
     tuning = run("precision=bf16", "objective=")

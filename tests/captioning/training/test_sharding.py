@@ -13,37 +13,35 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
 from captioning.training.sharding import MIN_TORCH, check_sharding
-from tests.e2e.test_stopped_runs import stop_at
-from tests.soak.runs import Run, log
-from tests.tiny_run import CLASSIC
+from tests.runs import (
+    Run,
+    assert_close_runs,
+    each_step,
+    kept_runs,
+    stop_at,
+    weights,
+    write_config,
+)
+from tests.tiny import CLASSIC
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(TORCH < MIN_TORCH, reason="sharding: fsdp needs a later torch"),
-]
+pytestmark = pytest.mark.skipif(TORCH < MIN_TORCH, reason="sharding: fsdp needs a later torch")
 BLIP = ("batch_size=4", "max_epoch=1", "vit.depth=2", "med_config.num_hidden_layers=2")
 LSTM = ("model=lstm", *CLASSIC, "image_size=48", "batch_size=4", "max_epoch=1")
 IN_PARTS = ("sharding=fsdp", "checkpoint_format=sharded", "keep_checkpoints=all")
 CLIPPED = ("accumulation_steps=2", "clip_grad_norm=0.1", "clip_grad_value=0.01")
+NULL_IMAGE = ("drop_image=0.4", "null_image=learnt")
 
 
-def weights(folder):
-    return read_checkpoint(str(folder / checkpoints.BEST))["model"]
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Return the path of a configuration of epochs of 4 steps."""
+    return write_config(tmp_path_factory.mktemp("sharding"), train_images=32)
 
 
-def each_step(folder, name):
-    return [line[name] for line in log(folder) if line["event"] == "step"]
-
-
-def assert_close(first, second):
-    """Compare the losses of all steps and the final weights."""
-    for name in ("loss", "grad_norm"):
-        assert each_step(first, name) == pytest.approx(each_step(second, name), rel=1e-4)
-    one, two = weights(first), weights(second)
-    assert one.keys() == two.keys()
-    for name in one:
-        torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
+@pytest.fixture(scope="module")
+def finished(config):
+    return kept_runs(config)
 
 
 def count_what_is_kept(path):
@@ -67,22 +65,18 @@ def count_what_is_kept(path):
     return hook
 
 
-def test_a_learnt_null_image_is_sharded(finished, config):
-    settings = (*BLIP, "drop_image=0.4", "null_image=learnt")
-    sharded = finished(*settings, "sharding=fsdp")
-    assert_close(sharded, finished(*settings))
+@pytest.mark.slow
+def test_it_learns_as_without_and_each_process_keeps_its_part(finished, config):
+    settings = (*BLIP, *CLIPPED, *NULL_IMAGE, "vit_grad_ckpt=true", "vit_ckpt_layer=1")
+    counts = config.with_name("counts")
+    sharded = finished(*settings, "sharding=fsdp", hook=count_what_is_kept(counts))
+    assert_close_runs(sharded, finished(*settings))
+    (one, whole), (two, _) = (json.loads(counts.with_suffix(f".{n}").read_text()) for n in (0, 1))
+    assert one + two == whole and max(one, two) < 0.6 * whole
     assert weights(sharded)["null_image.vector"].any()
 
 
-def test_it_learns_as_without_and_each_process_keeps_its_part(finished, config):
-    settings = (*BLIP, *CLIPPED, "vit_grad_ckpt=true", "vit_ckpt_layer=1")
-    counts = config.with_name("counts")
-    sharded = finished(*settings, "sharding=fsdp", hook=count_what_is_kept(counts))
-    assert_close(sharded, finished(*settings))
-    (one, whole), (two, _) = (json.loads(counts.with_suffix(f".{n}").read_text()) for n in (0, 1))
-    assert one + two == whole and max(one, two) < 0.6 * whole
-
-
+@pytest.mark.slow
 def test_a_classic_captioner_and_losses_that_are_remembered(finished):
     """Truncation drops captions by the losses of those before, which are rank 0's.
 
@@ -95,21 +89,23 @@ def test_a_classic_captioner_and_losses_that_are_remembered(finished):
     )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_divided_or_not(finished, config, tmp_path):
     """From two processes to one and back, with sharded checkpoints."""
     undropped = [f"med_config.{n}_dropout_prob=0" for n in ("hidden", "attention_probs")]
     settings = (*BLIP, *undropped)
     for step, (processes, *others) in enumerate(
-        [(2, *IN_PARTS), (1, "batch_size=8"), (2, *IN_PARTS)], 2
+        [(2, *IN_PARTS), (1, "batch_size=8"), (2, *IN_PARTS)], 1
     ):
-        hook = stop_at(2 * step) if step < 4 else None
+        hook = stop_at(step) if step < 3 else None
         run = Run(config, tmp_path / "run", *settings, *others, processes=processes, hook=hook)
         assert run.wait() == [0] * processes, run.said()
-    assert_close(tmp_path / "run", finished(*settings))
+    assert_close_runs(tmp_path / "run", finished(*settings))
     alone = read_checkpoint(str(tmp_path / "run" / "weights_00.pth"))["model"]
     assert all(alone[name].equal(value) for name, value in weights(tmp_path / "run").items())
 
 
+@pytest.mark.slow
 def test_its_checkpoint_is_read_as_any_other(finished, config):
     """Its captions equal those of the validation."""
     folder = finished(*BLIP, "sharding=fsdp")

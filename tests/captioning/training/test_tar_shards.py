@@ -40,6 +40,7 @@ def run(scenes_config, tars, tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_within_an_epoch_ends_as_the_undisturbed_one(run, resumed):
     whole = run(folder="whole")
     whole.run()

@@ -2,18 +2,24 @@
 
 import itertools
 import json
+import os
+import random
+import signal
 from pathlib import Path
 from typing import Callable, Optional
 
+import numpy as np
+import pytest
 import torch
 
+from BLIP import read_checkpoint
 from captioning import train
 from captioning.models import checkpoints
 from captioning.runtime import program
 from captioning.scenes.make import make_scenes
 from captioning.training.fine_tuning import FineTuning
-from tests.soak.processes import Processes
-from tests.tiny_run import TINY_RUN
+from tests.processes import Processes
+from tests.tiny import TINY_RUN
 
 SOAKED = """
 max_length: 10
@@ -86,6 +92,25 @@ def before_steps(do: Callable) -> Callable[[int], None]:
     return hook
 
 
+def stop_at(step: int, number: int = signal.SIGTERM, rank: int = 0) -> Callable[[int], None]:
+    """A hook: the rank gets the signal within the step, counted from 1."""
+
+    def disturb(own_rank, done, _):
+        disturb_random_generators()
+        if (own_rank, done + 1) == (rank, step):
+            os.kill(os.getpid(), number)
+
+    return before_steps(disturb)
+
+
+def disturb_random_generators() -> None:
+    """Set every random generator to a state that undisturbed runs do not have."""
+    seed = int.from_bytes(os.urandom(4), "big")
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+
+
 def be_quick(rank: int) -> None:
     """A hook: wait less for the process that caused an error."""
     program.FIRST_ERROR_WAIT_S = 1
@@ -112,6 +137,26 @@ def saved_step(folder: Path, steps: int) -> int:
     content = newest[1]
     done = content["within"]["steps"] if "within" in content else steps
     return content["epoch"] * steps + done
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the weights of a run's best checkpoint, whole or sharded."""
+    return read_checkpoint(str(folder / checkpoints.BEST))["model"]
+
+
+def each_step(folder: Path, name: str) -> list[float]:
+    """Return a logged value of each step."""
+    return [line[name] for line in log(folder) if line["event"] == "step"]
+
+
+def assert_close_runs(first: Path, second: Path) -> None:
+    """Compare the losses of all steps and the final weights."""
+    for name in ("loss", "grad_norm"):
+        assert each_step(first, name) == pytest.approx(each_step(second, name), rel=1e-4)
+    one, two = weights(first), weights(second)
+    assert one.keys() == two.keys()
+    for name in one:
+        torch.testing.assert_close(one[name], two[name], atol=1e-5, rtol=1e-4)
 
 
 def difference(first: Path, second: Path) -> Optional[str]:

@@ -1,0 +1,90 @@
+"""The demo with a few scenes and steps, in this process: scenes, runs, scores and the report.
+
+tests/e2e/test_demo.py runs it in processes, as a user does.
+"""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from captioning.config import load_config
+from captioning.demo import __main__ as program
+from captioning.demo import runs
+from captioning.demo.status import DemoProgress
+from tests.programs import run_program
+
+# batch_size: one that is odd is trained by one process.
+QUICK = ("--quick", "--device", "cpu", "batch_size=9", "num_beams=1")
+OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": {"mle": 0.5, "smile": 0.5}}
+
+
+@pytest.fixture(autouse=True)
+def in_process(tmp_path, monkeypatch):
+    """Run jobs in this process, one after the other, on a few scenes, in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # no Java
+    splits = {"train": 18, "val": 4, "test": 6}
+    monkeypatch.setattr(runs, "QUICK_SPLITS", splits)
+    monkeypatch.setattr(runs, "SPLITS", splits)
+    monkeypatch.setattr(program, "preload_modules", lambda modules: None)
+
+    def run_jobs(jobs, slots, observer):
+        for job in jobs:
+            observer.on_start(job)
+            assert not job.run(), job.name
+            observer.on_end(job.name, None)
+            observer.poll()
+
+    monkeypatch.setattr(runs, "run_jobs", run_jobs)
+
+
+def test_scores_captions_and_report_of_the_demo_are_those_of_its_runs(tmp_path):
+    demo = run_program("captioning.demo", *QUICK)
+    assert demo.code == 0, demo.err
+    steps = re.findall(r"^\[(\d)/4\] (.+) \(about .+ to go in all\)$", demo.err, re.MULTILINE)
+    assert [int(number) for number, _ in steps] == [1, 2, 3, 4]
+    folder = tmp_path / "output/demo-quick"
+    lines = [line for line in demo.out.splitlines() if line.strip()]
+    assert lines[0].split() == ["Humans", "MLE", "SMILE", "MLE+SMILE", "0.5:0.5"]
+    (lengths,) = (line for line in lines if line.startswith("Length"))
+    image = next(i for i, line in enumerate(lines) if line.startswith("data/scenes-quick/images/"))
+    first = demo.err.partition("the first captions of the captioners")[2]
+    assert re.search(r"\.png\n  MLE .*\n  SMILE .*\n", first)
+    for number, run in enumerate(OBJECTIVES):
+        split = folder / run / "result/test"
+        length = json.loads((split / "metrics.json").read_text())["metrics"]["cap_len"]["value"]
+        assert re.findall(r"(\d+\.\d+) \(", lengths)[number + 1] == f"{length:.1f}"
+        results = json.loads(split.with_suffix(".json").read_text())
+        captions = {f"scene_{result['image_id']:06d}.png": result["caption"] for result in results}
+        assert len(captions) == 6
+        told = lines[image + 2 + number].split("  ")[-1].strip()
+        assert told == captions[Path(lines[image]).name].strip()
+        config = load_config(folder / run / "config.yaml")
+        assert config.objective == OBJECTIVES[run]
+        assert config.pretrained == "output/demo-quick/pretrain/checkpoint_best.pth"
+    report = (folder / "report.html").read_text()
+    assert "numbers are weaker" in report and report.count("<svg role") >= 2
+    kept = {path: path.stat().st_mtime_ns for path in folder.rglob("*.pth")}
+    again = run_program("captioning.demo", *QUICK)
+    assert again.out == demo.out and "the first captions" not in again.err
+    assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.pth")} == kept
+
+
+def test_first_captions_come_from_copies_of_the_captioner_in_pre_training(tmp_path, capsys):
+    """In the full demo's first two steps; a second call does not print them again."""
+    for is_first in (True, False):
+        demo = runs.Demo(False, 0, ["batch_size=9"], "cpu")
+        status = DemoProgress(demo.steps())
+        for number in (0, 1):
+            status.begin(number)
+            status.steps[number].run(status)
+            status.end()
+        logged = capsys.readouterr().err
+        pattern = r"^images/.+\.png\n  MLE .*\n  SMILE .*$"
+        assert len(re.findall(pattern, logged, re.MULTILINE)) == 2 * is_first, logged
+        assert logged.count("the first captions") == is_first
+    config = (tmp_path / "output/demo/first/smile/config.yaml").read_text()
+    assert "pretrained: output/demo/pretrain/weights_02.pth\n" in config
+    assert "objective: smile\n" in config

@@ -1,0 +1,196 @@
+"""Processes that tests can kill: ranks of a program, and the launcher with its ranks.
+
+They are forked from a server, which has imported torch and the project once. A process therefore
+starts without imports, and has none of the threads of the process that runs the tests.
+"""
+
+import gc
+import os
+import runpy
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from multiprocessing import connection, context, forkserver, popen_forkserver
+from pathlib import Path
+from typing import Any, Callable, Optional
+from unittest import mock
+
+import cloudpickle
+from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+from tqdm import tqdm
+
+from captioning import launch
+from captioning.runtime.signals import SIGNALS
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+# What the server imports: the programs, and what they import late.
+PRELOADED = (
+    *("tests.runs", "captioning.caption", "captioning.evaluate", "captioning.data.augmentation"),
+    *("captioning.bulk.model", "BLIP.blip", "torch.utils.tensorboard", "transformers", "pytest"),
+    *("torch.distributed.fsdp", "torch.distributed.checkpoint"),
+)
+_server = forkserver.ForkServer()  # not the one of the project's programs, which tests restart
+_server.set_forkserver_preload([*PRELOADED])
+_started: list["Processes"] = []
+
+
+class Processes:
+    """A function, such as a program's `main`, in one or more processes, each of which is a rank."""
+
+    def __init__(
+        self,
+        function: Callable[[Any], Optional[int]],
+        arguments: Any,
+        output: Path,
+        processes: int = 1,
+        hook: Optional[Callable[[int], None]] = None,
+    ):
+        """Start the processes, which call `function(arguments)` and exit with what it returns.
+
+        output: the file for what they print. hook: called with the rank before the function.
+        Function, arguments and hook are copied by cloudpickle, which takes closures, too. The
+        processes have this one's folder and environment, and none of its patches.
+        """
+        self.output = output
+        self.output.unlink(missing_ok=True)
+        call = cloudpickle.dumps((function, arguments, hook))
+        groups = _groups(processes) if processes > 1 else [{}]
+        given = [(call, rank, {**os.environ, **group}) for rank, group in enumerate(groups)]
+        folders = (os.getcwd(), str(output))
+        self.ranks = [_Process(target=_be_rank, args=(*rank, *folders)) for rank in given]
+        _started.append(self)
+        for process in self.ranks:
+            process.start()
+
+    def send(self, number: int, ranks: Optional[Sequence[int]] = None) -> None:
+        """Send a signal to those ranks, or all, that have not ended."""
+        for process in self.ranks if ranks is None else [self.ranks[rank] for rank in ranks]:
+            if process.is_alive():
+                os.kill(process.pid, number)
+
+    def ended(self) -> bool:
+        """Return whether all processes have ended."""
+        return not any(process.is_alive() for process in self.ranks)
+
+    def wait(self, seconds: float = 120) -> list[int]:
+        """Return the exit codes, -9 of a killed process. After so long, the others are killed."""
+        deadline = time.monotonic() + seconds
+        while not self.ended():
+            if time.monotonic() > deadline:
+                self.send(signal.SIGKILL)
+            alive = [process.sentinel for process in self.ranks if process.is_alive()]
+            connection.wait(alive, timeout=1)
+        return [process.exitcode for process in self.ranks]
+
+    def said(self) -> str:
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+
+class Launched(Processes):
+    """captioning.launch in a process, which forks the ranks of a program."""
+
+    def __init__(self, processes: int, *arguments: object, output: Path):
+        """arguments: torchrun's, then a path or -m and a module, then the program's."""
+        command = ["--standalone", "--nproc_per_node", str(processes), *map(str, arguments)]
+        super().__init__(_launch, command, output)
+
+
+def kill_started() -> None:
+    """Kill the processes of a test that has failed before it waited for them."""
+    while _started:
+        processes = _started.pop()
+        processes.ranks = [process for process in processes.ranks if process.pid is not None]
+        processes.send(signal.SIGKILL)
+        processes.wait()
+
+
+class _Popen(popen_forkserver.Popen):
+    """Is forked from this module's server."""
+
+    def _launch(self, process):
+        _start_server()
+        connect = _server.connect_to_new_process
+        with mock.patch.object(forkserver, "connect_to_new_process", connect):
+            super()._launch(process)
+
+
+class _Process(context.ForkServerProcess):
+    _start_method = None  # its own processes, such as data loaders', start in the default way
+    _Popen = _Popen
+
+
+def _start_server() -> None:
+    """Start the server, unless it runs. It finds what it imports from the repository's folder."""
+    folder = os.getcwd()
+    os.chdir(REPOSITORY)
+    try:
+        _server.ensure_running()
+    finally:
+        os.chdir(folder)
+
+
+def _groups(processes: int) -> list[dict[str, str]]:
+    """Return, for each rank, the variables that torchrun sets."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
+    return [{**group, "RANK": rank, "LOCAL_RANK": rank} for rank in map(str, range(processes))]
+
+
+def _be_rank(call, rank, variables, folder, output):
+    gc.freeze()  # what the server has imported: programs collect garbage, which would copy it
+    descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(descriptor, stream.fileno())
+        stream.reconfigure(line_buffering=True)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    tqdm.set_lock(threading.RLock())  # the server's may be held by a process that was killed
+    function, arguments, hook = cloudpickle.loads(call)
+    if hook is not None:
+        hook(rank)
+    sys.exit(function(arguments))
+
+
+def _launch(arguments: Sequence[str]) -> int:
+    SubprocessHandler._popen = lambda self, command, environment: _Forked(command, environment)
+    return launch.main(arguments)
+
+
+class _Forked(context.ForkProcess):
+    """As subprocess.Popen, for a child that is forked with its parent's imports."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str]):
+        super().__init__(target=_be_program, args=(command, environment))
+        self.start()
+
+    def poll(self) -> Optional[int]:
+        return self.exitcode
+
+    def wait(self, timeout: float) -> int:
+        self.join(timeout)
+        if self.exitcode is None:
+            raise subprocess.TimeoutExpired(self.name, timeout)
+        return self.exitcode
+
+
+def _be_program(command, environment):
+    os.setsid()
+    for number in SIGNALS:  # the launcher's handlers
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ.update(environment)
+    words = [word for word in command[1:] if word != "-u"]
+    if words[0] == "-m":
+        sys.argv = words[1:]
+        sys.modules.pop(words[1], None)  # so that it runs as __main__
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")

@@ -1,0 +1,43 @@
+"""Batches of photos and captions, as the captioner and as the library makes them."""
+
+from tests.vlm import folders
+from vlm.library import load_parts
+
+CAPTIONS = [["a red disc"], ["two large blue block on sand"], ["a ring"]]
+CHATS = [name for name, (_, prompt) in folders.PROCESSORS.items() if prompt and "2For" not in name]
+CHATS = [name for name in CHATS if not name.startswith(("PaliGemma", "Blip2"))]
+
+
+def rows(captioner, image, captions):
+    """Return the model's inputs and labels, with a row per caption, each with its own pixels."""
+    images = image.select(captioner.input_names).repeat(len(captions[0]))
+    return captioner._collate(images, captioner._caption_ids(captions))
+
+
+def conversation(photo, prompt, caption=None):
+    asked = [{"type": "image", "image": photo}, {"type": "text", "text": prompt}]
+    said = [{"role": "assistant", "content": [{"type": "text", "text": caption}]}]
+    return [{"role": "user", "content": asked}, *(said if caption else [])]
+
+
+def library_batch(name, vlm_folder, photos, captions=None):
+    """The batch of the library's own processor: prompts, or with captions prompts and answers."""
+    folder, prompt = vlm_folder(name)
+    parts = load_parts(folder)
+    if name == "VisionEncoderDecoderModel":
+        return parts.image_processor(photos, return_tensors="pt")
+    side = "right" if captions else "left"
+    how = {"padding": True, "padding_side": side, "return_tensors": "pt"}
+    if name in CHATS:
+        said = captions or [None] * len(photos)
+        chats = [conversation(photo, prompt, text) for photo, text in zip(photos, said)]
+        how = {"processor_kwargs": how, "tokenize": True, "return_dict": True}
+        how.update(return_tensors="pt", add_generation_prompt=captions is None)
+        return parts.processor.apply_chat_template(chats, **how)
+    text = f"<image>{prompt}" if name.startswith("PaliGemma") else prompt
+    if captions:
+        how["suffix"] = captions
+    made = parts.processor(text=[text] * len(photos), images=[[x] for x in photos], **how)
+    if name == "GitForCausalLM":  # the processor ends the prompt
+        return {k: v[:, :-1] if v.dim() == 2 else v for k, v in made.items()}
+    return made
