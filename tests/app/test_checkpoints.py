@@ -12,6 +12,7 @@ from app.photos import Limits
 from app.service import CaptionService
 from captioning.models.build import load_trained
 from captioning.runtime.errors import UserError
+from tests.programs import raises_line
 
 CPU = torch.device("cpu")
 
@@ -66,9 +67,8 @@ def test_weights_without_a_run_need_a_configuration(run_folders, tmp_path):
 
 def test_a_checkpoint_that_is_named_twice_is_one_line(run_folders):
     folder = run_folders[0]
-    with pytest.raises(UserError, match="is named twice") as caught:
+    with raises_line(UserError, "is named twice"):
         load_checkpoints([str(folder), str(folder / "checkpoint_best.pth")], None, CPU)
-    assert "\n" not in str(caught.value)
 
 
 def test_the_default_is_the_demos_checkpoints(run_folders, tmp_path, monkeypatch):

@@ -23,8 +23,10 @@ def foreign():
             listening.accept()
 
 
-def ask_with_json(url, value):
-    return ask(url, json.dumps(value).encode(), Content_Type="application/json")
+def send(server, event, file, route="queue/join"):
+    """Send an event with another photo than its own."""
+    body = json.dumps({**event, "data": [file, *event["data"][1:]]}).encode()
+    return ask(f"{server}/gradio_api/{route}", body, Content_Type="application/json")
 
 
 FILES = ["file=", "gradio_api/file=", "gradio_api/file/", "%67radio_api/file="]
@@ -77,8 +79,7 @@ def test_no_event_fetches_an_address(server, foreign, route, scheme):
         [{"deeper": {"path": address, "meta": meta}}],
     ):
         found = {**file, "meta": meta} if isinstance(file, dict) else file
-        sent = {**event, "data": [found, *event["data"][1:]]}
-        status, _, answer = ask_with_json(f"{server}/gradio_api/{route}", sent)
+        status, _, answer = send(server, event, found, route)
         assert status in (400, 404) and list(json.loads(answer)) == ["error"], file
 
 
@@ -87,16 +88,14 @@ def test_no_other_file_of_the_machine_is_captioned(server, files):
     outside = str(files / "photo.jpg")
     for path in (outside, folder + "/../../../../../../../.." + outside, "photo.jpg", "", 1, "\0"):
         for meta in ({"_type": "gradio.FileData"}, {}):
-            sent = {**event, "data": [{"path": path, "meta": meta}, *event["data"][1:]]}
-            assert ask_with_json(f"{server}/gradio_api/queue/join", sent)[0] == 400
+            assert send(server, event, {"path": path, "meta": meta})[0] == 400
 
 
 def test_a_photo_that_was_uploaded_is_captioned(server):
     event, path = caption_event(server), uploaded(server)
     for url in (None, f"{server}/gradio_api/file={path}"):
         file = {"path": path, "url": url, "meta": {"_type": "gradio.FileData"}}
-        sent = {**event, "data": [file, *event["data"][1:]]}
-        assert ask_with_json(f"{server}/gradio_api/queue/join", sent)[0] == 200
+        assert send(server, event, file)[0] == 200
     assert ask(f"{server}/gradio_api/file={path}")[2] == b"photo"
 
 

@@ -151,7 +151,7 @@ def test_a_photo_that_is_refused_is_one_line_in_the_page(page, files):
 
 
 @pytest.mark.slow
-def test_keyboard_alone(page, files):
+def test_the_keyboard_alone_is_enough(page, files):
     focus = "document.activeElement"
 
     def go_to(found):
@@ -185,7 +185,7 @@ def test_keyboard_alone(page, files):
 
 
 @pytest.mark.slow
-def test_a_phone_and_the_dark(browser, server, files, tmp_path):
+def test_the_page_fits_a_phone_and_the_dark(browser, server, files, tmp_path):
     page = opened(browser, server, width=390, height=844, dark=True)
     for name in ("Compare", "Batch", "About"):
         tab(page, name)
@@ -206,7 +206,7 @@ def test_a_phone_and_the_dark(browser, server, files, tmp_path):
 
 
 @pytest.mark.slow
-def test_batch_gives_a_zip(page, files, tmp_path):
+def test_a_batch_is_captioned_into_a_zip(page, files, tmp_path):
     tab(page, "Batch")
     page.wait("document.querySelector('#photos input[type=file]')")
     names = ("photo.jpg", "other.png", "cut.jpg")

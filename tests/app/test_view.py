@@ -75,7 +75,9 @@ def test_names_and_reasons_are_text(service):
     assert "<script" not in view.render_error(name)
 
 
-def test_zip_of_good_and_bad_photos(service, files, tmp_path):
+def test_a_zip_has_the_captions_of_good_photos_and_the_reasons_of_bad_ones(
+    service, files, tmp_path
+):
     (tmp_path / "more").mkdir()
     shutil.copy(files / "photo.jpg", tmp_path / "more" / "photo.jpg")
     paths = [files / "photo.jpg", files / "cut.jpg", tmp_path / "more" / "photo.jpg"]

@@ -213,5 +213,5 @@ def test_without_a_gpu_it_ends_in_a_line(tmp_path, capsys, monkeypatch):
         ("import time; time.sleep(60)", "ended after 1 s, its time limit"),
     ],
 )
-def test_how_a_process_ended(program, ended):
+def test_a_process_that_fails_or_takes_too_long_is_told_with_its_reason(program, ended):
     assert gpu.run_with_limit([sys.executable, "-c", program], os.environ, 1.0) == ended

@@ -11,6 +11,7 @@ from benchmarks.real_photos import __main__ as program
 from benchmarks.real_photos import judge, parts, summary
 from captioning.config import load_config
 from captioning.data import read_annotations, read_split
+from tests.programs import one_error_line
 
 TINY = [
     *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
@@ -49,7 +50,9 @@ class Judge(torch.nn.Module):
 
 
 @pytest.mark.parametrize("crowd", [4, 7])
-def test_places(scenes_config, monkeypatch, crowd):
+def test_a_photos_place_is_after_those_found_likelier_and_amid_ties(
+    scenes_config, monkeypatch, crowd
+):
     """Photo n has the value n; caption n says n, but for two that say another number."""
     config = load_config(scenes_config, TINY)
     samples = read_split(config, "test")
@@ -129,10 +132,9 @@ def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
     assert "had other settings (init_lr was 0.01, is 0.5)" in capsys.readouterr().err
 
 
-def test_what_is_refused(scenes_config, tmp_path, capsys):
+def test_no_seed_or_an_unknown_objective_is_one_line(scenes_config, tmp_path, capsys):
     command = ["--config", str(scenes_config), "--output_dir", str(tmp_path), *TINY]
     assert program.main([*command, "--seeds", "0"]) == 2
+    one_error_line(capsys, "error: --seeds is 0; it must be 1 or more")
     assert program.main([*command, "--objectives", "mle,reward"]) == 2
-    errors = capsys.readouterr().err.splitlines()
-    assert errors[0] == "error: --seeds is 0; it must be 1 or more"
-    assert errors[1].startswith("error: 'reward' is not an objective; give some of mle, smile")
+    one_error_line(capsys, "error: 'reward' is not an objective; give some of mle, smile")

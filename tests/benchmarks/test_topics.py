@@ -22,7 +22,7 @@ def test_a_compiled_copy_takes_part_on_a_gpu(needs_peer, quick_compiler):
     assert "compiled" in row["contenders"] and quick_compiler.frame_count == 2
 
 
-def test_decoding(quick_rows):
+def test_the_topic_of_decoding_measures_every_method_beside_plain_search(quick_rows):
     rows = quick_rows("decoding")
     assert list(rows) == [
         f"batch {batch}, length {length}" for batch in (2, 3) for length in (6, 8)

@@ -7,7 +7,7 @@ from captioning.runtime.errors import UserError
 
 
 @pytest.mark.soak
-def test_speed(quick_rows):
+def test_the_page_is_measured_beside_torch_node_and_the_runner(quick_rows):
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     try:

@@ -96,6 +96,12 @@ def one_meteor():
 
 
 @pytest.fixture
+def no_java(monkeypatch, tmp_path):
+    """Leave no `java` on PATH: metrics that need it are tested in tests/captioning/metrics."""
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+
+
+@pytest.fixture
 def photos(tmp_path):
     """Return the paths of four images of different sizes and content."""
     paths = []

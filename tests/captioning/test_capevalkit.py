@@ -9,8 +9,7 @@ CAPTIONS = {"007": "a red ring on the sand", "b": "two dogs in the snow"}
 REFERENCES = {"007": ["a ring on the sand", "a large red ring"], "b": ["two brown dogs", "dogs"]}
 
 
-def test_its_files_are_read_and_scored(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))  # no Java: its start takes seconds
+def test_its_files_are_read_and_scored(tmp_path, no_java):
     rows = [{"id": i, "caption": text, "image": f"{i}.png"} for i, text in CAPTIONS.items()]
     lists = [{"id": i, "references": texts} for i, texts in REFERENCES.items()]
     files = [str(tmp_path / name) for name in ("predictions.jsonl", "references.jsonl")]

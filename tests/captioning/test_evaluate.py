@@ -5,22 +5,17 @@ import json
 import pytest
 
 from captioning.evaluate import main
-from tests.programs import run_program
+from tests.programs import one_error_line, run_program
 
+pytestmark = pytest.mark.usefixtures("no_java")
 REFERENCES = {"5": ["a man on a horse", "a rider"], "6": ["two cats on a sofa"], "7": ["a bus"]}
-
-
-@pytest.fixture(autouse=True)
-def no_java(monkeypatch, tmp_path):
-    """Leave no `java` on PATH: metrics that need it are tested in tests/captioning/metrics."""
-    monkeypatch.setenv("PATH", str(tmp_path))
 
 
 @pytest.fixture
 def files(tmp_path):
     """Return a function that writes predictions and references, and gives the arguments."""
 
-    def write(predictions, references):
+    def write(predictions=({"image_id": 5, "caption": "a man"},), references=REFERENCES):
         arguments = [tmp_path / "results.json", "--references", tmp_path / "references.json"]
         arguments[0].write_text(json.dumps(predictions))
         arguments[2].write_text(json.dumps(references))
@@ -32,7 +27,7 @@ def files(tmp_path):
 def test_captions_are_scored_printed_and_recorded(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     captions = {5: "a man on a horse", 6: "😀\u2028\ud83d"}
-    arguments = files([{"image_id": i, "caption": c} for i, c in captions.items()], REFERENCES)
+    arguments = files([{"image_id": i, "caption": c} for i, c in captions.items()])
     done = run_program("captioning.evaluate", *arguments, "--output_dir", "out dir")
     assert done.code == 0
     titles, values, spreads, *_, intervals, note, skipped = done.out.splitlines()
@@ -67,7 +62,7 @@ def test_several_captions_of_an_image_are_scored(files, capsys):
     """Ids as in Flickr8k's files; each caption has the references of its image."""
     texts = {"5#0": "a rider", "5#1": "a horse", "6": "a bus"}
     results = [{"image_id": i, "caption": text} for i, text in texts.items()]
-    assert main([*files(results, REFERENCES), "--metrics", "coco"]) == 0
+    assert main([*files(results), "--metrics", "coco"]) == 0
     several = capsys.readouterr()
     assert "warning: 1 of 3 images with references" in several.err
     alone = [{"image_id": i, "caption": text} for i, text in enumerate(texts.values())]
@@ -77,24 +72,24 @@ def test_several_captions_of_an_image_are_scored(files, capsys):
 
 
 def test_a_folder_that_cannot_be_written_to_costs_no_work(files, capsys, monkeypatch):
-    arguments = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
     monkeypatch.setattr("captioning.evaluate.score", lambda *_: pytest.fail("scored"))
+    arguments = files()
     assert main([*arguments, "--output_dir", arguments[0]]) == 2
     printed = capsys.readouterr()
-    assert printed.out == "" and printed.err.startswith("error: cannot write")
+    assert printed.out == "" and one_error_line(printed.err, "error: cannot write")
 
 
-def test_a_stop_is_one_line(files, capsys, monkeypatch):
+def test_a_stop_by_the_keyboard_is_one_line(files, capsys, monkeypatch):
     def stop(*_):
         raise KeyboardInterrupt
 
     monkeypatch.setattr("captioning.evaluate.score", stop)
-    assert main(files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})) == 130
+    assert main(files()) == 130
     assert capsys.readouterr().err == "stopped: nothing was written\n"
 
 
 def test_an_option_that_no_chosen_metric_uses_is_a_warning(files, capsys):
-    arguments = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
+    arguments = files(references={"5": ["a man"]})
     options = ["--synonyms", "none.txt", "--itm_model", "none.pth", "--spice_timeout", "5"]
     assert main([*arguments, "--metrics", "coco", *options]) == 0
     assert capsys.readouterr().err.splitlines() == [
@@ -103,8 +98,8 @@ def test_an_option_that_no_chosen_metric_uses_is_a_warning(files, capsys):
     ]
 
 
-def test_metrics_are_chosen_by_name(files, capsys):
-    arguments = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
+def test_metrics_are_chosen_by_name_and_an_unknown_one_is_refused(files, capsys):
+    arguments = files()
     assert main([*arguments, "--spice"]) == 0
     assert "SPICE skipped: no Java" in capsys.readouterr().out
     assert main([*arguments, "--metrics", "length"]) == 0
@@ -133,7 +128,7 @@ def test_scores_are_written_before_they_are_printed(files, tmp_path, monkeypatch
 
     for name in ("format_table", "format_comparison"):
         monkeypatch.setattr(f"captioning.evaluate.{name}", closed)
-    results, *rest = files([{"image_id": 5, "caption": "a man"}], {"5": ["a man"]})
+    results, *rest = files()
     given = ["--compare", results, results] if compared else [results]
     with pytest.raises(BrokenPipeError):
         main([*given, *rest, "--metrics", "length", "--output_dir", str(tmp_path / "out")])

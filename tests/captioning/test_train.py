@@ -9,11 +9,7 @@ import torch
 from tests.programs import one_error_line, run_program, unchanged
 from tests.tiny import log_of
 
-
-@pytest.fixture(autouse=True)
-def no_java(monkeypatch, tmp_path):
-    """Leave no `java` on PATH: metrics that need it are tested in tests/captioning/metrics."""
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+pytestmark = pytest.mark.usefixtures("no_java")
 
 
 @pytest.fixture

@@ -74,7 +74,7 @@ def test_a_process_that_fails_is_named(config, tmp_path, do, code, line):
 
 
 @pytest.mark.slow
-def test_what_rank_0_does_alone_may_take_longer(config, tmp_path):
+def test_what_rank_0_does_alone_may_take_longer(run):
     def hook(rank):
         def slowly(self, captions):
             time.sleep(9)
@@ -82,8 +82,7 @@ def test_what_rank_0_does_alone_may_take_longer(config, tmp_path):
 
         evaluate, Length.evaluate = Length.evaluate, slowly
 
-    run = Run(config, tmp_path / "run", *TWO, "max_epoch=1", processes=2, hook=hook)
-    assert run.wait() == [0, 0], run.said()
+    run(*TWO, "max_epoch=1", processes=2, hook=hook)
 
 
 @pytest.mark.slow

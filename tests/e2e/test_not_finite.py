@@ -7,7 +7,7 @@ import torch
 
 from BLIP import BlipCaptioner
 from captioning.models import checkpoints
-from tests.runs import Run, be_quick, before_steps, difference
+from tests.runs import be_quick, before_steps, difference
 
 TWO = ("batch_size=4", "max_epoch=1", "rank_timeout=20")
 
@@ -59,20 +59,18 @@ def bad_gradient(output):
     ("what", "fail"),
     [("loss", bad_loss), pytest.param("gradient", bad_gradient, marks=pytest.mark.slow)],
 )
-def test_one_of_two_stops_both_with_its_line(config, finished, tmp_path, what, fail):
+def test_one_of_two_stops_both_with_its_line(run, finished, tmp_path, what, fail):
     hook = in_step_5_of_rank_1(fail, tmp_path / "images")
-    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=hook)
-    assert run.wait() == [2, 2], run.said()
+    said = run(*TWO, code=2, processes=2, hook=hook)
     images = json.loads((tmp_path / "images").read_text())
     # The gradient is summed over the ranks, so that the images of both are named.
     ranks = "(" if what == "loss" else "(rank 0 had images ["
-    assert f"error: the {what} is not finite at step 5 {ranks}" in run.said()
-    assert f"rank 1 had images {images})" in run.said()
-    assert "Traceback" not in run.said()
+    assert f"error: the {what} is not finite at step 5 {ranks}" in said
+    assert f"rank 1 had images {images})" in said and "Traceback" not in said
     saved = checkpoints.read(tmp_path / "run" / "checkpoint_00_step00000004.pth")
     assert saved["within"]["steps"] == 4
 
     if what == "loss":
         # Without the fault, the run continues to its usual end.
-        assert Run(config, tmp_path / "run", *TWO, processes=2).wait() == [0, 0]
+        run(*TWO, processes=2)
         assert difference(finished("batch_size=4", "max_epoch=1"), tmp_path / "run") is None

@@ -32,27 +32,24 @@ SOME_STEPS = [1, STEPS, 2 * STEPS, *DICE.sample([*range(2, STEPS), *range(9, 16)
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
-def test_stopped_and_killed_it_ends_bit_identical(config, finished, tmp_path):
+def test_stopped_and_killed_it_ends_bit_identical(run, finished, tmp_path):
     """A request to stop loses no step; a kill loses those since the last checkpoint."""
     for hook, code, saved in ((stop_at(5), 0, 5), (stop_at(12, signal.SIGKILL), -9, 9)):
-        run = Run(config, tmp_path / "run", "max_epoch=2", hook=hook)
-        assert run.wait() == [code], run.said()
+        run("max_epoch=2", hook=hook, code=code)
         assert saved_step(tmp_path / "run", STEPS) == saved
-    run = Run(config, tmp_path / "run", "max_epoch=2")
-    assert run.wait() == [0] and "resuming from" in run.said()
+    assert "resuming from" in run("max_epoch=2")
     assert difference(finished("max_epoch=2", processes=1), tmp_path / "run") is None
 
 
 @pytest.mark.slow
-def test_one_process_stopped_at_any_step(config, finished, tmp_path):
+def test_one_process_stopped_at_any_step_ends_bit_identical(run, finished, tmp_path):
     """One run stopped several times, by every signal; no step is repeated."""
     for count, step in enumerate(sorted(SOME_STEPS)):
-        run = Run(config, tmp_path / "run", "max_epoch=2", hook=stop_at(step, SIGNALS[count % 3]))
-        assert run.wait() == [0], (step, run.said())
-        assert "run the same command again to continue" in run.said()
+        print(f"to be stopped at step {step}")
+        said = run("max_epoch=2", hook=stop_at(step, SIGNALS[count % 3]))
+        assert "run the same command again to continue" in said
         assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", STEPS) == step
-    run = Run(config, tmp_path / "run", "max_epoch=2", "num_workers=2")
-    assert run.wait() == [0], run.said()
+    run("max_epoch=2", "num_workers=2")
     assert difference(finished("max_epoch=2", processes=1), tmp_path / "run") is None, SOME_STEPS
 
 
@@ -66,11 +63,11 @@ SCALED = ["precision=fp16", "max_epoch=1", "init_lr=1e-2"]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [SAMPLING, SCALED], ids=["sampling", "loss_scaling"])
-def test_random_numbers_and_the_loss_scale_are_resumed(config, finished, tmp_path, settings):
+def test_random_numbers_and_the_loss_scale_are_resumed(run, finished, tmp_path, settings):
     step = DICE.randrange(2, STEPS)
+    print(f"to be stopped at step {step}")
     for hook in (stop_at(step), None):
-        run = Run(config, tmp_path / "run", *settings, hook=hook)
-        assert run.wait() == [0], (step, run.said())
+        run(*settings, hook=hook)
     assert difference(finished(*settings, processes=1), tmp_path / "run") is None, step
     if settings == SCALED:
         scaler = torch.load(tmp_path / "run" / "checkpoint_00.pth")["scaler"]
@@ -78,16 +75,14 @@ def test_random_numbers_and_the_loss_scale_are_resumed(config, finished, tmp_pat
 
 
 @pytest.mark.slow
-def test_two_processes_stopped_by_a_signal_to_either(config, finished, tmp_path):
+def test_two_processes_stopped_by_a_signal_to_either_end_bit_identical(run, finished, tmp_path):
     settings = ("max_epoch=2", "batch_size=4")
     steps = sorted(DICE.sample(range(1, 16), 2))
+    print(f"to be stopped at steps {steps}")
     for rank, step in enumerate(steps):
-        hook = stop_at(step, rank=rank)
-        run = Run(config, tmp_path / "run", *settings, processes=2, hook=hook)
-        assert run.wait() == [0, 0], run.said()
+        run(*settings, processes=2, hook=stop_at(step, rank=rank))
         assert saved_step(tmp_path / "run", STEPS) == step
-    run = Run(config, tmp_path / "run", *settings, processes=2)
-    assert run.wait() == [0, 0], run.said()
+    run(*settings, processes=2)
     assert difference(finished(*settings), tmp_path / "run") is None, steps
 
 
@@ -116,26 +111,21 @@ def items(path, ranks):
 
 
 @pytest.mark.slow
-def test_another_number_of_processes_keeps_the_order_of_images(config, finished, tmp_path):
-    run = Run(config, tmp_path / "one", "max_epoch=2", hook=recorder(tmp_path / "all"))
-    assert run.wait() == [0], run.said()
-    hook = recorder(tmp_path / "before", stop_before=4)
-    assert Run(config, tmp_path / "run", "max_epoch=2", hook=hook).wait() == [0]
-    run = Run(config, tmp_path / "run", "max_epoch=2", processes=2, hook=be_quick)
-    assert run.wait()[0] == 2
+def test_another_number_of_processes_keeps_the_order_of_images(run, config, tmp_path):
+    run("max_epoch=2", name="one", hook=recorder(tmp_path / "all"))
+    run("max_epoch=2", hook=recorder(tmp_path / "before", stop_before=4))
+    other = Run(config, tmp_path / "run", "max_epoch=2", processes=2, hook=be_quick)
+    assert other.wait()[0] == 2
     assert (
         "stopped with 8 images per step (8 batch_size, 1 processes, 1 "
         "accumulation_steps); with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
-    ) in run.said()
-    hook = recorder(tmp_path / "after")
-    settings = ("max_epoch=2", "batch_size=4")
-    run = Run(config, tmp_path / "run", *settings, processes=2, hook=hook)
-    assert run.wait() == [0, 0], run.said()
+    ) in other.said()
+    run("max_epoch=2", "batch_size=4", processes=2, hook=recorder(tmp_path / "after"))
     found = {**items(tmp_path / "before", 1), **items(tmp_path / "after", 2)}
     assert found == items(tmp_path / "all", 1) and len(found) == 2 * STEPS
 
 
-def test_stopped_while_captions_are_made_or_scored(config, finished, tmp_path):
+def test_stopped_while_captions_are_made_or_scored_it_ends_bit_identical(run, finished, tmp_path):
     """The epoch is saved without scores; resume adds them."""
 
     def in_generation(rank):
@@ -157,10 +147,9 @@ def test_stopped_while_captions_are_made_or_scored(config, finished, tmp_path):
         Length.evaluate = signalled
 
     for hook in (in_generation, in_scoring):
-        run = Run(config, tmp_path / "run", "max_epoch=1", hook=hook)
-        assert run.wait() == [0], run.said()
+        run("max_epoch=1", hook=hook)
         assert saved_step(tmp_path / "run", STEPS) == STEPS
         assert not list(tmp_path.glob("run/result/*/metrics.json"))
         assert not [line for line in log(tmp_path / "run") if line["event"] == "val"]
-    assert Run(config, tmp_path / "run", "max_epoch=1").wait() == [0]
+    run("max_epoch=1")
     assert difference(finished("max_epoch=1", processes=1), tmp_path / "run") is None

@@ -16,26 +16,25 @@ FOLDER = {folder!r}
 
 
 @pytest.fixture(scope="module")
-def cells(repository):
-    """Return the notebook's cells, as the file has them."""
-    return json.loads((repository / "examples" / "caption.ipynb").read_text())["cells"]
+def notebook(repository):
+    """Return the notebook, as the file has it."""
+    return json.loads((repository / "examples" / "caption.ipynb").read_text())
 
 
-def test_it_is_stored_without_outputs_and_without_places_of_a_machine(cells, repository):
-    for cell in cells:
+def test_it_is_stored_without_outputs_and_without_places_of_a_machine(notebook):
+    for cell in notebook["cells"]:
         if cell["cell_type"] == "code":
             assert cell["outputs"] == [] and cell["execution_count"] is None
         assert "/home" not in "".join(cell["source"]) and "/tmp" not in "".join(cell["source"])
-    notebook = json.loads((repository / "examples" / "caption.ipynb").read_text())
     assert set(notebook["metadata"]) == {"kernelspec", "language_info"}
 
 
-def test_its_cells_compare_mle_with_smile_word_by_word(cells, repository, tmp_path, monkeypatch):
+def test_its_cells_compare_mle_with_smile_word_by_word(notebook, repository, tmp_path, monkeypatch):
     monkeypatch.chdir(repository / "examples")  # from where it finds the repository
     monkeypatch.setattr(sys, "path", [*sys.path])
     plt.close("all")
     names, printed = {"__name__": "__main__"}, []
-    for cell in cells:
+    for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if "parameters" in cell["metadata"].get("tags", ()):
             source = PARAMETERS.format(folder=str(tmp_path))

@@ -24,7 +24,7 @@ PHOTOS = {
 }
 
 
-def test_the_recipe(tmp_path, capsys):
+def test_the_adapter_is_trained_on_the_photos_by_the_objective(tmp_path, capsys):
     from peft import PeftModel
 
     load = transformers.AutoModelForImageTextToText.from_pretrained

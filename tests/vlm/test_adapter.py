@@ -14,6 +14,7 @@ from adapters.lora import Lora
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
+from tests.programs import one_error_line
 from tests.vlm.batches import CAPTIONS, rows
 from vlm import export
 from vlm.image_batch import ImageBatch
@@ -102,14 +103,13 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
     expected = logits_of(captioner.model, batch)
     torch.testing.assert_close(logits_of(merged, batch), expected, rtol=1e-4, atol=1e-5)
     assert not any("lora" in name for name, _ in merged.named_parameters())
-    capsys.readouterr()
     gather = f"{tmp_path} is a folder; a sharded checkpoint must be gathered into a file first: "
     for source, target, line in (
         (path, folder, f"{folder} exists and is not an empty folder: give a new folder"),
         (tmp_path, f"{folder}2", gather + f"python -m captioning.gather {tmp_path} whole.pth"),
     ):
         assert export.main([str(source), target]) == 2
-        assert capsys.readouterr().err.startswith(f"error: {line}")
+        one_error_line(capsys, f"error: {line}")
 
 
 def test_an_export_that_cannot_be_written_leaves_nothing(trained, tmp_path, capsys, monkeypatch):
@@ -123,8 +123,9 @@ def test_an_export_that_cannot_be_written_leaves_nothing(trained, tmp_path, caps
     assert not folder.exists()
 
 
-def test_four_bits(config, vlm_photos, vlm_folder, tmp_path):
-    """QLoRA learns the adapter alone, which is merged into whole weights."""
+def test_an_adapter_of_a_model_in_four_bits_is_merged_into_whole_weights(
+    config, vlm_photos, vlm_folder, tmp_path
+):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is an option")
     config = config.model_copy(update={"lora": Lora(**{**LORA, "load_in_4bit": True})})
     captioner, _ = captioner_from(config, None)
@@ -140,12 +141,12 @@ def test_four_bits(config, vlm_photos, vlm_folder, tmp_path):
     torch.testing.assert_close(merged, expected)  # it has learned nothing
 
 
-def test_four_bits_without_their_library(config, monkeypatch):
+def test_four_bits_without_their_library_are_one_line(config, monkeypatch):
     monkeypatch.setattr("vlm.library.find_spec", lambda name: None)
     lora = Lora(**{**LORA, "load_in_4bit": True})
-    with pytest.raises(UserError) as error:
+    line = "lora.load_in_4bit needs bitsandbytes: pip install bitsandbytes"
+    with pytest.raises(UserError, match=f"^{line}$"):
         captioner_from(config.model_copy(update={"lora": lora}), None)
-    assert str(error.value) == "lora.load_in_4bit needs bitsandbytes: pip install bitsandbytes"
 
 
 def test_whole_weights_are_no_start_for_an_adapter(config, tmp_path):

@@ -50,7 +50,7 @@ def test_a_prompt_is_the_question_of_one_caption(checkpoint, vlm_photos):
         ({"guidance_scale": 2}, r"Qwen: guidance_scale is 2\.0; it has no guidance"),
     ],
 )
-def test_options_that_are_refused(options, line, checkpoint, vlm_photos):
+def test_options_that_the_model_cannot_take_are_refused(options, line, checkpoint, vlm_photos):
     with pytest.raises(UserError, match=f"^{line}"):
         service = CaptionService([checkpoint], Limits())
         caption_of(service, vlm_photos[0], checkpoint, read_options(options))

@@ -28,32 +28,26 @@ facts_file: scenes.json
 def results(scenes, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     tiny_vlm.write(str(folder / "model"))
-    text = TINY_RUN.format(data=scenes) + KEYS.format(folder=folder / "model")
-    config, run, whole = folder / "tiny.yaml", folder / "run", folder / "whole"
-    config.write_text(text)
-    train = ["--config", config]
-    here, there = ["--output_dir", run], ["--output_dir", whole]
+    config, run, photos = folder / "tiny.yaml", folder / "run", scenes / "images"
+    config.write_text(TINY_RUN.format(data=scenes) + KEYS.format(folder=folder / "model"))
+    train = ["--config", config, "--output_dir"]
     best, out = run / "checkpoint_best.pth", folder / "captions.jsonl"
-    photos = scenes / "images"
-    first, second = ["max_epoch=1", "checkpoint_every=2"], ["max_epoch=2", "checkpoint_every=2"]
-    evaluate = ["max_epoch=2", "--evaluate", "--eval_split=test"]
-    photo = min((scenes / "images").iterdir())
     shown = told = ""
     for name, arguments, code in [
-        ("captioning.train", [*train, *here, *first], 0),
-        ("captioning.train", [*train, *here, *second], 0),
-        ("captioning.train", [*train, *here, "max_epoch=2", "prompt=What is there?"], 2),
-        ("captioning.train", [*train, *here, *evaluate], 0),
-        ("captioning.train", [*train, *there, "max_epoch=2"], 0),
-        ("captioning.caption", [run, photos, "--out", out, "--batch_size", "3"], 0),
-        ("captioning.calibrate", ["--checkpoint", best], 0),
-        ("captioning.report", [run, "--output", folder / "report.html"], 0),
-        ("captioning.attend", ["--checkpoint", best, photo], 2),
-        ("tests.captioning.captioners.page", [run, folder / "page.json"], 0),
+        ("train", [*train, run, "max_epoch=1", "checkpoint_every=2"], 0),
+        ("train", [*train, run, "max_epoch=2", "checkpoint_every=2"], 0),
+        ("train", [*train, run, "max_epoch=2", "prompt=What is there?"], 2),
+        ("train", [*train, run, "max_epoch=2", "--evaluate", "--eval_split=test"], 0),
+        ("train", [*train, folder / "whole", "max_epoch=2"], 0),
+        ("caption", [run, photos, "--out", out, "--batch_size", "3"], 0),
+        ("calibrate", ["--checkpoint", best], 0),
+        ("report", [run, "--output", folder / "report.html"], 0),
+        ("attend", ["--checkpoint", best, min(photos.iterdir())], 2),
     ]:
-        outcome = run_program(name, *arguments)
+        outcome = run_program(f"captioning.{name}", *arguments)
         assert outcome.code == code, (name, outcome.err)
         shown, told = shown + outcome.out, told + outcome.err
+    assert run_program("tests.captioning.captioners.page", run, folder / "page.json").code == 0
     return folder, shown, told
 
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import vlm.library
-from captioning import train
 from captioning.config import load_config
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.precision import check_precision
 from captioning.runtime.errors import UserError
+from tests.programs import one_error_line, raises_line
 
 KEYS = "model: vlm\naugmentation: none\nimage_root: .\nann_root: .\nmax_tokens: 20\n"
 CHAT, PLAIN = "Idefics3ForConditionalGeneration", "VisionEncoderDecoderModel"
@@ -33,10 +33,9 @@ def write(tmp_path):
 def error_of(write):
     def error_of(**settings):
         config = load_config(write(**settings))
-        with pytest.raises(UserError) as error:
+        with raises_line(UserError) as error:
             preprocessing_of(config)
             captioner_from(config, None)
-        assert "\n" not in str(error.value)
         return str(error.value)
 
     return error_of
@@ -63,15 +62,14 @@ REFUSED = {
 def test_a_key_that_does_not_fit_model_vlm_is_named(write, overrides):
     settings = {} if overrides == "model=vlm" else {"vlm": "a/b"}
     overrides_list = [text.replace(":", ": ") for text in overrides.split()]
-    with pytest.raises(UserError) as error:
+    with raises_line(UserError, f": {REFUSED[overrides]}"):
         load_config(write(**settings), overrides_list)
-    assert str(error.value).partition(": ")[2].startswith(REFUSED[overrides])
 
 
-def test_an_older_transformers_is_one_line(write, monkeypatch, capsys):
+def test_an_older_transformers_is_one_line(write, monkeypatch, run_program):
     monkeypatch.setattr(vlm.library, "version", lambda name: "4.15.0")
-    assert train.main(["--config", str(write(vlm="a/b")), "--device", "cpu"]) == 2
-    assert capsys.readouterr().err.splitlines()[-1] == (
+    ended = run_program("captioning.train", "--config", write(vlm="a/b"), "--device", "cpu")
+    assert ended.code == 2 and one_error_line(ended.err, "vlm needs transformers 5.0 or later") == (
         "error: model vlm needs transformers 5.0 or later, which needs Python 3.10 or later; this "
         "is transformers 4.15.0"
     )
@@ -155,15 +153,12 @@ class TestFolders:
         line = error_of(vlm="hf://nobody/nothing", prompt="x")  # without a network
         assert line.startswith("vlm is hf://nobody/nothing, which cannot be loaded: ")
 
-    def test_models_that_are_refused(self, error_of, tmp_path):
+    def test_a_model_that_writes_no_text_or_brings_code_is_named(self, error_of, tmp_path):
         (tmp_path / "own.py").write_text("raise SystemExit('run')\n")
         own = {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig"}}
         for config, line in (
             ({"model_type": "vit"}, "a model of type vit, which does not generate text"),
-            (
-                own,
-                "which cannot be loaded: it needs its own Python code, and such code",
-            ),
+            (own, "which cannot be loaded: it needs its own Python code, and such code"),
         ):
             (tmp_path / "config.json").write_text(json.dumps(config))
             assert error_of(vlm=str(tmp_path), prompt="x").startswith(f"vlm is {tmp_path}, {line}")
@@ -175,7 +170,7 @@ class TestFolders:
         line = error_of(vlm=str(folder), prompt=prompt)
         assert line.replace(str(folder), "FOLDER").startswith(message)
 
-    def test_prompts_that_do_not_fit(self, vlm_folder, error_of):
+    def test_a_prompt_that_is_missing_or_has_no_place_is_named(self, vlm_folder, error_of):
         folder, _ = vlm_folder(CHAT)
         line = f"prompt is empty, but {folder} is a chat model and needs a prompt"
         assert error_of(vlm=folder, prompt="") == error_of(vlm=folder, prompt=" ") == line
@@ -187,14 +182,14 @@ class TestFolders:
         folder, prompt = broken("Qwen2VLForConditionalGeneration")
         (folder / "model.safetensors").unlink()
         config = load_config(write(vlm=str(folder), prompt=prompt, guidance_scale=2, num_beams=1))
-        for check in (check_precision, captioner_from):
-            with pytest.raises(UserError) as error:
-                check(config, torch.device("cpu") if check is check_precision else None)
-            assert str(error.value) == (
-                "guidance_scale is 2.0, which model vlm does not support for qwen2_vl, only for "
-                "gemma3, git, idefics3, internvl, llava_onevision, mllama, paligemma, smolvlm: set "
-                "it to 1"
-            )
+        line = (
+            "guidance_scale is 2.0, which model vlm does not support for qwen2_vl, only for "
+            "gemma3, git, idefics3, internvl, llava_onevision, mllama, paligemma, smolvlm: set it "
+            "to 1"
+        )
+        for check, given in ((check_precision, torch.device("cpu")), (captioner_from, None)):
+            with raises_line(UserError, start=line):
+                check(config, given)
 
     def test_a_photo_that_a_processor_cannot_take_is_named_or_skipped(
         self, vlm_folder, write, tmp_path

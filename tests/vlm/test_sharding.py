@@ -67,7 +67,6 @@ def test_it_learns_as_in_one_process(finished):
 
 
 def test_one_process_ddp_and_fsdp_train_the_same_adapter(finished):
-    """DDP, FSDP and one process train the same adapter, and save nothing else."""
     alone = finished(*ONE, LORA)
     assert all("lora_" in name for name in weights(alone))
     assert_close_runs(finished(*TWO, LORA), alone)

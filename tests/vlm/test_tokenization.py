@@ -96,26 +96,18 @@ def test_no_end_is_refused():
 
 ASKS = "{% for m in messages %}{{ m.role }}:{% for c in m.content %}"
 SAYS = "{% if c.type == 'image' %}<image>{% else %} {{ c.text }}{% endif %}{% endfor %}"
-ENDS = "<end_of_utterance>\n{% endfor %}"
+ENDS = "<end_of_utterance>\n{% endfor %}{% if add_generation_prompt %}"
 
 
 @pytest.mark.parametrize(
-    ("template", "expected"),
-    [
-        (
-            ASKS + SAYS + ENDS + "{% if add_generation_prompt %}assistant:{% endif %}",
-            Turn("user:<image> look<end_of_utterance>\nassistant:", " ", "<end_of_utterance>"),
-        ),
-        (  # one that asks for an answer as none begins
-            ASKS + SAYS + ENDS + "{% if add_generation_prompt %}assistant\n{% endif %}",
-            Turn("user:<image> look<end_of_utterance>\nassistant\n", "", "<end_of_utterance>"),
-        ),
-    ],
+    ("asked", "between"),
+    [("assistant:", " "), ("assistant\n", "")],  # in the second, no answer begins as it is asked
 )
-def test_what_a_chat_template_writes_around_a_caption(template, expected, tmp_path):
+def test_what_a_chat_template_writes_around_a_caption_is_its_turn(asked, between, tmp_path):
     tiny_vlm.write(str(tmp_path))
     processor = transformers.AutoProcessor.from_pretrained(tmp_path)
-    processor.chat_template = template
+    processor.chat_template = ASKS + SAYS + ENDS + asked + "{% endif %}"
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     parts = SimpleNamespace(name="x", config=config, processor=processor)
-    assert PromptProcessor(parts, "look ").turn == expected
+    before = f"user:<image> look<end_of_utterance>\n{asked}"
+    assert PromptProcessor(parts, "look ").turn == Turn(before, between, "<end_of_utterance>")

@@ -115,7 +115,9 @@ def merged(parts):
         ("huge.png", "The photo has 200 megapixels; at most 50 are read. Make it smaller."),
     ],
 )
-def test_a_file_that_cannot_be_read(page, photos, expected, name, sentence):
+def test_a_file_that_cannot_be_read_is_named_and_the_next_is_captioned(
+    page, photos, expected, name, sentence
+):
     choose(page, photos / name)
     for selector in ("#status", "#card-one .state", "#card-two .state"):
         assert inner(page, selector) == sentence
@@ -125,7 +127,7 @@ def test_a_file_that_cannot_be_read(page, photos, expected, name, sentence):
     assert not page.ask("document.querySelector('#photo').hidden")
 
 
-def test_drop_and_paste(page, photos, expected):
+def test_a_photo_that_is_dropped_or_pasted_is_captioned(page, photos, expected):
     content = base64.b64encode((photos / "second.png").read_bytes()).decode()
     page.ask(
         f"window.data = new DataTransfer(); data.items.add(new File([Uint8Array.from(atob("
@@ -141,7 +143,7 @@ def test_drop_and_paste(page, photos, expected):
     assert inner(page, "#status") == "There is no photo in what was dropped or pasted."
 
 
-def test_keyboard_and_a_phone(page, photos, expected):
+def test_the_keyboard_is_enough_and_the_page_fits_a_phone(page, photos, expected):
     page.resize(390)
     choose(page, photos / "first.png")
     tokens(page)
@@ -162,7 +164,7 @@ def test_keyboard_and_a_phone(page, photos, expected):
     assert page.ask("document.scrollingElement.scrollWidth") == 390
 
 
-def test_camera(page, built):
+def test_the_camera_takes_a_photo_that_is_captioned(page, built):
     page.ask("document.querySelector('#take').focus()")
     page.press("Enter")
     page.wait("document.querySelector('#camera').videoWidth")
@@ -217,7 +219,9 @@ def test_models_of_one_name_are_refused(build, export, tmp_path):
     assert built.stderr == "error: two models have the same name\n"
 
 
-def test_a_model_that_is_not_whole(opened, host, built, photos, expected):
+def test_a_model_that_is_not_whole_is_named_and_the_other_captions(
+    opened, host, built, photos, expected
+):
     """The other model captions; so does this one once all of its files are whole."""
     page = opened("broken")
     files = ["tokenizer.json", "config.json", "encoder_model.onnx", "decoder_model_merged.onnx"]
@@ -235,7 +239,7 @@ def test_a_model_that_is_not_whole(opened, host, built, photos, expected):
     assert tokens(page) == tokens(page, "two") == expected(photos / "second.png")[1]
 
 
-def test_a_browser_without_simd(browser, host):
+def test_a_browser_without_simd_is_told_to_be_updated(browser, host):
     script = browser.inject("WebAssembly.validate = () => false")
     browser.open(f"{host.address}/whole/")
     browser.wait("document.querySelector('#status')?.innerText")
@@ -245,7 +249,9 @@ def test_a_browser_without_simd(browser, host):
     browser.withdraw(script)
 
 
-def test_memory_that_runs_out(opened, host, built, browser, photos, expected):
+def test_memory_that_runs_out_is_told_and_the_next_photo_captioned(
+    opened, host, built, browser, photos, expected
+):
     """A worker without memory for its runtime is replaced."""
     errors = ["WebAssembly.Memory(): could not allocate memory", "Array buffer allocation failed"]
     fail = f"function () {{ throw new RangeError({json.dumps(errors)}[self.name]) }}"

@@ -127,20 +127,20 @@ def start(given, tmp_path, request):
 
 @pytest.fixture
 def call(given, start, run_program):
-    """Return a function that calls the program, and returns its exit code and output.
+    """Return a function that calls the program, which has to end with `code`: what it prints.
 
-    hook: of a process, in which the program is called then; see `tests.processes`.
+    hook: kills (-9) a process, in which the program is called then; see `tests.processes`.
     """
 
-    def wait(*flags, hook=None, **named):
+    def wait(*flags, hook=None, code=0, **named):
         if hook is None:
-            code, out, log = run_program("captioning.caption", *given(*flags, **named))
+            found, out, log = run_program("captioning.caption", *given(*flags, **named))
             log = out + log
         else:
-            process = start(*flags, hook=hook, **named)
-            (code,), log = process.wait(), process.said()
-        assert "Traceback" not in log and "S3CR3T" not in log
-        return code, log
+            process, code = start(*flags, hook=hook, **named), -signal.SIGKILL
+            (found,), log = process.wait(), process.said()
+        assert found == code and "Traceback" not in log and "S3CR3T" not in log, log
+        return log
 
     return wait
 

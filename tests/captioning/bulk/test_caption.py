@@ -1,7 +1,5 @@
 """A folder of good and bad files, captioned by the command line."""
 
-import contextlib
-import io
 import os
 import shutil
 from pathlib import Path
@@ -37,7 +35,7 @@ def test_every_photo_has_the_captioners_caption(run, photos, expected, checkpoin
     assert len({line["caption"] for line in lines}) == 10
 
 
-def test_decoding_settings_of_the_command_line(run, photos, expected):
+def test_decoding_settings_of_the_command_line_are_used_and_recorded(run, photos, expected):
     flags = ["--num_beams", "3", "--num_return", "2", "--max_length", "7", "--prefix", "<"]
     lines, _ = run(photos, *flags, "--length_penalty", "0.5", "--suffix", ">")
     for line in lines:
@@ -155,7 +153,9 @@ def test_images_with_captions_in_another_file_are_skipped(run, photos, tmp_path,
         ("scene.png,a cat\n", "scene.png in {file} may be {a} or {b}: use longer names there"),
     ],
 )
-def test_a_captions_file_that_names_no_image_or_two(run, tmp_path, captions, line, loaded):
+def test_a_captions_file_that_names_no_image_or_two_is_refused(
+    run, tmp_path, captions, line, loaded
+):
     file = tmp_path / "captions.txt"
     file.write_text("image,caption\n" + captions)
     photos = [tmp_path / "photos" / folder / "scene.png" for folder in "ab"]
@@ -166,7 +166,7 @@ def test_a_captions_file_that_names_no_image_or_two(run, tmp_path, captions, lin
     assert line.format(file=file, a=photos[0], b=photos[1]) in log and loaded == []
 
 
-def test_sidecars_beside_the_photos(run, photos, expected):
+def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expected):
     tagged, empty = sorted(photos.glob("*.png"))[:2]
     tagged.with_suffix(".caption").write_text("two\nlines\n")
     empty.with_suffix(".caption").write_text("")
@@ -198,7 +198,7 @@ def test_a_file_of_weights_needs_a_configuration_and_a_runs_folder_none(
     assert caption.main([str(photos), *given]) == 2
 
 
-def test_a_file_name_that_is_not_utf8(run, photos, tmp_path):
+def test_a_file_name_that_is_not_utf8_is_kept(run, photos, tmp_path):
     odd = os.fsencode(photos) + b"/caf\xe9.png"
     shutil.copy(min(photos.glob("*.png")), odd)
     lines, _ = run(photos, "--sidecar", "--parquet", str(tmp_path / "a.parquet"))
@@ -208,7 +208,7 @@ def test_a_file_name_that_is_not_utf8(run, photos, tmp_path):
 
 
 def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
-    run, photos, checkpoint, tmp_path, monkeypatch
+    run_program, photos, checkpoint, tmp_path, monkeypatch
 ):
     shown = "https://host/models/checkpoint_best.pth"
     address = f"{shown.replace('host', 'me:SECRET@host')}?X-Signature={'SECRET' * 100}"
@@ -220,18 +220,16 @@ def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
     monkeypatch.setattr("BLIP.weights.checkpoint.fetch", fetch)
     monkeypatch.setattr("captioning.bulk.run.remove_plan", lambda parts: None)
     out = tmp_path / "signed" / "captions.jsonl"
-    given = [address, str(photos), "--out", str(out), "--device", "cpu"]
-    log = io.StringIO()
-    with contextlib.redirect_stderr(log):
-        assert caption.main(given) == 0
-    assert f"loaded {shown}: every key matched" in log.getvalue()
+    given = [address, photos, "--out", out, "--device", "cpu"]
+    code, _, log = run_program("captioning.caption", *given)
+    assert code == 0 and f"loaded {shown}: every key matched" in log
     assert {line["checkpoint"] for line in read_lines(out)} == {shown}
     written = [path.read_text() for path in out.parent.rglob("*") if path.is_file()]
     assert any("checkpoint_time" in text for text in written)  # the plan
-    assert "SECRET" not in "".join([log.getvalue(), *written])
+    assert "SECRET" not in "".join([log, *written])
 
 
-def test_reranked_captions_and_their_scores(run, photos):
+def test_reranked_captions_come_in_the_order_of_their_scores(run, photos):
     flags = ["--rerank", "mmi", "--num_candidates", "4", "--top_k", "0", "--num_return", "3"]
     lines, _ = run(photos, *flags, "--batch_size", "3")
     for line in lines:

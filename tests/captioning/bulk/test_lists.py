@@ -33,7 +33,7 @@ def test_a_list_names_each_image_once(tmp_path, name):
     assert [item.image_id for item in items] == IDS.get(name, [None, None])
 
 
-def test_root_and_column(tmp_path):
+def test_root_and_column_say_where_a_list_has_its_images(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('image,photo\nx,"a, b.jpg"\n')
     request = Request(str(path), tmp_path / "out.jsonl", root=Path("/photos"), column="photo")
@@ -77,7 +77,7 @@ def tree(tmp_path):
         ({"glob": "cats/*"}, ["cats/c.webp", "cats/x/d.tiff"]),
     ],
 )
-def test_photos_of_a_folder(tree, settings, names):
+def test_a_folder_has_the_photos_that_the_settings_choose(tree, settings, names):
     request = Request(str(tree), tree / "out.jsonl", **settings)
     found = [os.path.relpath(item.image, tree) for item in request.images()]
     assert found == names

@@ -13,6 +13,7 @@ from captioning.files import stores
 from tests.captioning.bulk.conftest import killed_after, read_lines
 from tests.captioning.bulk.ray_cluster import Nodes, caption_lightly
 from tests.processes import Processes
+from tests.programs import one_error_line
 
 pytest.importorskip("ray", reason="requirements-cluster.txt has it")
 
@@ -42,12 +43,12 @@ def node(nodes):
 def caption_on(checkpoint, photos, nodes, node, tmp_path, capsys):
     """Return a function that captions the photos, and returns the files and the log."""
 
-    def call(folder, *more, code=0, ray=True):
+    def call(folder, *more, ray=True):
         out = tmp_path / folder / "captions.jsonl"
         given = [str(checkpoint), str(photos), "--out", str(out), "--device", "cpu"]
         given += ["--shard_size", "3", "--batch_size", "1", "--num_workers", "0", *more]
         given += ["--engine", "ray", "--ray-address", nodes.address] if ray else []
-        assert caption.main(given) == code, capsys.readouterr().err
+        assert caption.main(given) == 0, capsys.readouterr().err
         return contents(out.parent), capsys.readouterr().err
 
     return call
@@ -146,9 +147,9 @@ def test_a_shard_that_killed_one_actor_is_tried_again_and_one_that_killed_two_na
 
     request = Request(str(photos), tmp_path / "captions.jsonl", shard_size=2)
     assert caption_lightly(nodes.address, request, trap) == 2
-    log = capsys.readouterr().err.splitlines()
-    assert log[-1].startswith("error: shard 2: 2 captioners were lost at") and deadly in log[-1]
-    assert sum(line.startswith("lost a captioner on") for line in log) == 2
+    log = capsys.readouterr().err
+    assert deadly in one_error_line(log, "error: shard 2: 2 captioners were lost at")
+    assert sum(line.startswith("lost a captioner on") for line in log.splitlines()) == 2
     assert len(list(request.parts.glob("*.done"))) == 4 and not request.out.exists()
 
 
@@ -156,11 +157,11 @@ def test_an_error_in_an_actor_ends_the_run_in_one_line(photos, nodes, node, tmp_
     request = Request(str(photos), tmp_path / "captions.jsonl")
     loaded = ("", 0, "x.pth: no such file")
     assert caption_lightly(nodes.address, request, loaded=loaded) == 2
-    last = capsys.readouterr().err.splitlines()[-1]
-    assert last.startswith("error: [") and last.endswith("] x.pth: no such file")
+    line = one_error_line(capsys, "] x.pth: no such file")
+    assert line.startswith("error: [") and line.endswith("file")
 
 
-def test_from_a_store_to_a_store(s3, checkpoint, photos, tmp_path):
+def test_actors_read_and_write_a_store_as_a_process_does_the_disk(s3, checkpoint, photos, tmp_path):
     """Actors read photos and write tars and sidecars there; the driver writes the captions.
 
     Without --ray-address, the program starts Ray.

@@ -66,13 +66,13 @@ def test_errors_are_one_line_before_the_captioner_is_loaded(photos, refused, fla
     assert refused(reason, *flags, source=source).startswith("error: ")
 
 
-def test_sidecars_that_cannot_be_written(refused, photos, monkeypatch):
+def test_sidecars_that_cannot_be_written_are_refused(refused, photos, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(photos / "within"))
     refused(f"--sidecar: cannot write to {photos / 'within'}", "--sidecar")
 
 
 @pytest.mark.parametrize("extension", [".Jpeg", ".small.png", ".", "", ".a/b", "txt"])
-def test_suffixes_of_sidecars_that_would_replace_photos(refused, extension):
+def test_suffixes_of_sidecars_that_would_replace_photos_are_refused(refused, extension):
     line = refused("error: ", "--sidecar", extension, "--existing", "overwrite")
     assert "--sidecar" in line and "such as .txt" in line
 
@@ -86,7 +86,9 @@ INPUTS = [
 
 
 @pytest.mark.parametrize(("given", "extension"), INPUTS)
-def test_sidecars_that_would_replace_an_input_or_output(photos, refused, given, extension):
+def test_sidecars_that_would_replace_an_input_or_output_are_refused(
+    photos, refused, given, extension
+):
     shutil.copy(photos / "scene_000000.png", photos / "one.png")
     shutil.copy(photos / "scene_000000.png", photos / "two.IMG")
     (photos / "one.txt").write_text("scene_000001.png\none.png\n")

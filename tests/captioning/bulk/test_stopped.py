@@ -8,6 +8,7 @@ import torch
 from BLIP import BlipCaptioner
 from captioning.bulk.model import CheckpointModel
 from tests.captioning.bulk.conftest import killed_after
+from tests.programs import one_error_line
 
 
 @pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "2"])
@@ -42,7 +43,7 @@ def test_out_of_memory_it_goes_on_with_smaller_batches(run, photos, monkeypatch)
     assert len(notices) == 2 and notices[0].endswith("6 images at once; from now on 3")
     most[0] = 0
     _, log = run(photos, "--existing", "overwrite", code=2)
-    assert log.splitlines()[-1].startswith("error: out of GPU memory with a single image; lower")
+    one_error_line(log, "error: out of GPU memory with a single image; lower")
 
 
 def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):
@@ -57,7 +58,6 @@ def test_an_unfinished_run_can_be_dropped(run, photos, monkeypatch):
         patch.setattr(CheckpointModel, "lines", fail)
         _, log = run(photos, code=2)
     assert log.splitlines()[-1].endswith("captions.jsonl: No space left on device")
-    _, log = run(photos, "--num_beams", "1", code=2)
-    assert "or abandon it with --restart" in log
+    assert "or abandon it with --restart" in run(photos, "--num_beams", "1", code=2)[1]
     lines, _ = run(photos, "--num_beams", "1", "--restart")
     assert len(lines) == 10 and lines[0]["settings"]["num_beams"] == 1

@@ -130,11 +130,7 @@ INVALID = [
     ("s3://bucket/photos", ["--parquet", "s3://k:S3CR3T@b/a"], "may contain a secret"),
     ("s3://bucket/photos", ["--parquet", "s3://a.parquet"], "--parquet is s3://a.parquet; it"),
     ("s3://bucket/photos", ["--out", "https://host/a.jsonl"], "--out is on https; use a path"),
-    (
-        "s3://bucket/photos",
-        ["--out", "hf://datasets/a/b.jsonl"],
-        "--out is on hf; use a path",
-    ),
+    ("s3://bucket/photos", ["--out", "hf://datasets/a/b.jsonl"], "--out is on hf; use a path"),
     ("s3://bucket/photos", ["--out", "s3://bucket/a"], "--out is s3://bucket/a; it has to be"),
     ("s3://bucket/photos", ["--out", "s3://no-bucket/a.jsonl"], "no such file or bucket"),
 ]

@@ -45,7 +45,9 @@ def shards(photos, tmp_path):
     return f"{folder}/{{00..02}}.tar"
 
 
-def test_every_image_of_every_tar(run, photos, shards, expected, tmp_path, monkeypatch):
+def test_every_image_of_every_tar_is_captioned_once(
+    run, photos, shards, expected, tmp_path, monkeypatch
+):
     lines, log = run(shards, "--num_workers", "2")
     by_id = {line["image_id"]: line for line in lines}
     assert sorted(by_id) == sorted(path.stem for path in photos.rglob("*.png"))
@@ -289,10 +291,8 @@ def test_photos_removed_before_a_tar_is_written_are_left_out(run, photos, tmp_pa
 
 
 def test_sidecars_and_files_of_captions_are_for_photos(run, shards):
-    _, log = run(shards, "--sidecar", code=2)
-    assert "does not work with a .tar" in log
-    _, log = run(shards, "--captions", "captions.txt", code=2)
-    assert "--captions does not work with a .tar" in log
+    for flags in (["--sidecar"], ["--captions", "captions.txt"]):
+        assert f"{flags[0]} does not work with a .tar" in run(shards, *flags, code=2)[1]
 
 
 def test_the_number_of_images_is_estimated_from_the_first_tar(shards, tmp_path):
@@ -303,7 +303,7 @@ def test_the_number_of_images_is_estimated_from_the_first_tar(shards, tmp_path):
     assert tars.estimate(urls) is None
 
 
-def test_a_member_with_more_than_one_suffix(tmp_path):
+def test_a_member_with_more_than_one_suffix_ends_in_the_last_one(tmp_path):
     data = io.BytesIO()
     Image.new("RGB", (8, 8)).save(data, "png")
     (tmp_path / "x.png").write_bytes(data.getvalue())

@@ -5,7 +5,6 @@ import os
 import pyarrow.parquet
 import pytest
 
-from captioning import caption
 from captioning.bulk.model import CheckpointModel
 from captioning.data import read_annotations
 from tests.captioning.bulk.conftest import read_lines
@@ -85,7 +84,7 @@ def resident():
 
 
 @pytest.mark.slow
-def test_memory_stays_flat(checkpoint, photos, tmp_path, monkeypatch):
+def test_memory_stays_flat(run, photos, tmp_path, monkeypatch):
     """1,500 more images or captions in memory would take more than 20 MB."""
     names = sorted(photos.rglob("*.png"))
     many = tmp_path / "many"
@@ -100,8 +99,6 @@ def test_memory_stays_flat(checkpoint, photos, tmp_path, monkeypatch):
         return lines(self, batch, after, job)
 
     monkeypatch.setattr(CheckpointModel, "lines", measured)
-    given = [str(checkpoint), str(many), "--out", str(tmp_path / "a.jsonl"), "--device", "cpu"]
-    given += ["--num_beams", "1", "--max_length", "8", "--batch_size", "50"]
-    assert caption.main(given) == 0
+    run(many, "--num_beams", "1", "--max_length", "8", "--batch_size", "50")
     assert len(sizes) >= 40
     assert max(sizes[10:]) - sizes[10] < 8e6

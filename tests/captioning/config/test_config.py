@@ -59,9 +59,8 @@ def test_overrides_are_yaml_and_reach_into_mappings(blips):
 
 
 def test_an_image_of_any_size_suits_a_classic_captioner(blips):
+    """Of BLIP it has to be a multiple of 16: tests/captioning/bad_input/test_config.py."""
     assert load_config(blips, ["model=rnn", "image_size=100"]).image_size == 100
-    with pytest.raises(UserError, match="must be a multiple of 16"):
-        load_config(blips, ["image_size=100"])
 
 
 def test_a_configuration_may_name_every_captioner_of_the_registry():

@@ -140,16 +140,8 @@ def test_the_rest_trains_where_lists_leave_it(folder, configured):
 @pytest.mark.parametrize(
     ("test", "val", "message"),
     [
-        (
-            "none.jpg\nother.jpg\n",
-            NAMES[0],
-            "2 of 2 photos have no captions in train_file, the",
-        ),
-        (
-            NAMES[1],
-            f"{NAMES[2]}\n{NAMES[1]}\n",
-            f"{NAMES[1]} is also in the list of val: a ",
-        ),
+        ("none.jpg\nother.jpg\n", NAMES[0], "2 of 2 photos have no captions in train_file, the"),
+        (NAMES[1], f"{NAMES[2]}\n{NAMES[1]}\n", f"{NAMES[1]} is also in the list of val: a "),
         ("\n", NAMES[0], "split: test has none of the 40 photos: assign some to test"),
         (None, NAMES[0], "cannot be read: No such file"),
     ],

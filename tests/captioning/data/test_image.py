@@ -11,6 +11,7 @@ from captioning.data import MEAN, STD, evaluation_transform, load_image
 from captioning.data.image import open_image
 from captioning.runtime.errors import UserError
 from captioning.runtime.start import ignore_image_sizes
+from tests.programs import raises_line
 
 GREY_RAMP = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
 NOISE = np.random.default_rng(0).integers(0, 256, (12, 18, 3), dtype=np.uint8)
@@ -23,7 +24,7 @@ def pixels(path):
 
 
 @pytest.mark.parametrize("suffix", ["png", "tiff", "pgm"])
-def test_sixteen_bits_are_scaled(tmp_path, suffix):
+def test_values_of_sixteen_bits_are_scaled_to_eight(tmp_path, suffix):
     path, values = tmp_path / f"grey.{suffix}", GREY_RAMP.astype(np.uint16) * 256 + 77
     if suffix == "pgm":
         path.write_bytes(b"P5 16 16 65535\n" + values.astype(">u2").tobytes())
@@ -32,11 +33,9 @@ def test_sixteen_bits_are_scaled(tmp_path, suffix):
     np.testing.assert_array_equal(pixels(path), np.repeat(GREY_RAMP[..., None], 3, axis=2))
 
 
-def test_floats_are_refused(tmp_path):
+def test_an_image_of_floats_is_refused(tmp_path):
     Image.fromarray(np.random.rand(8, 8).astype(np.float32)).save(tmp_path / "float.tiff")
-    with pytest.raises(
-        UserError, match=r"float\.tiff: not a readable image \(its pixels are floats"
-    ):
+    with raises_line(UserError, "float.tiff: not a readable image (its pixels are floats"):
         load_image(tmp_path / "float.tiff")
 
 

@@ -22,6 +22,7 @@ from captioning.data.loader import POOL, bucketed
 from captioning.data.randomness import derived_seed, permutation, seeded
 from captioning.runtime.errors import UserError
 from tests.captioning.data.batches import KEYS, assert_same_batches
+from tests.programs import raises_line
 
 
 @pytest.fixture
@@ -60,13 +61,13 @@ def joined(batches_of_ranks):
     return {"image": image, **parts}
 
 
-def test_seeds_are_recorded():
+def test_derived_seeds_and_orders_are_those_of_every_version():
     """A change would make a resumed run see other batches than the run that was interrupted."""
     assert derived_seed("item", 0, 1, 2) == 2556417577029233501
     assert permutation(8, derived_seed("order", 42, 0)) == [4, 0, 3, 2, 7, 6, 1, 5]
 
 
-def test_accelerators_are_not_seeded(monkeypatch):
+def test_seeding_for_a_block_leaves_accelerators_alone(monkeypatch):
     monkeypatch.setattr(torch.cuda, "manual_seed_all", lambda seed: pytest.fail("seeded"))
     with seeded(3):
         torch.rand(1)
@@ -158,9 +159,7 @@ def test_bad_image_in_a_worker_is_one_line_here_and_workers_end(
 def test_full_shared_memory_is_one_line(make_loader, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "share_memory_", Mock(side_effect=RuntimeError("no space")))
     loader = make_loader(batch_size=2, num_workers=2)
-    with pytest.raises(
-        UserError, match=r"does not fit in shared memory \(no space\): enlarge /dev"
-    ):
+    with raises_line(UserError, "does not fit in shared memory (no space): enlarge /dev"):
         next(iter(loader))
     loader.close()
 
@@ -193,11 +192,9 @@ def test_skipped_evaluation_images_are_left_out(photos, make_evaluation, caplog,
     assert [batch["index"] for batch in batches] == [[0, 1], [3, 4, 5], [9]]
     assert [batch["skipped"] for batch in batches] == [1, 0, 0]
     assert [len(batch["image"]) for batch in batches] == [2, 3, 1]
-    assert loader.skipped == 4
-    assert len(caplog.records) == 4
+    assert loader.skipped == len(caplog.records) == 4
     list(loader)
-    assert loader.skipped == 4
-    assert len(caplog.records) == 4
+    assert loader.skipped == len(caplog.records) == 4
 
 
 LENGTHS = [(7 * n) % 23 for n in range(1003)]

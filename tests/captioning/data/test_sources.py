@@ -58,10 +58,8 @@ def downloads(monkeypatch):
 
 
 def test_only_a_missing_file_is_downloaded(tmp_path, downloads):
-    for dataset, name in [
-        ("coco", "coco_karpathy_test.json"),
-        ("flickr30k", "flickr30k_test.json"),
-    ]:
+    names = {"coco": "coco_karpathy_test.json", "flickr30k": "flickr30k_test.json"}
+    for dataset, name in names.items():
         config, path = make_config(tmp_path, dataset), tmp_path / name
         for _ in range(2):
             assert annotation_paths(config, "test") == [path] and path.is_file()

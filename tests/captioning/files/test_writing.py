@@ -64,9 +64,8 @@ def test_the_unfinished_files_of_a_killed_program_are_found(tmp_path):
     os.waitpid(child, 0)
     (folder / "own.staged").write_text("a file of the user's")
     (found,) = writing.unfinished_writes(tmp_path)
-    assert found.parent == folder and re.fullmatch(
-        rf"\.scores\.json\.{child}\.\w{{8}}\.staged", found.name
-    )
+    assert found.parent == folder
+    assert re.fullmatch(rf"\.scores\.json\.{child}\.\w{{8}}\.staged", found.name)
 
 
 def test_a_folder_is_not_replaced_by_a_file(tmp_path):

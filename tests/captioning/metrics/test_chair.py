@@ -19,6 +19,7 @@ from captioning.metrics.evaluator import Settings
 from captioning.metrics.objects_in_text import ObjectReader, by_rules, by_wordnet, read_synonyms
 from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
+from tests.programs import raises_line
 
 pytest.importorskip("textblob", reason="chair needs TextBlob")
 
@@ -73,12 +74,12 @@ def synonyms(tmp_path):
         ("", ""),
     ],
 )
-def test_objects_of_a_caption(synonyms, caption, objects):
+def test_a_caption_names_the_objects_that_were_found_by_hand(synonyms, caption, objects):
     reader = ObjectReader(read_synonyms(synonyms), by_rules())
     assert ", ".join(mention.object for mention in reader.mentions(caption)) == objects
 
 
-def test_wordnet_keeps_the_bus(synonyms, monkeypatch):
+def test_nouns_are_made_singular_by_wordnet_and_others_by_rules(synonyms, monkeypatch):
     lemmas = {"men": "men", "buses": "bus", "puppies": "puppy"}
 
     lemmatizer = SimpleNamespace(lemmatize=lambda word: lemmas.get(word, word))
@@ -149,12 +150,13 @@ def test_hallucinations_and_recall_are_those_counted_by_hand(options, tmp_path):
         (json.dumps({**INSTANCES, "categories": []}), "expected COCO's instances"),
     ],
 )
-def test_wrong_files_are_refused_at_the_start(tmp_path, synonyms, content, message):
+def test_an_objects_file_of_another_form_is_refused_at_the_start(
+    tmp_path, synonyms, content, message
+):
     path = tmp_path / "objects.json"
     path.write_text(content)
-    with pytest.raises(UserError, match=re.escape(message)) as caught:
+    with raises_line(UserError, message, str(path)):
         Chair(objects_file=str(path), synonyms=str(synonyms))
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_wrong_synonyms_and_images_are_refused_at_the_start(tmp_path, options):
@@ -166,7 +168,7 @@ def test_wrong_synonyms_and_images_are_refused_at_the_start(tmp_path, options):
         Chair(Settings({"x": tmp_path / "x.jpg"}), **options)
 
 
-def test_no_wordnet_is_reported_before_captions_are_made(options, monkeypatch, tmp_path):
+def test_singulars_by_a_wordnet_that_is_missing_are_unavailable(options, monkeypatch, tmp_path):
     monkeypatch.setattr("nltk.data.path", [str(tmp_path)])
     reasons = Chair(singular="wordnet", **options).unavailable()
     assert set(reasons) == {"CHAIRs", "CHAIRi", "object_recall"}

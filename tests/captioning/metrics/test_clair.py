@@ -12,6 +12,7 @@ from captioning.metrics.judge import KEY_VARIABLE as KEY
 from captioning.metrics.scoring import score, write_scores
 from captioning.runtime.errors import UserError
 from tests.captioning.chat_server import said
+from tests.programs import raises_line
 
 CAPTIONS = {1: "a dog on a sofa", 2: "two red\nballs", 3: "a kite"}
 REFERENCES = {1: ["a puppy sleeps", "a dog lies down"], 2: ["balls"], 3: ["the sky"]}
@@ -81,7 +82,7 @@ def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, m
         *((text, None) for text in ("85 of 100", '{"score": 80', "[80]", "{" * 5000, "")),
     ],
 )
-def test_replies_that_can_and_cannot_be_read(reply, verdict):
+def test_a_reply_is_a_score_from_0_to_100_and_a_reason_or_none(reply, verdict):
     assert read_reply(reply) == verdict
 
 
@@ -155,15 +156,15 @@ def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, mon
         ("http://host.example/v1", "sent only over https:"),
     ],
 )
-def test_addresses_that_are_refused(monkeypatch, url, message):
+def test_an_address_that_is_none_or_would_leak_a_secret_is_refused(monkeypatch, url, message):
     monkeypatch.setenv(KEY, SECRET)
-    with pytest.raises(UserError, match=message) as caught:
+    with raises_line(UserError, message) as caught:
         Clair(judge_url=url, judge_model="wise")
     assert "secret" not in str(caught.value)
     assert Clair(judge_url="http://localhost:1/v1", judge_model="wise").server.key == SECRET
 
 
-def test_a_damaged_or_forbidden_cache(ask, server, tmp_path, capfd):
+def test_what_a_damaged_or_forbidden_cache_cannot_tell_is_asked(ask, server, tmp_path, capfd):
     ask({1: CAPTIONS[1]})
     [kept] = (tmp_path / "judge").iterdir()
     for text in ("", "[]", '{"model": "wise"}', '{"reply": "{"}'):

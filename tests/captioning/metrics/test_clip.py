@@ -84,7 +84,7 @@ def test_a_missing_or_damaged_file_of_a_clip_is_one_line(clip_folder, gpt2_folde
     refused("clip_model: no configuration of this kind of model")
 
 
-def test_siglip_is_that_of_transformers(siglip_folder, photos):
+def test_features_of_siglip_are_those_of_transformers(siglip_folder, photos):
     clip = load_clip(str(siglip_folder))
     assert isinstance(clip, Siglip) and clip.width == 32
     reference = transformers.SiglipModel.from_pretrained(str(siglip_folder)).eval()
@@ -138,7 +138,9 @@ def test_clipscore_is_the_formula(evaluate, clip, naive, photos):
     assert result.settings == {"clipscore_truncated": 1, "clip_model": clip.name}
 
 
-def test_the_second_evaluation_skips_the_image_tower(evaluate, monkeypatch, photos):
+def test_features_of_images_are_computed_once_and_again_when_a_file_changes(
+    evaluate, monkeypatch, photos
+):
     before = evaluate()
     with monkeypatch.context() as patched:
         patched.setattr(Clip, "read_image", lambda *_: 1 / 0)
@@ -149,7 +151,7 @@ def test_the_second_evaluation_skips_the_image_tower(evaluate, monkeypatch, phot
     assert evaluate().per_caption != before.per_caption
 
 
-def test_a_cache_that_is_damaged_or_cannot_be_written(evaluate, tmp_path, capsys):
+def test_a_cache_that_is_damaged_or_cannot_be_written_changes_no_score(evaluate, tmp_path, capsys):
     before = evaluate()
     [file] = (tmp_path / "cache").iterdir()
     whole = file.read_bytes()

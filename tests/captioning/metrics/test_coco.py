@@ -132,9 +132,8 @@ def test_meteor_is_that_of_pycocoevalcap(meteor_by_java):
 def test_the_formula_of_meteor_is_that_of_its_program(meteor_by_java):
     """Of single captions and of sums over captions, as in a resample."""
     total, each, statistics = meteor._run_meteor(meteor_java.CAPTIONS, meteor_java.REFERENCES)
-    assert (
-        np.delete(statistics, 20, 1).tolist() == np.delete(meteor_java.STATISTICS, 20, 1).tolist()
-    )
+    found, known = (np.delete(s, 20, 1) for s in (statistics, meteor_java.STATISTICS))
+    assert found.tolist() == known.tolist()
     assert meteor_of_sums(statistics) == pytest.approx(each, abs=1e-12)
     assert meteor_of_sums(statistics.sum(0, keepdims=True)) == pytest.approx([total], abs=1e-12)
 
@@ -154,7 +153,7 @@ def test_the_formula_of_meteor_on_real_captions(java, shared_data):
 
 
 @pytest.mark.slow
-def test_published_scores(java, shared_data, capfd):
+def test_the_published_example_has_its_published_scores(java, shared_data, capfd):
     folder = shared_data / "coco-caption"
     results = json.loads((folder / "captions_val2014_fakecap_results.json").read_text())
     references = read_references(folder / "captions_val2014_fakecap_subset1000.json")
@@ -182,7 +181,7 @@ def test_spice_needs_its_models_and_an_old_java(monkeypatch, tmp_path):
     assert "get_stanford_models" in spice_problem(8)
 
 
-def test_spice_is_read_by_image(fake_java, tmp_path):
+def test_spice_gives_each_image_its_own_score_in_whatever_order(fake_java, tmp_path):
     # Answers in another order than asked.
     result = [{"image_id": i, "scores": {"All": {"f": f}}} for i, f in [(1, 0.5), (0, 0.25)]]
     (tmp_path / "result.json").write_text(json.dumps(result))

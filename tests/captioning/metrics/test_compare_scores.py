@@ -50,7 +50,7 @@ def test_pairs_see_what_two_intervals_do_not():
     assert (back.difference, back.p) == pytest.approx((-found.difference, found.p))
 
 
-def test_equal_captions_and_a_single_image():
+def test_equal_captions_differ_by_0_and_a_single_image_has_no_interval():
     same = scores(CIDEr=[1.0, 2.0, 0.0])
     assert compare(same, same)["CIDEr"] == Difference(1, 1, 0, 0, 0, 1, 3)
     found = compare(scores(CIDEr=[1.0]), scores(CIDEr=[2.0]))["CIDEr"]
@@ -85,7 +85,7 @@ def test_the_second_takes_the_ids_and_the_order_of_the_first():
         same_images({1: "a"}, {1: "x", 3: "y"})
 
 
-def test_two_files_in_one_command(tmp_path, capsys):
+def test_the_program_compares_two_files_in_one_command(tmp_path, capsys):
     files = [str(tmp_path / name) for name in ("a.json", "b.json", "references.json")]
     captions = ["a man", "a", "a cat"], ["a man rides", "a dog", "a cat"]
     contents = [[{"image_id": i, "caption": c} for i, c in enumerate(each)] for each in captions]
@@ -104,7 +104,7 @@ def test_two_files_in_one_command(tmp_path, capsys):
             main(wrong)
 
 
-def test_a_median_and_its_interval():
+def test_the_interval_of_a_median_is_that_of_theory():
     found = bootstrap.median_estimate(np.random.default_rng(1).permutation(np.arange(1, 402)))
     half = 1.96 * 401 / (2 * np.sqrt(401))  # of a uniform distribution
     assert (found.value, found.n) == (201, 401)

@@ -9,13 +9,14 @@ import pytest
 from captioning.data.caption_files import read_references
 from captioning.files.writing import write_json
 from captioning.metrics import bootstrap
-from captioning.metrics.correlation import kendall_tau, main, tau_estimates
+from captioning.metrics.correlation import kendall_tau, tau_estimates
 from captioning.metrics.diversity import Length
 from captioning.metrics.ratings import RATING, read_ratings
 from captioning.metrics.scene_ratings import read_runs
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import mark_words
 from captioning.scenes.make import make_scenes, read_scenes
+from tests.programs import one_error_line, raises_line, run_program
 
 
 def test_tau_by_its_definition_and_its_interval():
@@ -86,14 +87,15 @@ def test_ratings_are_read_as_they_are_published(files, name, expected):
     assert rated[1].references == human[rated[1].image]
 
 
-def printed(capsys):
-    """Return the first line of each metric, as words, and the log."""
-    found = capsys.readouterr()
-    lines = reversed(found.out.splitlines())
-    return {line.split("  ")[0]: line.split() for line in lines}, found.err
+def correlate(*arguments, code=0):
+    """Call the program; return the first line of each metric, as words, and the log."""
+    done = run_program("captioning.metrics.correlation", *arguments)
+    assert done.code == code, done.err
+    lines = reversed(done.out.splitlines())
+    return {line.split("  ")[0]: line.split() for line in lines}, done.err
 
 
-def test_an_images_objects_are_those_of_each_of_its_captions(files, capsys):
+def test_an_images_objects_are_those_of_each_of_its_captions(files):
     """chair's values, computed by hand, order the captions as the ratings do."""
     texts = {"a dog": 3, "a dog and a boat": 2, "a boat": 1}
     rows = [
@@ -103,23 +105,20 @@ def test_an_images_objects_are_those_of_each_of_its_captions(files, capsys):
     (files / "kit.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     write_json({"img/a.jpg": ["dog"]}, files / "objects.json")
     (files / "words.txt").write_text("dog, puppy\nboat, ship\n")
-    call = [str(files / "kit.jsonl"), "--metrics", "chair"]
-    call += ["--objects_file", str(files / "objects.json"), "--synonyms", str(files / "words.txt")]
-    assert main(call) == 0
-    rows, log = printed(capsys)
+    call = [files / "kit.jsonl", "--metrics", "chair"]
+    call += ["--objects_file", files / "objects.json", "--synonyms", files / "words.txt"]
+    rows, log = correlate(*call)
     assert rows["CHAIRi"][1] == "-1.00" and rows["Obj. Recall"][2] == "0.82" and not log
     write_json({"c.jpg": ["dog"]}, files / "objects.json")
-    assert main(call) == 2
-    log = capsys.readouterr().err
+    _, log = correlate(*call, code=2)
     assert "no image id in common" in log and "nothing was scored" in log
 
 
-def test_images_that_are_missing_are_named(files, capsys):
+def test_images_that_are_missing_are_named(files):
     (files / "a.jpg").touch()
-    call = [str(files / "ExpertAnnotations.txt"), "--images", str(files), "--metrics", "length"]
-    assert main(call) == 2
+    call = (files / "ExpertAnnotations.txt", "--images", files, "--metrics", "length")
     line = f"3 of 6 rated images do not exist, the first is {files}/b.jpg"
-    assert line in capsys.readouterr().err
+    one_error_line(correlate(*call, code=2)[1], line)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +136,11 @@ def test_images_that_are_missing_are_named(files, capsys):
 )
 def test_bad_ratings_are_one_line(files, name, content, message):
     (files / name).write_text(content)
-    with pytest.raises(UserError, match=message) as caught:
+    with raises_line(UserError, message, name):
         read_ratings(files / name, files / "human.json")
-    assert name in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_the_ratings_of_runs_on_scenes_are_the_marked_facts(tmp_path, capsys, monkeypatch, no_java):
+def test_the_ratings_of_runs_on_scenes_are_the_marked_facts(tmp_path, monkeypatch, no_java):
     """And longer captions have more of them."""
     monkeypatch.setattr(bootstrap, "RESAMPLES", 20)
     built = []  # once, however many runs there are
@@ -157,16 +155,16 @@ def test_the_ratings_of_runs_on_scenes_are_the_marked_facts(tmp_path, capsys, mo
         ]
         (tmp_path / f"runs/run{number}/result").mkdir(parents=True)
         write_json(rows, tmp_path / f"runs/run{number}/result/test.json")
-    call = [str(tmp_path / "runs"), "--metrics", "length", "diversity", "facts"]
-    call += ["--references", str(human), "--facts_file", str(facts)]
-    assert main(call) == 0 and len(built) == 1
-    rows, _ = printed(capsys)
+    call = [tmp_path / "runs", "--metrics", "length", "diversity", "facts"]
+    call += ["--references", human, "--facts_file", facts]
+    rows, _ = correlate(*call)
+    assert len(built) == 1
     assert {"True Facts", "Cap. Len.", "Coverage", "Precision", "Lex. Div."} < rows.keys()
     assert rows["True Facts"][2] == "1.00" and float(rows["Cap. Len."][2]) > 0.5
     scenes = read_scenes(facts)
     for row in read_runs(tmp_path / "runs", facts, human):
         marks = [mark for _, mark in mark_words(row.caption, scenes[int(row.image)])]
         assert (row.ratings["right"] == 1) == (False not in marks)
-    assert main(call[:-2]) == 2 and "need --facts_file" in capsys.readouterr().err
+    one_error_line(correlate(*call[:-2], code=2)[1], "need --facts_file")
     call.remove("facts")  # the metric; the file is still needed for the ratings
-    assert main(call) == 0 and "warning" not in capsys.readouterr().err
+    assert "warning" not in correlate(*call)[1]

@@ -27,7 +27,7 @@ def test_length_counts_what_white_space_separates():
     assert result.metrics == {"cap_len": mean_estimate([5, 5, 4, 0])}
 
 
-def test_diversity_is_the_formulas(tmp_path):
+def test_diversity_is_as_its_formulas_and_training_captions_are_compared(tmp_path):
     result = Diversity().evaluate(CAPTIONS)
     sentences = ["a dog and a dog", "a dog and a dog", "a red red cat", ""]
     words = " ".join(sentences).split()
@@ -78,14 +78,14 @@ def test_diversity_is_the_formulas(tmp_path):
         ("dog dog", False),
     ],
 )
-def test_loops_are_words_or_phrases_that_repeat(caption, expected):
+def test_a_loop_is_a_word_or_phrase_that_runs_on(caption, expected):
     assert has_loop(caption.split()) is expected
 
 
 LOOPING = {1: "The end. The end! The end?", 2: "one, two", 3: "", 4: "a cat and a cat"}
 
 
-def test_means_over_captions_that_have_ngrams():
+def test_repetition_is_the_mean_over_captions_that_have_ngrams():
     references = {image_id: ["a cat"] for image_id in LOOPING}
     scores = score(LOOPING, references, build_evaluators(["repetition"]))
     values = {name: estimate.value for name, estimate in scores.metrics.items()}
@@ -116,7 +116,7 @@ def test_words_of_each_kind_are_those_counted_by_hand(caption, expected):
     assert tuple(found[name] for name in Detail().metric_names) == expected
 
 
-def test_means_over_captions():
+def test_detail_is_the_mean_over_captions():
     captions = {1: "A red ball and a kite.", 2: "two dogs in the snow", 3: ""}
     scores = score(captions, {i: ["a"] for i in captions}, build_evaluators(["detail"]))
     values = {name: estimate.value for name, estimate in scores.metrics.items()}
@@ -125,7 +125,7 @@ def test_means_over_captions():
     assert [values[1] for values in scores.per_caption.values()] == [2, 0, 1, 1]
 
 
-def test_without_textblob_it_is_said_before(monkeypatch):
+def test_detail_is_unavailable_without_textblob(monkeypatch):
     [evaluator] = build_evaluators(["detail"])
     assert evaluator.unavailable() == {}
     monkeypatch.setitem(sys.modules, "textblob.en", None)

@@ -32,7 +32,7 @@ def test_entries_declare_what_tables_and_configurations_need():
         assert all(field.description for field in fields.values())
 
 
-def test_each_is_built_once():
+def test_an_evaluator_that_is_named_twice_is_built_once():
     chosen = build_evaluators(["length", "diversity", "length"])
     assert [evaluator.name for evaluator in chosen] == ["length", "diversity"]
 
@@ -53,7 +53,7 @@ def test_each_is_built_once():
         ),
     ],
 )
-def test_an_option_or_images_that_are_missing_or_impossible(name, options, line):
+def test_an_option_or_images_that_are_missing_or_impossible_are_refused(name, options, line):
     with pytest.raises(UserError, match=f"^{line}"):
         build_evaluators(["length", name], **options)
 
@@ -71,13 +71,13 @@ def test_an_option_or_images_that_are_missing_or_impossible(name, options, line)
         ("CIDEr - wrong_facts", None),  # which is not finite
     ],
 )
-def test_the_higher_the_better(text, value):
+def test_a_sum_has_the_values_of_its_metrics_or_is_none(text, value):
     scores = {"CIDEr": 0.9, "Bleu_4": 0.3, "PPL": 80.0, "R@1": 10.0, "wrong_facts": math.nan}
     found = MetricSum.parse(text).of(scores)
     assert found == (value if value is None else pytest.approx(value))
 
 
-def test_every_metric_can_be_named():
+def test_a_sum_may_name_every_metric():
     text = " - ".join(METRICS)
     first, *others = METRICS
     assert MetricSum.parse(text).signs == {first: 1, **dict.fromkeys(others, -1)}
@@ -101,7 +101,7 @@ def test_a_sum_of_metrics_that_cannot_be_read_is_one_line(text, message):
     assert str(error.value) == message
 
 
-def test_published_order_and_alignment():
+def test_the_table_has_the_published_order_intervals_and_what_was_skipped():
     metrics = {
         "CIDEr": Estimate(12.5, 11.0, 14.1, 1),
         "METEOR": Estimate(0.1954, 0.19, 0.21, 1),
@@ -121,7 +121,7 @@ def test_published_order_and_alignment():
     )
 
 
-def test_all_columns_fit_a_terminal():
+def test_a_table_of_all_metrics_has_lines_of_at_most_80_characters():
     scores = Scores({name: Estimate(12.0, 1.0, 99.0, 5) for name in METRICS})
     lines = format_table(scores, 5).splitlines()
     assert max(map(len, lines)) <= 80

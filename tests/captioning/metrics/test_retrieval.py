@@ -88,7 +88,7 @@ def test_a_pool_is_a_folder_a_list_or_features(evaluate, clip_folder, photos, po
         assert result.settings["pool"] == f"10 images ({given})"
 
 
-def test_images_of_the_same_name_and_of_the_cache(evaluate, tmp_path):
+def test_images_of_one_name_are_two_and_a_file_of_the_cache_is_a_pool(evaluate, tmp_path):
     for folder, colour in (("a", "red"), ("b", "blue")):
         (tmp_path / "pool" / folder).mkdir(parents=True)
         Image.new("RGB", (30, 30), colour).save(tmp_path / "pool" / folder / "1.ppm")
@@ -123,7 +123,9 @@ def test_ties_count_against_the_caption():
         ("a.npz", {"features": np.ones((1, 15)), "files": ["a"]}, "of width 15, clip_model of 16"),
     ],
 )
-def test_a_pool_that_is_none(evaluate, tmp_path, name, content, message):
+def test_a_pool_that_holds_no_images_or_features_is_refused(
+    evaluate, tmp_path, name, content, message
+):
     path = tmp_path / name
     path.write_text(content) if isinstance(content, str) else np.savez(path, **content)
     with pytest.raises(UserError, match=message):

@@ -175,7 +175,7 @@ def test_a_judge_scores_with_its_own_likelihoods(built, saved):
     assert_information(found, other, other.encode(resized(image_of(), 48)), 0.4)
 
 
-def test_a_judge_of_another_vocabulary_or_prompt(built, saved):
+def test_a_judge_of_another_vocabulary_or_prompt_is_refused(built, saved):
     path, *_ = saved("prompt='a photo of '")
     with pytest.raises(UserError, match="has the prompt 'a photo of ', the captioner 'a picture"):
         Reranker(built(), Reranking("judge", model=str(path)), CPU)
@@ -226,7 +226,6 @@ def test_weight_0_is_plain_decoding(results):
 
 
 def test_captions_do_not_depend_on_the_batch_size_and_candidates_are_kept(results):
-    """They do not depend on the batch size. Candidates are saved on request."""
     keys = ["rerank=mmi", "num_candidates=3", "top_p=1.0", "top_k=0"]
     found = results(*keys, "eval_batch_size=3", "save_candidates=true")
     assert [{k: v for k, v in r.items() if k != "candidates"} for r in found] == results(

@@ -35,7 +35,7 @@ def save(tmp_path):
     return save
 
 
-def test_it_is_read_as_a_file_is(save, tmp_path):
+def test_a_sharded_checkpoint_is_read_as_a_file_is(save, tmp_path):
     content = read_checkpoint(str(save(4, torch.bfloat16)))
     assert content["config"] == {"seed": 3} and content["epoch"] == 4
     assert content["model"].keys() == {"a.w", "n"} and content["model"]["n"].item() == 7
@@ -88,7 +88,7 @@ def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(save, t
     assert read_checkpoint(str(path))["model"]["a.w"].max() == 2
 
 
-def test_nothing_in_it_is_run(save, tmp_path, monkeypatch):
+def test_code_in_any_of_its_files_is_refused_and_not_run(save, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     path = save(0)
@@ -109,7 +109,7 @@ def test_nothing_in_it_is_run(save, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("harm", ["larger", "not there"])
-def test_an_index_that_says_more_than_there_is(save, harm):
+def test_an_index_that_says_more_than_there_is_is_refused(save, harm):
     """Otherwise tensors would have arbitrary values, or more bytes than the memory."""
     index = save(0) / INDEX
     content = pickle.loads(index.read_bytes())
@@ -124,7 +124,7 @@ def test_an_index_that_says_more_than_there_is(save, harm):
         read_checkpoint(str(index.parent))
 
 
-def test_gathered_it_is_a_file(save, tmp_path, capsys):
+def test_gathered_it_is_a_file_with_a_manifest_and_replaces_none(save, tmp_path, capsys):
     path, target = save(2), tmp_path / "whole.pth"
     assert gather.main([str(path), str(target)]) == 0
     content = torch.load(target, weights_only=True)

@@ -1,7 +1,6 @@
 """Checkpoints and annotations in an object store are read like those on disk."""
 
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from captioning.models import checkpoints
 from captioning.models.build import captioner_from, load_trained
 from captioning.models.sharded_checkpoint import save_sharded
 from captioning.runtime.errors import UserError
+from tests.programs import raises_line
 
 RUN = "s3://bucket/runs/a"
 CPU = torch.device("cpu")
@@ -61,7 +61,7 @@ def test_a_file_and_the_best_or_newest_of_a_run_are_read_from_a_store(s3, traine
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_one_in_parts_becomes_a_file(s3, tmp_path):
+def test_a_sharded_checkpoint_of_a_store_is_gathered_into_a_file(s3, tmp_path):
     pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no processes")
     weights = {"a.w": torch.arange(6.0).reshape(3, 2)}
     save_sharded(
@@ -86,7 +86,7 @@ def test_a_missing_or_refused_checkpoint_of_a_store_is_one_line(s3):
         "s3://key:S3CR3T@bucket/a": "s3://bucket/a: an address with a user or a query",
     }
     for name, line in lines.items():
-        with pytest.raises(UserError, match=re.escape(line)) as error:
+        with raises_line(UserError, line) as error:
             load_trained(checkpoints.resolve(name), None, CPU)
         assert "S3CR3T" not in str(error.value)
     s3.faults += ["refused"] * 100

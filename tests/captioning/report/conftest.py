@@ -24,12 +24,6 @@ METRICS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def no_java(monkeypatch, tmp_path):
-    """Score people without Java: its tokens are tested in tests/captioning/metrics."""
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-
-
 @pytest.fixture
 def undrawn(monkeypatch):
     """Leave the figures empty but for their descriptions."""
@@ -51,7 +45,7 @@ def entries(world):
 
 
 @pytest.fixture
-def make_run(world, entries, tmp_path):
+def make_run(world, entries, tmp_path, no_java):
     """Return a function that makes up a finished run on the world's test split."""
 
     def make(name, objective="mle", captions=None, scores=METRICS, log=True, **settings):

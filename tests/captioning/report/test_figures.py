@@ -24,7 +24,7 @@ from captioning.report.tokens import (
 )
 
 
-def test_a_colour_is_that_of_one_objective():
+def test_an_objective_has_its_own_colour_alone_and_beside_others():
     alone = {kind: assign_styles([kind])[0] for kind in ("humans", "mle", "smile", "mixture")}
     together = assign_styles(["humans", "mle", "mle", "mle", "smile", "mixture"])
     assert [together[i] for i in (0, 1, 4, 5)] == list(alone.values())
@@ -55,7 +55,7 @@ def test_the_axes_are_chosen_by_the_metrics_of_two_rows(names, axes):
         assert "$a at 20.00, 80.00; b at 20.00, 80.00" in drawing
 
 
-def test_curves_are_of_each_objective_and_validation(runs):
+def test_each_objective_and_the_validation_have_a_figure_of_curves(runs):
     titles, drawings = zip(*draw_curves(read_runs(runs, "test")))
     assert list(titles) == [
         "MLE loss in training, labels smoothed by 0.1",
@@ -90,7 +90,7 @@ def test_the_histogram_of_lengths_has_means_and_ids_of_its_own():
     assert drawing == length_histogram(rows)
 
 
-def test_pictures_are_embedded_small(tmp_path):
+def test_a_picture_is_embedded_in_less_than_100_kb_or_left_out(tmp_path):
     Image.new("RGB", (96, 96)).save(tmp_path / "small.png")
     Image.effect_noise((1200, 900), 90).save(tmp_path / "large.png")
     assert load_picture(tmp_path / "small.png").pixelated
@@ -114,7 +114,7 @@ def naive_costs(captioner, image, caption):
 
 
 @torch.no_grad()
-def test_the_costs_of_words_are_those_of_a_loop(make_captioner):
+def test_the_costs_of_words_are_those_computed_token_by_token(make_captioner):
     captioner = make_captioner()
     image = torch.randn(1, 3, 48, 48)
     caption = "the man with a red ball and the dogs on a box"
@@ -141,9 +141,7 @@ def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
     captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
     captioner.text_decoder.cls["predictions"].bias[-3] += 50  # "##a", before [DEC] and [ENC]
     first, *_, last = token_losses(captioner, torch.randn(1, 3, 48, 48), "a dog")
-    assert (
-        first.label == "a" and first.predictions[0].word == "a" and first.predictions[0].in_caption
-    )
+    assert first.label == first.predictions[0].word == "a" and first.predictions[0].in_caption
     assert first.mle < 1 and last.predictions[0].word == "-a"  # where it would go on with "dog"
 
 
@@ -165,7 +163,7 @@ def test_the_most_spared_and_the_most_charged_word_are_told():
     assert figure._replace(tokens=tokens[:3]).charged is None
 
 
-def test_the_caption_and_the_run_that_are_shown(runs):
+def test_words_are_shown_of_an_image_of_middle_length_and_of_mle_if_it_can_be_loaded(runs):
     references = {1: ["a b", "a b c d e f"], 2: ["a b c", "a b c d"], 3: ["g h i j", "k"]}
     assert choose_caption(Comparison("test", [], [], references=references)) == (2, "a b c d")
     found = token_figure(read_comparison([runs[1], runs[0]]))

@@ -6,9 +6,10 @@ import re
 
 import pytest
 
-from captioning.report.__main__ import default_output, main
+from captioning.report.__main__ import default_output
 from captioning.report.comparison import read_comparison
 from captioning.report.page import render, write_report
+from tests.programs import one_error_line, run_program
 
 
 def text_of(page):
@@ -70,7 +71,7 @@ def test_the_costs_of_a_captions_words_and_skipped_metrics_are_told(runs):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_what_is_missing_is_said(make_run, tmp_path):
+def test_each_part_that_a_run_lacks_is_named(make_run, tmp_path):
     run = make_run("one", scores={}, log=False, ann_root=str(tmp_path / "gone"), facts_file=None)
     for name in ("checkpoint_best.pth", "run.json"):
         (run / name).unlink()
@@ -90,7 +91,7 @@ def test_what_is_missing_is_said(make_run, tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_which_epoch_is_scored(runs):
+def test_the_scored_epoch_and_how_it_was_selected_are_told(runs):
     """By metrics, by being the last, and in a run that an older version left."""
     scores = [{"CIDEr": 0.101, "Bleu_4": 0.066}, {"CIDEr": 0.08, "Bleu_4": 0.055, "cap_len": 18.9}]
     for run, select, epoch in ((runs[0], "CIDEr + Bleu_4", 0), (runs[1], "last", 1)):
@@ -108,15 +109,14 @@ def test_which_epoch_is_scored(runs):
 
 @pytest.mark.usefixtures("undrawn")
 def test_the_program_writes_a_report_beside_the_runs_or_where_it_is_told(
-    runs, tmp_path, capsys, monkeypatch
+    runs, tmp_path, monkeypatch
 ):
-    assert main([str(run) for run in runs]) == 0
-    out = capsys.readouterr().out
-    assert "1.234 (1.100-1.350)" in out and "Humans" in out
+    done = run_program("captioning.report", *runs)
+    assert done.code == 0 and "1.234 (1.100-1.350)" in done.out and "Humans" in done.out
     assert (runs[0].parent / "report.html").exists()
     assert default_output([runs[0]]) == runs[0] / "report.html"
     monkeypatch.chdir(runs[0].parent)
-    assert main(["one", "--output", "page.html", "--split", "val"]) == 2
-    assert capsys.readouterr().err.startswith("error: one: no captions of split val")
-    assert main(["one", "--output", str(tmp_path / "page.html")]) == 0
+    command = ("captioning.report", "one", "--output", tmp_path / "page.html")
+    one_error_line(run_program(*command, "--split", "val").err, "one: no captions of split val")
+    assert run_program(*command).code == 0
     assert (tmp_path / "page.html").exists()

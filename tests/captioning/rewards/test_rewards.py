@@ -28,12 +28,9 @@ from captioning.runtime.registry import load
 from captioning.scenes.facts import NOUNS, PLACES, describe_all
 from captioning.scenes.make import read_scenes
 from tests.captioning.conftest import is_running
+from tests.programs import raises_line
 
-
-@pytest.fixture(autouse=True)
-def no_java(monkeypatch, tmp_path):
-    """Tokenise without Java: its tokens are tested in tests/captioning/metrics."""
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+pytestmark = pytest.mark.usefixtures("no_java")
 
 
 def test_facts_are_those_of_the_metric(scenes):
@@ -193,8 +190,8 @@ def test_every_reward_is_a_function_of_trl(name, chat, photos, scenes, clip_fold
         ("cider", {"image_id": [5]}, "image_id of a row is 5, which is no image"),
     ],
 )
-def test_mistakes_are_one_line(name, columns, line, photos):
-    with pytest.raises(UserError, match=line):
+def test_missing_options_and_unknown_images_of_a_reward_are_one_line(name, columns, line, photos):
+    with raises_line(UserError, line):
         images = TrainingImages({0: ["a cat"]}, {0: photos[0]}, "cpu")
         reward = reward_function(name, images, [EOS])
         reward(completions=["a"], completion_ids=[[EOS]], **columns)

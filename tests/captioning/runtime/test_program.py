@@ -22,9 +22,8 @@ def raising(error):
 
 def test_what_it_returns_is_its_exit_code(capsys):
     for returned, code in ((None, 0), (0, 0), (2, 2), (130, 130)):
-        assert (
-            run_program(lambda r=returned: r) == run_program(lambda r=returned: r, "stop") == code
-        )
+        for line in ((), ("stop",)):
+            assert run_program(lambda r=returned: r, *line) == code
     assert capsys.readouterr().err == ""
 
 
@@ -73,7 +72,7 @@ def test_a_bug_keeps_its_traceback():
         run_program(lambda: 1 // 0)
 
 
-def test_an_error_on_one_line():
+def test_an_error_is_written_on_one_line():
     for error, line in (("a\n  b\tc", "a b c"), (" \n", "ValueError"), ("x" * 200, "x" * 100)):
         assert one_line(ValueError(error)) == line
 

@@ -51,17 +51,17 @@ def counts(caption, scene=SCENE):
         (" and ".join(["a red circle", "a blue star"] * 10), 4, 40),  # read in time
     ],
 )
-def test_facts_of_a_caption(caption, true, stated):
+def test_a_caption_states_the_facts_that_were_counted_by_hand(caption, true, stated):
     assert counts(caption) == (true, stated)
 
 
-def test_the_middle_is_one_cell():
+def test_the_middle_is_right_in_row_and_column_only_in_one_cell():
     centre = Scene("snow", (Thing("heart", "plum", "small", 1, 1),))
     assert counts("a heart in the centre", centre) == (2, 2)
     assert counts("a heart at the top", centre) == (1, 2)
 
 
-def test_words_are_marked():
+def test_the_words_of_facts_are_marked_as_right_or_wrong():
     marked = dict(mark_words("a coral disc and a zebra on the lawn", SCENE))
     facts = {"coral": False, "disc": True, "lawn": False}  # a zebra is no word of this world
     assert marked == {**dict.fromkeys(["a", "and", "zebra", "on", "the"]), **facts}

@@ -12,9 +12,9 @@ from captioning.data import read_annotations
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from captioning.scenes import make
-from captioning.scenes.__main__ import main
 from captioning.scenes.facts import ANNOTATORS
 from captioning.scenes.make import SIDE, make_scenes, read_scenes
+from tests.programs import one_error_line, raises_line, run_program, unchanged
 
 SPLITS = {"train": 6, "val": 2, "test": 3}
 
@@ -24,15 +24,14 @@ def digest(folder):
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()
 
 
-def test_the_seed_decides_everything(tmp_path):
+def test_the_seed_alone_decides_photos_and_captions(tmp_path):
     for name, seed in {"a": 1, "b": 1, "c": 2}.items():
         assert make_scenes(tmp_path / name, seed, SPLITS)
-    found = digest(tmp_path / "a")
-    assert found == digest(tmp_path / "b") != digest(tmp_path / "c")
+    assert digest(tmp_path / "a") == digest(tmp_path / "b") != digest(tmp_path / "c")
     captions = (tmp_path / "a" / "scenes_train.json").read_bytes()
     assert hashlib.sha256(captions).hexdigest()[:12] == "6c29099b3bb9"  # of every version
-    assert not make_scenes(tmp_path / "a", 1, SPLITS)  # it exists already
-    assert digest(tmp_path / "a") == found
+    with unchanged(tmp_path / "a"):
+        assert not make_scenes(tmp_path / "a", 1, SPLITS)  # it exists already
 
 
 def test_splits_are_annotations_with_five_captions_an_image(tmp_path, scenes_config):
@@ -58,12 +57,11 @@ def test_splits_are_annotations_with_five_captions_an_image(tmp_path, scenes_con
     assert captioner_from(settings, None)[0].shift is not None
 
 
-def test_something_else_there_is_refused(tmp_path):
+def test_a_folder_of_other_scenes_is_refused_and_stays(tmp_path):
     def is_refused(seed, splits):
-        before = digest(tmp_path / "s")
-        with pytest.raises(UserError, match="contains something other than the scenes of seed"):
+        line = "contains something other than the scenes of seed"
+        with unchanged(tmp_path / "s"), raises_line(UserError, line):
             make_scenes(tmp_path / "s", seed, splits)
-        assert digest(tmp_path / "s") == before
 
     make_scenes(tmp_path / "s", 0, SPLITS)
     is_refused(1, SPLITS)
@@ -92,14 +90,12 @@ def test_a_drawing_that_was_stopped_is_begun_again(tmp_path, monkeypatch):
     assert digest(tmp_path / "s") == digest(tmp_path / "empty")
 
 
-def test_program_says_what_it_did(tmp_path, monkeypatch, capsys):
+def test_the_program_says_whether_the_scenes_are_drawn_or_exist_already(tmp_path, monkeypatch):
     monkeypatch.setattr("captioning.scenes.__main__.SPLITS", SPLITS)
-    output = ["--output", str(tmp_path / "scenes")]
-    for expected in ("is drawn", "exists already"):
-        assert main(output) == 0
-        assert expected in capsys.readouterr().err
-    assert main([*output, "--seed", "3"]) == 2
-    assert capsys.readouterr().err.count("error:") == 1
+    command = ("captioning.scenes", "--output", tmp_path / "scenes")
+    assert "is drawn" in run_program(*command).err
+    assert "exists already" in run_program(*command).err
+    one_error_line(run_program(*command, "--seed", "3").err, "something other than the scenes")
 
 
 def test_paragraphs_have_100_to_200_words_and_state_no_wrong_ground(tmp_path):

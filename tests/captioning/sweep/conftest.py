@@ -19,13 +19,12 @@ def tiny_config(scenes, tmp_path_factory):
 
 
 @pytest.fixture
-def in_process(monkeypatch, tmp_path):
+def in_process(monkeypatch, no_java):
     """Run jobs one after the other in this process; return the names of those that began.
 
     A job that is a key of `fail` fails with its text; "stop" stops the sweep. There is no Java, and
     figures are empty.
     """
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     leave_figures_empty(monkeypatch)
     began, fail = [], {}
 

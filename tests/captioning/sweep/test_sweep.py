@@ -11,6 +11,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.job_runner import Job
 from captioning.sweep.__main__ import main
 from captioning.sweep.parallel_runs import _RunLogger, job_slots
+from tests.programs import one_error_line
 
 
 @pytest.fixture
@@ -115,8 +116,7 @@ def test_table_and_report_have_the_means_over_seeds(swept, tmp_path):
 )
 def test_what_is_wrong_is_one_line_before_anything_runs(swept, capsys, arguments, line):
     assert swept(*arguments, code=2) == []
-    told = capsys.readouterr().err
-    assert line in told and told.startswith("error: ") and told.count("\n") == 1
+    one_error_line(capsys, line)
 
 
 @pytest.mark.parametrize(
@@ -132,22 +132,22 @@ def test_what_is_wrong_is_one_line_before_anything_runs(swept, capsys, arguments
 )
 def test_without_a_configuration_runs_to_collect_are_needed(capsys, arguments, line):
     assert main(arguments) == 2
-    assert line in capsys.readouterr().err
+    one_error_line(capsys, line)
 
 
 def test_nothing_is_trained_from_a_pretraining_that_failed(swept, tiny_config, capsys):
     arguments = ("--mle", "0,1", "--pretrain", str(tiny_config))
     assert swept(*arguments, code=2, pretrain="out of memory") == ["pretrain"]
-    assert "error: pretrain failed: out of memory" in capsys.readouterr().err
+    one_error_line(capsys, "error: pretrain failed: out of memory")
 
 
 def test_ranks_of_torchrun_are_refused(swept, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert swept(code=2) == []
-    assert "call it without torchrun" in capsys.readouterr().err
+    one_error_line(capsys, "call it without torchrun")
 
 
-def test_each_run_has_a_gpu(monkeypatch):
+def test_each_run_has_a_gpu_of_its_own(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     every = [{"CUDA_VISIBLE_DEVICES": number} for number in "012"]
@@ -157,9 +157,8 @@ def test_each_run_has_a_gpu(monkeypatch):
     assert job_slots("auto", 2) == [{"CUDA_VISIBLE_DEVICES": name} for name in ("5", "GPU-7")]
     with pytest.raises(UserError, match="there are 3 GPUs"):
         job_slots("auto", 4)
-    assert len(job_slots("cuda:1", None)) == 1 and "CUDA_VISIBLE_DEVICES" not in job_slots(
-        "cuda:1", None
-    )
+    (slot,) = job_slots("cuda:1", None)
+    assert "CUDA_VISIBLE_DEVICES" not in slot
     with pytest.raises(UserError, match="device is cuda:1, a single GPU"):
         job_slots("cuda:1", 2)
 

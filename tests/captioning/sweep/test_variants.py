@@ -23,6 +23,7 @@ from captioning.sweep.runs import choose_judge
 from captioning.sweep.variants import ABLATIONS, mle_share, plan, read_names, with_seeds
 from decoding import DecodingSettings
 from smile import OBJECTIVES
+from tests.programs import one_error_line
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_tokens_of_a_decoding_are_counted(make_captioner):
 def test_an_impossible_judge_is_refused_before_training(tiny_config, tmp_path, capsys, seeds):
     command = [str(tiny_config), "--mle", "1", "--output_dir", str(tmp_path / "sweep")]
     assert main([*command, "--decodings", "judge", *seeds]) == 2
-    assert "needs runs of MLE with two seeds or more" in capsys.readouterr().err
+    one_error_line(capsys, "needs runs of MLE with two seeds or more")
     assert not (tmp_path / "sweep").exists()
 
 

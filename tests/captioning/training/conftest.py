@@ -24,6 +24,18 @@ def run(request, scenes_config, tmp_path):
 
 
 @pytest.fixture
+def done(run):
+    """Return a function that does a run with overrides, and returns it; see `run`."""
+
+    def do(*overrides, **named):
+        tuning = run(*overrides, **named)
+        tuning.run()
+        return tuning
+
+    return do
+
+
+@pytest.fixture
 def resumed(run, monkeypatch):
     """Return a function that stops a run in the second step of its second epoch, and resumes it."""
 

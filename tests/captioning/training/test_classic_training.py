@@ -5,11 +5,11 @@ import json
 import pytest
 import torch
 
-from captioning import train
 from captioning.config import load_config
 from captioning.metrics.coco import Coco
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
+from tests.programs import unchanged
 from tests.tiny import CLASSIC, log_of
 
 GIVEN = [
@@ -29,27 +29,25 @@ GIVEN = [
     ],
 )
 def test_a_run_of_each_kind_learns_and_its_checkpoint_captions(
-    run, model, more, parts, scenes_config
+    done, model, more, parts, scenes_config, run_program
 ):
-    tuning = run(f"model={model}", *more)
-    tuning.run()
+    tuning = done(f"model={model}", *more)
     steps = log_of(tuning.folder, "step")
     assert len(steps) == 6 and steps[-1]["loss"] < steps[0]["loss"] and parts <= steps[0].keys()
     saved = torch.load(tuning.folder / "checkpoint_best.pth", weights_only=True)
     known = saved["vocabulary"]
     assert known == tuning.captioner.tokenizer.words
-    call = ["--config", str(scenes_config), "--output_dir", str(tuning.folder), "--evaluate"]
+    call = ["--config", scenes_config, "--output_dir", tuning.folder, "--evaluate"]
     call += ["--eval_split", "test", "--device", "cpu", *GIVEN, f"model={model}", *more]
-    assert train.main(call) == 0
+    assert run_program("captioning.train", *call).code == 0
     captions = json.loads((tuning.folder / "result" / "test.json").read_text())
     assert len(captions) == 7
     assert all(set(entry["caption"].split()) <= {*known} for entry in captions)
 
 
 @pytest.mark.slow
-def test_words_come_from_the_checkpoint_not_from_other_captions(run, scenes_config):
-    tuning = run("model=lstm", "max_epoch=1", "objective=mle")
-    tuning.run()
+def test_words_come_from_the_checkpoint_not_from_other_captions(done, scenes_config):
+    tuning = done("model=lstm", "max_epoch=1", "objective=mle")
     best = str(tuning.folder / "checkpoint_best.pth")
     # The training captions of this configuration would make a vocabulary of its own.
     other = load_config(
@@ -63,20 +61,18 @@ def test_words_come_from_the_checkpoint_not_from_other_captions(run, scenes_conf
 
 
 @pytest.mark.slow
-def test_word_pieces_need_no_vocabulary_in_the_checkpoint(run, scenes):
-    tuning = run("model=attn", "vocabulary=wordpiece", "max_epoch=1", "prompt='a picture of '")
-    tuning.run()
+def test_word_pieces_need_no_vocabulary_in_the_checkpoint(done, scenes):
+    tuning = done("model=attn", "vocabulary=wordpiece", "max_epoch=1", "prompt='a picture of '")
     saved = torch.load(tuning.folder / "checkpoint_00.pth", weights_only=True)
     assert "vocabulary" not in saved
     pieces = len((scenes / "vocab.txt").read_text().split())
     assert saved["model"]["decoder.head.weight"].size(0) == pieces + 2
 
 
-def test_the_encoder_has_its_rate_and_the_decoder_its_schedule(run):
-    tuning = run(
+def test_the_encoder_has_its_rate_and_the_decoder_its_schedule(done):
+    tuning = done(
         "model=lstm", "encoder_lr=1e-4", "lr_schedule=exponential", "lr_decay=0.5", "init_lr=1e-2"
     )
-    tuning.run()
     rates = [group["lr"] for group in tuning.optimizer.param_groups]
     assert rates == pytest.approx([5e-3, 5e-5])
     logged = [line["learning_rate"] for line in log_of(tuning.folder, "step")]
@@ -95,13 +91,12 @@ def with_bleu(values):
         (["lr_schedule=plateau", "lr_patience=0", "lr_decay=0.5"], 6, [1, 1, 1, 0.5, 0.25, 0.25]),
     ],
 )
-def test_validation_bleu_lowers_the_rate_and_ends_the_run(run, scored, more, epochs, rates):
+def test_validation_bleu_lowers_the_rate_and_ends_the_run(done, scored, more, epochs, rates):
     scored.update(with_bleu([0.1, 0.3, 0.2, 0.3, 0.4, 0.2]))
     lr = ["lr_schedule=exponential", "lr_decay=1"]
-    tuning = run(
+    tuning = done(
         "model=lstm", "max_epoch=6", "init_lr=1.0e-3", "metrics=[coco, length]", *lr, *more
     )
-    tuning.run()
     logged = [line["learning_rate"] for line in log_of(tuning.folder, "step")]
     assert logged[::3] == pytest.approx([rate * 1e-3 for rate in rates])
     assert len(logged) == 3 * epochs
@@ -112,21 +107,18 @@ GOES_BY_BLEU = [
 ]
 
 
-def test_a_run_that_ended_early_is_left_as_it_is(run, scored, capsys):
+def test_a_run_that_ended_early_is_left_as_it_is(done, scored, capsys):
     scored.update(with_bleu([0.3, 0.2, 0.4]))
-    first = run("model=lstm", *GOES_BY_BLEU)
-    first.run()
+    first = done("model=lstm", *GOES_BY_BLEU)
     ended = "stopped early, after 2 epochs: Bleu_4 was best 1 validations ago"
     assert capsys.readouterr().err.count(ended) == 1
     (first.folder / "run.json").write_text("the record of the first run")
-    before = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
-    run("model=lstm", *GOES_BY_BLEU, "log_every=2").run()
+    with unchanged(first.folder):
+        done("model=lstm", *GOES_BY_BLEU, "log_every=2")
     shown = capsys.readouterr().err
     assert shown.count(ended) == 1 and "resuming" not in shown
-    after = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
-    assert before == after
-    more = run("model=lstm", *GOES_BY_BLEU, "early_stopping=2", "max_epoch=3")
-    more.run()  # with more patience it goes on
+    # With more patience it goes on.
+    more = done("model=lstm", *GOES_BY_BLEU, "early_stopping=2", "max_epoch=3")
     assert "resuming from" in capsys.readouterr().err
     assert (more.folder / "checkpoint_02.pth").exists()
     assert "the first run" not in (more.folder / "run.json").read_text()

@@ -1,21 +1,19 @@
 """A run on a data set without splits: trained, scored, and scored again from its file."""
 
-import contextlib
-import io
 import json
 
 import pytest
 
-from captioning import evaluate, train
 from captioning.data import read_annotations
 from tests.captioning.data.caption_formats import write_captions
+from tests.programs import one_error_line
 
 SPLIT = "split={val: 0.2, test: 0.25}"
 
 
 @pytest.fixture(scope="module")
-def divided(scenes, scenes_config, tmp_path_factory):
-    """Return a function that runs the program on the scenes, all in one captions.txt."""
+def divided(scenes, scenes_config, tmp_path_factory, run_program):
+    """Return a function that trains on the scenes, all in one captions.txt; it returns the log."""
     folder = tmp_path_factory.mktemp("divided")
     files = [scenes / f"scenes_{split}.json" for split in ("train", "val", "test")]
     captions = {s.image: s.captions for file in files for s in read_annotations(file)}
@@ -26,9 +24,11 @@ def divided(scenes, scenes_config, tmp_path_factory):
     text = [line for line in text if line.partition(":")[0] not in given]
     config.write_text("\n".join([*text, *(f"{key}: {value}" for key, value in given.items())]))
 
-    def run(*arguments, output="run"):
-        output = ["--output_dir", str(folder / output)]
-        return train.main(["--config", str(config), *output, "--device", "cpu", *arguments])
+    def run(*arguments, output="run", code=0):
+        given = ["--config", config, "--output_dir", folder / output, "--device", "cpu"]
+        ended = run_program("captioning.train", *given, *arguments)
+        assert ended.code == code, ended.err
+        return ended.err
 
     run.folder, run.references = folder, folder / name
     return run
@@ -36,41 +36,37 @@ def divided(scenes, scenes_config, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def divided_run(divided):
-    with contextlib.redirect_stderr(io.StringIO()) as shown:
-        assert divided("max_epoch=1", SPLIT) == 0
-    assert "split of captions.txt: 20 train, 7 val, 9 test photos" in shown.getvalue()
+    log = divided("max_epoch=1", SPLIT)
+    assert "split of captions.txt: 20 train, 7 val, 9 test photos" in log
     return divided.folder / "run"
 
 
 def test_a_run_and_the_program_that_scores_its_captions_agree(
-    divided, divided_run, tmp_path, capsys
+    divided, divided_run, tmp_path, run_program
 ):
-    assert divided("--evaluate", "--eval_split", "test", SPLIT) == 0
+    divided("--evaluate", "--eval_split", "test", SPLIT)
     found, val = (divided_run / "result" / name for name in ("test.json", "val_epoch00.json"))
     results, others = ({r["image_id"] for r in json.loads(p.read_text())} for p in (found, val))
     assert len(results) == 9 and not results & others  # a quarter of 36
-    given = [str(found), "--references", str(divided.references)]
-    assert evaluate.main([*given, "--metrics", "length", "--output_dir", str(tmp_path)]) == 0
+    given = [found, "--references", divided.references, "--metrics", "length"]
+    code, _, log = run_program("captioning.evaluate", *given, "--output_dir", tmp_path)
+    assert code == 0 and "27 of 36 images with references have no prediction" in log
     scores = [folder / "metrics.json" for folder in (divided_run / "result" / "test", tmp_path)]
     first, again = (json.loads(path.read_text())["metrics"] for path in scores)
     assert first == again and "cap_len" in first
-    assert "27 of 36 images with references have no prediction" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("other", ["--seed=7", "split={val: 0.2, test: 0.3}"])
-def test_weights_are_not_tested_on_photos_that_they_have_learned(
-    divided, divided_run, other, capsys
-):
-    assert divided("--evaluate", SPLIT, other) == 2
-    assert "it would be tested on photos that it was trained on" in capsys.readouterr().err
-    assert (
-        divided(f"pretrained={divided_run / 'checkpoint_best.pth'}", SPLIT, other, output="b") == 2
-    )
-    assert divided("--evaluate", "split={val: 0.2, test: 0.25, seed: 42}", "seed=7") == 0
+def test_weights_are_not_tested_on_photos_that_they_have_learned(divided, divided_run, other):
+    log = divided("--evaluate", SPLIT, other, code=2)
+    one_error_line(log, "it would be tested on photos that it was trained on")
+    pretrained = f"pretrained={divided_run / 'checkpoint_best.pth'}"
+    divided(pretrained, SPLIT, other, output="b", code=2)
+    divided("--evaluate", "split={val: 0.2, test: 0.25, seed: 42}", "seed=7")
 
 
-def test_weights_that_learned_the_whole_file_are_tested_on_no_part_of_it(divided, capsys):
+def test_weights_that_learned_the_whole_file_are_tested_on_no_part_of_it(divided):
     whole = ["val_file=captions.txt", "test_file=captions.txt", "max_epoch=1"]
-    assert divided(*whole, output="whole") == 0
-    assert divided("--evaluate", SPLIT, output="whole") == 2
-    assert "was trained on train_file with split unset" in capsys.readouterr().err
+    divided(*whole, output="whole")
+    log = divided("--evaluate", SPLIT, output="whole", code=2)
+    one_error_line(log, "was trained on train_file with split unset")

@@ -51,9 +51,8 @@ def test_the_mean_is_of_the_training_images_as_they_are_evaluated(run, scenes):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_without_the_null_trains_and_does_not_generate(run, scored, tmp_path):
-    tuning = run("max_epoch=1")
-    tuning.run()
+def test_a_checkpoint_without_the_null_trains_and_does_not_generate(done, scored, tmp_path):
+    tuning = done("max_epoch=1")
     path, config = str(tmp_path / "run" / checkpoints.BEST), tuning.config
     for null, name in {"mean": "null_image.image", "learnt": "null_image.vector"}.items():
         other = config.model_copy(update={"null_image": null, "drop_image": 0.2})
@@ -61,10 +60,9 @@ def test_a_checkpoint_without_the_null_trains_and_does_not_generate(run, scored,
             captioner_from(other, path)
         captioner, said = captioner_from(other, path, for_training=True)
         assert f"missing: 1 ({name})" in said and not captioner.state_dict()[name].any()
-        started = run(
+        started = done(
             f"null_image={null}", "drop_image=0.2", "max_epoch=1", pretrained=path, folder=null
         )
-        started.run()
         null_path = str(tmp_path / null / checkpoints.BEST)
         captioner, _ = captioner_from(started.config, null_path)
         assert captioner.state_dict()[name].any()

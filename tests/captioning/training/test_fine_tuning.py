@@ -17,9 +17,8 @@ from tests.tiny import log_of
 NO_DROPOUT = ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
 
 
-def test_a_run_learns_and_leaves_everything(run):
-    tuning = run("log_every=1", "max_epoch=2", "init_lr=1e-2")
-    tuning.run()
+def test_a_run_learns_and_leaves_everything(done):
+    tuning = done("log_every=1", "max_epoch=2", "init_lr=1e-2")
     folder = tuning.folder
     steps = log_of(folder, "step")
     assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
@@ -69,10 +68,9 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one(run, resumed, scored, se
 SCORED = ["metrics=[coco, length]"]  # by the fixture `scored`
 
 
-def test_the_best_epoch_is_remembered_over_a_resume(run, scored, capsys):
+def test_the_best_epoch_is_remembered_over_a_resume(run, done, scored, capsys):
     scored.update({e: {"CIDEr": c, "Bleu_4": 0.0} for e, c in enumerate((0.3, 0.9, 0.5))})
-    first = run("max_epoch=2", "lr_schedule=exponential", "select=CIDEr + Bleu_4", *SCORED)
-    first.run()
+    done("max_epoch=2", "lr_schedule=exponential", "select=CIDEr + Bleu_4", *SCORED)
     capsys.readouterr()
     second = run("max_epoch=3", "lr_schedule=exponential", *SCORED)  # `select` is the run's
     assert "weights are random" not in capsys.readouterr().err
@@ -80,12 +78,11 @@ def test_the_best_epoch_is_remembered_over_a_resume(run, scored, capsys):
     assert torch.load(second.folder / "checkpoint_best.pth")["epoch"] == 1
 
 
-def test_a_new_run_moves_the_old_one_aside(run, scored, capsys):
+def test_a_new_run_moves_the_old_one_aside(run, done, scored, capsys):
     """Neither its checkpoints nor its scores may be taken for the new one's."""
     scored.update({0: {"CIDEr": 0.1}, 1: {"CIDEr": 0.9}})
-    run("max_epoch=2").run()
-    new = run("max_epoch=2", "resume=never", "seed=7")
-    new.run()
+    done("max_epoch=2")
+    new = done("max_epoch=2", "resume=never", "seed=7")
     old = new.folder.with_name("run.1")
     assert f"moved the files of {new.folder} to {old}" in capsys.readouterr().err
     best = [torch.load(f / "checkpoint_best.pth") for f in (old, new.folder)]
@@ -189,8 +186,7 @@ def test_too_few_batches_to_accumulate_is_one_line(run):
         run("accumulation_steps=9")
 
 
-def test_it_validates_every_few_epochs_and_after_the_last(run, scored):
-    tuning = run("eval_every=2", "max_epoch=3")
-    tuning.run()
+def test_it_validates_every_few_epochs_and_after_the_last(done, scored):
+    tuning = done("eval_every=2", "max_epoch=3")
     assert [line["step"] for line in log_of(tuning.folder, "val")] == [1, 2]
     assert (tuning.folder / "checkpoint_best.pth").exists()

@@ -16,6 +16,7 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.output_folder import OutputFolder
 from captioning.training.stored_run import SELECTED, WRITER, StoredRun
+from tests.programs import raises_line
 
 ADDRESS = "s3://bucket/run"
 
@@ -66,6 +67,18 @@ def save(folder, epoch):
     content = {"model": {"w": torch.full((9,), float(epoch))}, "optimizer": {}, "config": {}}
     checkpoints.save({**content, "epoch": epoch}, checkpoints.epoch_path(folder, epoch))
     checkpoints.remove_oldest(folder, 2)
+
+
+def uploaded(output, epoch):
+    """Return the output folder, after an epoch whose checkpoint it has written to the store."""
+    save(output.folder, epoch)
+    output.upload()
+    return output
+
+
+def epoch_aside(output):
+    aside = output.folder.with_name(f"{output.folder.name}.1")
+    return checkpoints.read_newest(aside)[1]["epoch"]
 
 
 def rounds(output):
@@ -156,19 +169,14 @@ def test_what_was_not_written_stays_where_it_is(s3, on):
     again = on("one")  # no other machine has written
     assert checkpoints.read_newest(again.folder)[1]["epoch"] == 0
     again.upload()
-    elsewhere = on("two")
-    save(elsewhere.folder, 1)
-    elsewhere.upload()
+    uploaded(on("two"), 1)
     save(again.folder, 7)  # on the machine that was overtaken
     assert checkpoints.read_newest(on("one").folder)[1]["epoch"] == 1
-    aside = again.folder.with_name(f"{again.folder.name}.1")
-    assert checkpoints.read_newest(aside)[1]["epoch"] == 7
+    assert epoch_aside(again) == 7
 
 
 def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch):
-    output = on("one")
-    save(output.folder, 0)
-    output.upload()
+    output = uploaded(on("one"), 0)
     path = str(output.folder / "checkpoint_00.pth")
     name = output.store_name(path)
     assert name == f"{ADDRESS}/checkpoint_00.pth" and output.local_path(name) == path
@@ -191,19 +199,14 @@ def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch
 
 
 def test_a_store_that_was_emptied_begins_anew_and_the_copy_stays(s3, on):
-    output = on("one")
-    save(output.folder, 0)
-    output.upload()
+    output = uploaded(on("one"), 0)
     s3.files.rm("bucket/run", recursive=True)
     assert checkpoints.read_newest(on("one").folder) is None
-    aside = output.folder.with_name(f"{output.folder.name}.1")
-    assert checkpoints.read_newest(aside)[1]["epoch"] == 0
+    assert epoch_aside(output) == 0
 
 
 def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
-    output = on("one")
-    save(output.folder, 0)
-    output.upload()
+    output = uploaded(on("one"), 0)
     checkpoints.keep_as_best(output.folder, 0)
     calls, copy = [], uploads.copy
     monkeypatch.setattr(uploads, "copy", lambda *given: calls.append(given) or copy(*given))
@@ -217,25 +220,19 @@ def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
 
 
 def test_a_machine_that_was_overtaken_writes_no_more(s3, on):
-    first = on("first")
-    save(first.folder, 0)
-    first.upload()
-    second = on("second")
-    save(second.folder, 1)
-    second.upload()
+    first = uploaded(on("first"), 0)
+    second = uploaded(on("second"), 1)
     there = stores.stamps(ADDRESS)
     save(first.folder, 2)
-    with pytest.raises(UserError, match="another machine has continued this run") as refused:
+    with raises_line(UserError, "another machine has continued this run", str(first.folder)):
         first.upload()
-    assert str(first.folder) in str(refused.value) and stores.stamps(ADDRESS) == there
+    assert stores.stamps(ADDRESS) == there
     second.upload()
 
 
 def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monkeypatch):
     """Killed after the download, it must not be taken for the copy that wrote last."""
-    first = on("first")
-    save(first.folder, 0)
-    first.upload()
+    first = uploaded(on("first"), 0)
     with monkeypatch.context() as patch:
 
         def killed(self):
@@ -244,8 +241,6 @@ def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monke
         patch.setattr(StoredRun, "_write_record", killed)
         with pytest.raises(Killed):
             on("second")
-    second = on("second")
-    save(second.folder, 1)
-    second.upload()
+    uploaded(on("second"), 1)
     assert not checkpoints.epoch_path(first.folder, 1).exists()
     assert checkpoints.epoch_path(on("first").folder, 1).exists()

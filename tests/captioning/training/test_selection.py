@@ -46,14 +46,13 @@ def best_of(folder):
         pytest.param(["objective=mle", "select=cap_len"], "cap_len", 2, marks=pytest.mark.slow),
     ],
 )
-def test_the_epoch_that_is_kept(run, overrides, select, epoch):
-    tuning = run(*overrides)
-    tuning.run()
+def test_the_epoch_that_select_names_is_kept(done, overrides, select, epoch):
+    tuning = done(*overrides)
     assert tuning.config.select == load_config(tuning.folder / "config.yaml").select == select
     assert best_of(tuning.folder) == read_selection(tuning.folder).epoch == epoch
 
 
-def test_of_equals_and_without_scores_the_latest(tmp_path, monkeypatch):
+def test_of_equals_and_without_scores_the_latest_is_kept(tmp_path, monkeypatch):
     values = {0: (0.2, 0.5), 2: (0.5, 0.2), 3: (None, 0.9), 4: (0.1, 0.6)}
     for epoch, (bleu, cider) in values.items():
         path = tmp_path / "result" / f"val_epoch{epoch:02d}" / "metrics.json"
@@ -72,9 +71,8 @@ def test_of_equals_and_without_scores_the_latest(tmp_path, monkeypatch):
     assert [selected(select, 5) for select in ("-CIDEr", "METEOR", "last")] == [2, 4, 4]
 
 
-def test_what_was_selected_is_told_recorded_and_logged(run, capsys):
-    tuning = run("objective=mle")
-    tuning.run()
+def test_what_was_selected_is_told_recorded_and_logged(done, capsys):
+    tuning = done("objective=mle")
     shown = capsys.readouterr().err
     assert shown.splitlines()[-4:] == [
         f"selected: epoch 1, by CIDEr + Bleu_4, kept as {tuning.folder / checkpoints.BEST}",
@@ -89,7 +87,7 @@ def test_what_was_selected_is_told_recorded_and_logged(run, capsys):
     with pytest.raises(UserError, match="must have exactly the keys select, epoch, epochs"):
         read_selection(tuning.folder)
     assert [line["selected"] for line in log_of(tuning.folder, "val")] == [0, 0, 0]
-    run("objective=smile", folder="last").run()
+    done("objective=smile", folder="last")
     shown = capsys.readouterr().err
     assert "selected: epoch 3, the last, kept as" in shown
     assert shown.endswith("  epoch 3: CIDEr 0.062, BLEU-4 0.043, Cap. Len. 22.10  (selected)\n")
@@ -119,17 +117,15 @@ def test_the_default_falls_back_to_the_last_epoch_and_says_so(run, monkeypatch, 
     assert line in capsys.readouterr().err
 
 
-def test_a_refused_select_leaves_the_earlier_run_where_it_is(run):
-    tuning = run("objective=mle")
-    tuning.run()
+def test_a_refused_select_leaves_the_earlier_run_where_it_is(run, done):
+    tuning = done("objective=mle")
     with pytest.raises(UserError, match="select is PPL"):
         run("objective=mle", "select=PPL", "resume=never")
     assert not tuning.folder.with_name("run.1").exists()
 
 
-def test_every_epochs_weights_are_kept_and_load_anywhere(run, scenes_config):
-    tuning = run(ALL)
-    tuning.run()
+def test_every_epochs_weights_are_kept_and_load_anywhere(run, done, scenes_config):
+    tuning = done(ALL)
     folder = tuning.folder
     assert [path.stem for path in checkpoints.saved(folder)] == ["checkpoint_01", "checkpoint_02"]
     for epoch in range(3):
@@ -151,31 +147,29 @@ def test_every_epochs_weights_are_kept_and_load_anywhere(run, scenes_config):
     torch.testing.assert_close(started.captioner.state_dict(), first)
 
 
-def test_another_select_takes_another_epoch_of_a_run_that_is_over(run, capsys):
-    tuning = run("objective=smile", ALL)
-    tuning.run()
+def test_another_select_takes_another_epoch_of_a_run_that_is_over(done, capsys):
+    tuning = done("objective=smile", ALL)
     assert best_of(tuning.folder) == 2
     capsys.readouterr()
-    run("objective=smile", ALL, "select=CIDEr").run()
+    done("objective=smile", ALL, "select=CIDEr")
     assert best_of(tuning.folder) == read_selection(tuning.folder).epoch == 0
     shown = capsys.readouterr().err
     assert "checkpoint_best.pth now has the weights of epoch 1, by select: CIDEr" in shown
-    run("objective=smile", ALL, "select=last").run()
+    done("objective=smile", ALL, "select=last")
     assert best_of(tuning.folder) == 2
 
 
 @pytest.mark.slow
-def test_an_epoch_whose_weights_are_gone_cannot_be_taken(run, capsys):
-    tuning = run("objective=smile")
-    tuning.run()
-    run("objective=smile", "select=CIDEr").run()
+def test_an_epoch_whose_weights_are_gone_cannot_be_taken(done, capsys):
+    tuning = done("objective=smile")
+    done("objective=smile", "select=CIDEr")
     assert (
         "epoch 1 is best by select: CIDEr, but its weights were not kept (keep_checkpoints); "
         "checkpoint_best.pth has the weights of epoch 3" in capsys.readouterr().err
     )
     assert best_of(tuning.folder) == read_selection(tuning.folder).epoch == 2
     checkpoints.best(tuning.folder).unlink()
-    run("objective=smile", "select=CIDEr").run()
+    done("objective=smile", "select=CIDEr")
     assert best_of(tuning.folder) == 2
 
 

@@ -161,11 +161,10 @@ def test_the_expected_gradient_is_that_of_all_captions_enumerated(baseline, kl):
 
 
 @pytest.mark.slow
-def test_a_run_learns_what_is_rewarded(run):
-    tuning = run(
+def test_a_run_learns_what_is_rewarded(done):
+    tuning = done(
         "objective=", "init_lr=3e-3", "max_epoch=12", "lr_schedule=exponential", "eval_every=12"
     )
-    tuning.run()
     steps = log_of(tuning.folder, "step")
     means = [np.mean([line["reward"] for line in part]) for part in (steps[:6], steps[-6:])]
     assert means[1] > means[0] + 0.3
@@ -180,9 +179,8 @@ def test_a_run_that_is_over_needs_no_rewards(run, monkeypatch):
     run().run()
 
 
-def test_the_objective_beside_it_and_the_kl_are_in_the_loss_and_the_log(run):
-    tuning = run("objective={mle: 0.1}", "reward_kl=0.2", "reward_baseline=greedy")
-    tuning.run()
+def test_the_objective_beside_it_and_the_kl_are_in_the_loss_and_the_log(done):
+    tuning = done("objective={mle: 0.1}", "reward_kl=0.2", "reward_baseline=greedy")
     steps = log_of(tuning.folder, "step")
     assert steps[0]["kl"] == pytest.approx(0, abs=1e-5) != steps[-1]["kl"]
     assert all(math.isfinite(line["mle"]) for line in steps)

@@ -41,9 +41,8 @@ def run(scenes_config, tars, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_within_an_epoch_ends_as_the_undisturbed_one(run, resumed):
-    whole = run(folder="whole")
-    whole.run()
+def test_a_run_that_was_stopped_within_an_epoch_ends_as_the_undisturbed_one(done, resumed):
+    whole = done(folder="whole")
     found, expected = (r.captioner.state_dict() for r in (resumed(), whole))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
