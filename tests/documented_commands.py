@@ -19,6 +19,7 @@ import warnings
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from torch.distributed import run as torchrun
 
 from captioning.config import load_config
@@ -26,9 +27,7 @@ from captioning.runtime.errors import UserError
 
 BLOCK = re.compile(r"^( *)```(?:bash|sh|shell)\n(.*?)^\1```", re.S | re.M)  # in a list, indented
 OURS = re.compile(r"(?:configs|scripts|docs|tests|benchmarks)/[\w./-]+")
-OWN = (
-    *("smile", "decoding", "BLIP", "baselines", "vlm", "captioning", "app", "benchmarks", "tests"),
-)
+OWN = ("smile", "decoding", "BLIP", "baselines", "vlm", "captioning", "app", "benchmarks", "tests")
 # Programs that a page may call and that are not looked into.
 FOREIGN = (
     *("pip", "curl", "wget", "git", "tar", "unzip", "rm", "mkdir", "cp", "mv", "ls", "cat", "head"),
@@ -181,25 +180,18 @@ def arguments_of(module, words):
 
         return parse
 
-    methods = ("parse_args", "parse_intermixed_args")
-    before = {name: getattr(argparse.ArgumentParser, name) for name in methods}
-    argv = sys.argv
-    said = io.StringIO()
-    try:
-        for name, method in before.items():
-            setattr(argparse.ArgumentParser, name, stop_after(method))
-        sys.argv = [module, *words]
-        quietly = warnings.catch_warnings()  # runpy warns of what has been imported before
-        with contextlib.redirect_stderr(said), contextlib.suppress(_Parsed), quietly:
-            warnings.simplefilter("ignore", RuntimeWarning)
-            runpy.run_module(module, run_name="__main__")
-    except SystemExit:
-        lines = said.getvalue().strip().splitlines() or ["it ended before it read its arguments"]
-        raise Wrong(lines[-1]) from None
-    finally:
-        sys.argv = argv
-        for name, method in before.items():
-            setattr(argparse.ArgumentParser, name, method)
+    said, parser = io.StringIO(), argparse.ArgumentParser
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # runpy's, of what was imported before
+        for name in ("parse_args", "parse_intermixed_args"):
+            patch.setattr(parser, name, stop_after(getattr(parser, name)))
+        patch.setattr(sys, "argv", [module, *words])
+        try:
+            with contextlib.redirect_stderr(said), contextlib.suppress(_Parsed):
+                runpy.run_module(module, run_name="__main__")
+        except SystemExit:
+            lines = said.getvalue().strip().splitlines() or ["it ended before it read arguments"]
+            raise Wrong(lines[-1]) from None
     if not parsed:
         raise Wrong("it does not read its arguments with argparse")
     return parsed[0]
@@ -207,11 +199,10 @@ def arguments_of(module, words):
 
 def check_settings(given):
     """Raises UserError for configurations and key=value that cannot be, whatever program it is."""
-    configs = [getattr(given, name, None) for name in ("config", "pretrain")]
-    configs = [config for config in configs if config is not None]
+    given, overrides = vars(given), list(getattr(given, "overrides", []))
+    configs = [given[name] for name in ("config", "pretrain") if given.get(name) is not None]
     # That of a run is where the page's other commands leave it.
     configs = [config for config in configs if Path(config).parts[0] != "output"]
-    overrides = list(getattr(given, "overrides", []))
     if overrides and not configs:
         configs = ["configs/caption_coco.yaml"]
     for config in configs:

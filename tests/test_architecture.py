@@ -85,15 +85,10 @@ def sources(names, graph):
     return {name if name in graph else name.rpartition(".")[0] for name in names} & {*graph}
 
 
-def project_imports(root):
-    """Return the modules of the packages that each of them imports, by its name."""
-    graph = modules(root)
-    return {module: sources(names, graph) - {module} for module, names in graph.items()}
-
-
 def circles(root):
     """Return a line for each two files that import each other, directly or through others."""
-    graph, reach = project_imports(root), {}
+    known, reach = modules(root), {}
+    graph = {module: sources(names, known) - {module} for module, names in known.items()}
     for start in graph:
         seen, waiting = set(), [start]
         while waiting:

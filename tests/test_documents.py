@@ -20,19 +20,15 @@ ANCHOR = r"\]\(([^)#\s]*)#([^)\s]+)\)"
 MOST_LINES_OF_THE_README = 150
 
 
-@pytest.fixture(scope="module")
-def stage(repository, tmp_path_factory):
-    return Stage(repository, tmp_path_factory.mktemp("stage"))
-
-
 @pytest.fixture(autouse=True)
 def in_the_repository(repository, monkeypatch):
     """Relative paths in a page start there."""
     monkeypatch.chdir(repository)
 
 
-def test_every_command_of_every_page_can_be_called(stage, repository):
-    wrong, commands = [], [(page, block) for page in pages(repository) for block in blocks(page)]
+def test_every_command_of_every_page_can_be_called(repository, tmp_path):
+    wrong, stage = [], Stage(repository, tmp_path)
+    commands = [(page, block) for page in pages(repository) for block in blocks(page)]
     assert len(commands) > 20
     for page, block in commands:
         try:
@@ -119,7 +115,6 @@ def test_the_readme_has_at_most_150_lines(repository):
 
 
 def test_pages_are_reached_from_the_readme(repository):
-    """A page that nothing links to is a page that nobody finds."""
     reached, waiting = set(), {repository / "README.md"}
     while waiting:
         page = waiting.pop()

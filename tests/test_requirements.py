@@ -66,27 +66,19 @@ def test_the_environment_has_the_locked_versions(repository):
 NOT_SOURCE = (".*", "data", "checkpoints", "output", "build", "*.egg-info", "__pycache__")
 
 
-@pytest.fixture(scope="module")
-def wheel(repository, tmp_path_factory):
-    """The wheel that `pip install .` builds, out of a copy of the tree."""
+def test_wheel_holds_the_objective_alone_and_asks_for_torch_alone(repository, tmp_path):
+    """Built as `pip install .` does, out of a copy of the tree."""
     pytest.importorskip("setuptools", minversion="77", reason="builds wheels from 77 on")
-    tree, target = (tmp_path_factory.mktemp(name) for name in ("tree", "wheel"))
+    tree, target = tmp_path / "tree", tmp_path / "wheel"
+    target.mkdir()
     ignore = shutil.ignore_patterns(*NOT_SOURCE)
-    shutil.copytree(repository, tree, ignore=ignore, dirs_exist_ok=True)
+    shutil.copytree(repository, tree, ignore=ignore)
     build = "from setuptools import build_meta; import sys; build_meta.build_wheel(sys.argv[1])"
-    run([sys.executable, "-c", build, str(target)], cwd=tree)
-    (path,) = target.glob("*.whl")
-    return path
-
-
-def run(command, **options):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, **options)
+    command, pipes = [sys.executable, "-c", build, str(target)], {"capture_output": True}
+    done = subprocess.run(command, cwd=tree, env=environment, text=True, **pipes)
     assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout
-
-
-def test_wheel_holds_the_objective_alone_and_asks_for_torch_alone(wheel, repository):
+    (wheel,) = target.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))

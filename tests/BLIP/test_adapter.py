@@ -1,7 +1,5 @@
 """LoRA for BLIP: what is trained, saved, resumed and exported."""
 
-import json
-
 import pytest
 import torch
 from safetensors import SafetensorError
@@ -14,6 +12,7 @@ from captioning import train
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
+from tests.programs import one_error_line, raises_line
 from tests.tiny import TINY_RUN
 
 LORA = "lora={r: 2, alpha: 8, dropout: 0.1}"
@@ -125,16 +124,16 @@ def test_an_adapter_that_cannot_be_written_is_one_line_and_leaves_nothing(
     monkeypatch.setattr(merge, "save_file", full_disk)
     for _ in range(2):  # the second call finds no folder of the first
         assert merge.main([checkpoint, str(tmp_path / "adapter"), "--adapter"]) == 2
-        line = f"error: cannot write {tmp_path / 'adapter'}: No space left on device\n"
-        assert capsys.readouterr().err == line
+        one_error_line(
+            capsys, f"error: cannot write {tmp_path / 'adapter'}: No space left on device"
+        )
     assert not list(tmp_path.iterdir())
 
 
-def test_mistakes_with_lora_are_one_line(path, adapted, checkpoint, base, tmp_path, capsys):
+def test_mistakes_with_lora_are_one_line(path, checkpoint, base, tmp_path, capsys):
     def message(flags, weights):
-        with pytest.raises(UserError) as error:
+        with raises_line(UserError) as error:
             captioner_from(load_config(path, [*flags]), weights)
-        assert "\n" not in str(error.value)
         return str(error.value)
 
     line = "lora is set, but pretrained is not: set pretrained to the base weights"
@@ -160,5 +159,4 @@ def test_mistakes_with_lora_are_one_line(path, adapted, checkpoint, base, tmp_pa
     with pytest.raises(ValueError, match="an adapter, but not its run's configuration"):
         captioner_of(str(tmp_path / "bare.pth"))
     assert merge.main([str(base), str(tmp_path / "x.pth")]) == 2
-    assert capsys.readouterr().err == f"error: {base} has whole weights, not an adapter\n"
-    assert json.dumps(adapted.model_dump()["lora"])  # a checkpoint keeps it
+    one_error_line(capsys, f"error: {base} has whole weights, not an adapter")

@@ -9,6 +9,7 @@ from huggingface_hub import ModelCard
 from adapters.card import MARK, is_repository
 from BLIP.convert import hf_config, main, settings_of
 from captioning import publish
+from tests.programs import one_error_line
 
 METRICS = {"CIDEr": (0.9, 0.8, 1.0, 5), "Distinct": (61.0, None, None, 5)}
 
@@ -63,7 +64,7 @@ def test_publish_prints_a_line_for_each_problem_of_a_folder(checkpoint, tmp_path
     found = out.splitlines()
     wanted = ("no licence", "not OWNER/NAME", "cannot be read", "extra.bin is pickled")
     assert len(found) == 4 and all(text in line for text, line in zip(wanted, found))
-    assert error.count("\n") == 1 and "is not ready: the 4 lines above say why" in error
+    one_error_line(error, "is not ready: the 4 lines above say why")
     (folder / "README.md").write_text("---\nlicense: [\n---\n")
     assert publish.main([str(folder)]) == 2
     assert "its metadata cannot be read" in capsys.readouterr().out

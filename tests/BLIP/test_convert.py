@@ -10,6 +10,7 @@ from BLIP.convert import hf_config, main, save_hf, settings_of
 from BLIP.from_checkpoint import captioner_of
 from BLIP.weights.checkpoint import read_checkpoint
 from tests.BLIP.states import assert_equal
+from tests.programs import one_error_line, unchanged
 
 
 @pytest.fixture
@@ -90,10 +91,9 @@ def test_a_folder_that_is_not_whole_is_one_line_and_leaves_the_target(
 ):
     DAMAGE[message](folder)
     (tmp_path / "kept.pth").write_bytes(b"kept")
-    assert main(["from-hf", str(folder), str(tmp_path / "kept.pth")]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1 and message in error
-    assert (tmp_path / "kept.pth").read_bytes() == b"kept"
+    with unchanged(tmp_path):
+        assert main(["from-hf", str(folder), str(tmp_path / "kept.pth")]) == 2
+    one_error_line(capsys, message)
 
 
 def test_a_write_that_fails_leaves_the_target(folder, tmp_path, monkeypatch, capsys):
@@ -104,10 +104,9 @@ def test_a_write_that_fails_leaves_the_target(folder, tmp_path, monkeypatch, cap
     (tmp_path / "kept.pth").write_bytes(b"kept")
     monkeypatch.setattr(torch, "save", full_disk)
     for target in ("kept.pth", "nowhere/x.pth"):
-        assert main(["from-hf", str(folder), str(tmp_path / target)]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
-    assert (tmp_path / "kept.pth").read_bytes() == b"kept"
-    assert {path.name for path in tmp_path.iterdir()} == {"hf", "kept.pth"}
+        with unchanged(tmp_path):
+            assert main(["from-hf", str(folder), str(tmp_path / target)]) == 2
+        one_error_line(capsys, target)
 
 
 @pytest.mark.parametrize("flags", [["--vit", "huge"], ["--vit", '{"foo": 1}'], []])
@@ -116,6 +115,5 @@ def test_a_checkpoint_that_cannot_be_built_is_one_line(make_captioner, tmp_path,
     if flags:
         torch.save({"model": make_captioner().state_dict()}, path)
     assert main(["to-hf", str(path), str(tmp_path / "b"), *flags]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ") and error.count("\n") == 1
-    assert "\x1b" not in error and (flags or r"\x1b]0;title\x07.pth does not exist" in error)
+    error = one_error_line(capsys, "" if flags else r"\x1b]0;title\x07.pth does not exist")
+    assert "\x1b" not in error

@@ -20,6 +20,7 @@ from BLIP.weights import download as hub
 from BLIP.weights.download import DownloadError, are_private, download, fetch, without_secrets
 from captioning.files import stores
 from tests.processes import Processes
+from tests.programs import raises_line
 
 CONTENT = bytes(range(256)) * 4000
 LENGTH = {"Content-Length": "1024000"}
@@ -180,9 +181,12 @@ def test_of_two_processes_one_fetches_a_file(server, tmp_path):
     assert (tmp_path / "f").read_bytes() == CONTENT and len(server.requests) == 1
 
 
-def test_each_failure_is_one_line(server, hub_folder):
+NO_HUB_FILE = "is not hf://[spaces/]owner/name"
+
+
+def test_what_cannot_be_fetched_is_one_line(server, hub_folder):
     cases = {
-        f"{server.url}/absent.pth": "404|Not Found",
+        f"{server.url}/absent.pth": "Not Found",
         "https://127.0.0.1:9/file.pth": "refused",
         f"{server.url}/": "does not name a file",
         f"{server.url}/a%00b.pth": "embedded null",
@@ -191,16 +195,15 @@ def test_each_failure_is_one_line(server, hub_folder):
         "file:///etc/passwd": "only https:// protects",
         f"{server.url}/to/http://127.0.0.1:9/file.pth": "http://127.0.0.1:9/file.pth is not down",
         f"{server.url}/to/file:///etc/passwd": "not allowed",
-        "hf://owner/name/../../file.pth": r"is not hf://\[spaces/\]owner/name",
-        "hf://owner/name@../file.pth": r"is not hf://\[spaces/\]owner/name",
-        "hf://name/file.pth": r"is not hf://\[spaces/\]owner/name",
-        "hf://spaces/owner/name": r"is not hf://\[spaces/\]owner/name",  # no model's repository
+        "hf://owner/name/../../file.pth": NO_HUB_FILE,
+        "hf://owner/name@../file.pth": NO_HUB_FILE,
+        "hf://name/file.pth": NO_HUB_FILE,
+        "hf://spaces/owner/name": NO_HUB_FILE,  # no model's repository
         "hf://spaces/owner/name/model/file.pth": "cannot download hf://spaces/owner/name/model",
     }
     for source, message in cases.items():
-        with pytest.raises(DownloadError, match=message) as error:
+        with raises_line(DownloadError, message):
             fetch(source)
-        assert "\n" not in str(error.value)
 
 
 def test_a_hub_address_names_repository_file_kind_and_revision(monkeypatch):
@@ -328,9 +331,7 @@ def test_a_file_with_another_hash_is_refused(stated, tmp_path):
 
 def test_a_file_above_the_limit_is_not_fetched(stated):
     stated.size = hub.LARGEST + 1
-    with pytest.raises(
-        ValueError, match="has 17179869185 bytes, which exceeds the limit of 17179869184"
-    ):
+    with raises_line(ValueError, "has 17179869185 bytes, which exceeds the limit of 17179869184"):
         hub.hub_file("some/model", "a/b.json")
     assert len(stated.calls) == 1
 

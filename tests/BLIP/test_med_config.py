@@ -4,6 +4,7 @@ import pytest
 
 from BLIP.med import MedConfig, read_med_config
 from BLIP.vit import ImageEncoder
+from tests.programs import raises_line
 
 
 def test_the_shipped_file_is_bert_base(repository):
@@ -17,11 +18,10 @@ def test_invalid_sizes_are_one_line(tmp_path):
         ({"hiden_size": 3}, "unknown key 'hiden_size'; known keys are hidden_size, num_"),
         ({"hidden_size": 50, "num_attention_heads": 4}, "must be a multiple of num_attention_he"),
         ("/no/such/file.json", "cannot read /no/such/file.json"),
-        (path, r"med\.json is not a JSON object$"),
+        (path, "med.json is not a JSON object"),
     ):
-        with pytest.raises(ValueError, match=f"^med_config.*{message}") as error:
+        with raises_line(ValueError, message, start="med_config"):
             read_med_config(source)
-        assert "\n" not in str(error.value)
 
 
 def test_an_image_size_that_is_no_multiple_of_the_patch_is_refused():

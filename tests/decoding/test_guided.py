@@ -9,14 +9,7 @@ import torch
 from decoding import DecodingSettings, decode
 from decoding.decode import generate_captions
 from decoding.guided import IMPLAUSIBLE, GuidedStep, add_noise, second_stream
-from tests.decoding.references import (
-    END,
-    PAD,
-    PrefixModel,
-    reference_beam_search,
-    strip,
-    uncached,
-)
+from tests.decoding.references import END, PAD, PrefixModel, reference_beam_search, strip, uncached
 
 BANNED = 0
 GUIDED = {

@@ -50,7 +50,7 @@ def test_inverted_probabilities_are_samples():
     assert draw_by_inverse(torch.full((1, 6), torch.nan), torch.tensor([0.5]).double()) < 6
 
 
-def test_settings_of_candidates():
+def test_candidates_are_samples_or_beams_of_the_settings():
     grouped = DecodingSettings(num_beams=4, num_beam_groups=2, diversity_penalty=0.5, top_k=7)
     samples = Reranking("mmi", num_candidates=6).candidate_settings(grouped, (1, 2))
     assert samples == DecodingSettings(

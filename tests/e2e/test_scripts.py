@@ -8,6 +8,8 @@ from typing import NamedTuple
 import pytest
 from _pytest.mark.expression import Expression
 
+from tests.programs import one_error_line
+
 # Records its folder, two variables and its arguments, and fails where FAILING matches these.
 INTERPRETER = """#!/bin/sh
 case "$1 $2" in
@@ -55,10 +57,8 @@ def run_script(tmp_path, repository):
     root, programs = tmp_path / "project", tmp_path / "active" / "bin"
     shutil.copytree(repository / "scripts", root / "scripts")
     driver, calls = tmp_path / "driver" / "nvidia-smi", programs / "python.calls"
-    for path, text in (
-        *((programs / "python", INTERPRETER), (programs / "uv", UV)),
-        (driver, "#!/bin/sh\n"),
-    ):
+    files = {programs / "python": INTERPRETER, programs / "uv": UV, driver: "#!/bin/sh\n"}
+    for path, text in files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
@@ -70,9 +70,8 @@ def run_script(tmp_path, repository):
         environment["PATH"] = os.pathsep.join(map(str, folders))
         command = ["bash", str(root / "scripts" / script), *arguments]
         calls.unlink(missing_ok=True)
-        done = subprocess.run(
-            command, env=environment, cwd=tmp_path, capture_output=True, text=True
-        )
+        pipes = {"capture_output": True, "text": True}
+        done = subprocess.run(command, env=environment, cwd=tmp_path, **pipes)
         recorded = calls.read_text().split("\n\n")[:-1] if calls.exists() else []
         return Ended(done.returncode, done.stdout, done.stderr, [*map(as_call, recorded)])
 
@@ -162,7 +161,7 @@ def test_variables_of_several_machines_are_refused_in_one_line_where_they_cannot
 ):
     ended = run_script(command, "a", **variables)
     assert (ended.code, ended.out, ended.calls) == (2, "", [])
-    assert ended.err.startswith(f"error: {line}") and ended.err.count("\n") == 1
+    assert one_error_line(ended.err, f"error: {line}") == ended.err.strip()
 
 
 @pytest.mark.parametrize(
@@ -202,6 +201,7 @@ def test_tests_are_selected_by_markers_after_linting_which_rest_leaves_out(
 ):
     ended = run_script("test.sh", *arguments, PYTHONDONTWRITEBYTECODE="1")
     assert (ended.code, ended.out) == (0, "passed\n")
+    assert {call.no_bytecode for call in ended.calls} == {""}  # compiled once for all processes
     *before, (module, program, option, expression, *workers) = (call.words for call in ended.calls)
     assert before == lint and (module, program, option) == ("-m", "pytest", "-m")
     assert workers == ["--numprocesses", "auto", "--maxprocesses", "8", "--dist", "loadfile"]
@@ -214,12 +214,6 @@ def test_other_arguments_of_the_tests_are_pytests(run_script, arguments):
     assert run_script("test.sh", *arguments).calls[0].words == ["-m", "pytest", *arguments]
     failed = run_script("test.sh", *arguments, FAILING="-m pytest*")
     assert (failed.code, len(failed.calls)) == (1, 1)
-
-
-@pytest.mark.parametrize("arguments", [[], ["--rest"], ["tests/smile"]])
-def test_modules_are_compiled_once_for_all_processes_of_the_tests(run_script, arguments):
-    calls = run_script("test.sh", *arguments, PYTHONDONTWRITEBYTECODE="1").calls
-    assert {call.no_bytecode for call in calls} == {""}
 
 
 @pytest.mark.parametrize(

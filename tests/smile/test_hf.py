@@ -24,7 +24,7 @@ def test_compute_loss_func_of_both_kinds():
             torch.testing.assert_close(loss, expected_smile(family, items), atol=1e-6, rtol=0)
 
 
-def test_models_that_are_refused():
+def test_a_model_without_labels_and_another_ignore_index_are_refused():
     model = hf_models.make("GPT2LMHeadModel").model
     for wrong in (model.transformer, torch.nn.Linear(2, 2)):
         with one_line("does not accept labels"):
@@ -52,7 +52,7 @@ def test_a_family_whose_loss_is_of_another_kind_is_refused_by_name(name, reason)
 
 
 @pytest.mark.parametrize("name", BOTH_KINDS)
-def test_labels_that_do_not_fit(name):
+def test_labels_that_do_not_fit_are_refused_in_one_line(name):
     family = hf_models.make(name)
     use_smile(family.model)
     for labels, line in (

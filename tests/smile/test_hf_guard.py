@@ -126,7 +126,7 @@ def test_generation_in_training_is_as_before():
 
 
 @both_kinds
-def test_parts_of_the_last_step(name):
+def test_the_parts_of_the_last_step_sum_up_to_its_loss(name):
     family = made(name)
     model = use_smile(family.model, Objective({"mle": 0.3, "smile": 0.7}, label_smoothing=0.1))
     assert last_parts(model) == {}

@@ -116,7 +116,7 @@ OTHER = {"output_multiplier": 7.0}  # of the vision model
         ("CohereForCausalLM", {"logit_scale": 0.5}, (0.5, None)),
     ],
 )
-def test_rows_of_the_table(name, values, transform):
+def test_a_head_and_its_transform_are_found_as_the_table_says(name, values, transform):
     module = type(name, (torch.nn.Module,), {"__module__": "transformers.models.any"})()
     module.config, head = types.SimpleNamespace(**values), torch.nn.Linear(4, 9)
     module.get_output_embeddings = lambda: head

@@ -58,7 +58,7 @@ def test_a_beginning_of_a_text_is_scored_over_all_words_and_is_none_of_them(name
 
 
 @needs(WHISPER)
-def test_language_and_task_of_whisper():
+def test_language_and_task_of_whisper_are_scored_over_all_words():
     model, batch, *_ = made(WHISPER)
     generation = model.generation_config
     generation.lang_to_id = {"<|en|>": LANGUAGE, "<|fr|>": OTHER}

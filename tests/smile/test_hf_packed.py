@@ -53,7 +53,7 @@ def assert_step(model, batch, expected):
     source=st.sampled_from(["", "seq_idx", "cu_seq_lens_q", "segments"]),
     shifted=st.booleans(),
 )
-def test_boundaries_wherever_they_are(texts, seed, from_hidden, source, shifted):
+def test_packed_texts_count_as_if_alone(texts, seed, from_hidden, source, shifted):
     """Includes texts without a prompt, whose first token is not scored, and texts of one token."""
     rows, model = rows_of([text for text in [*texts, (1, 1)] if sum(text)], seed), made(LLAMA).model
     expected = hf_steps.each_alone(model, rows, Objective())
@@ -129,7 +129,7 @@ def test_turns_of_an_assistant_are_captions_of_their_own(from_hidden):
 
 @pytest.mark.parametrize("name", [CAUSAL, T5])
 @from_logits_and_hidden
-def test_weights_of_tokens_and_rows(name, from_hidden):
+def test_weights_of_tokens_and_of_rows_are_those_of_the_objective(name, from_hidden):
     family = made(name)
     labels = family.batch["labels"]
     weights = torch.rand(labels.shape, dtype=torch.float64)

@@ -110,7 +110,7 @@ def test_a_tokens_loss_is_cross_entropy_over_its_subset(loss, first):
 
 
 @each_loss
-def test_reductions_agree(loss):
+def test_sum_and_mean_are_those_of_the_losses_of_each_token(loss):
     logits, labels = example()
     per_token = loss(logits, labels, reduction="none")
     assert per_token.shape == labels.shape

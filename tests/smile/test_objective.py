@@ -9,6 +9,7 @@ import torch
 from smile import Objective, mle_loss, parse_objective, smile_loss
 from smile.objective import captions_per_image
 from smile.subsetting import random_subset_loss, reverse_subset_loss
+from tests.programs import raises_line
 
 
 def example():
@@ -63,7 +64,7 @@ def test_random_subset_draws_anew_and_repeats_with_the_seed():
     [
         ("smlie", "'smlie' is unknown; choose from mle, smile, random, reverse"),
         ({}, "objective is {}; give a name, or a mapping"),
-        (["focal"], r"objective is \['focal'\]; give a name"),
+        (["focal"], "objective is ['focal']; give a name"),
         ({"mle": -1}, "'mle' has weight -1; give a number above 0"),
         ({"mle": 0}, "give a number above 0"),
         ({"mle": "much"}, "'mle' has weight 'much'"),
@@ -76,9 +77,8 @@ def test_random_subset_draws_anew_and_repeats_with_the_seed():
 )
 def test_a_wrong_objective_is_one_line(spec, message):
     for call in (parse_objective, Objective):
-        with pytest.raises(ValueError, match=message) as error:
+        with raises_line(ValueError, message):
             call(spec)
-        assert "\n" not in str(error.value)
 
 
 def test_weights_with_and_without_parameters():

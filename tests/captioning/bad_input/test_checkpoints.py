@@ -141,10 +141,7 @@ FIRST = "text_decoder.bert.embeddings.LayerNorm.bias"
 OTHERS = [
     (lambda s: s[KEY].fill_(float("nan")), f"f.pth has values that are not finite, in {KEY}: its"),
     (lambda s: s.update({KEY: torch.ones(7)}), f"{NOT_OF}{KEY} is (7,) in the file and (32,) in "),
-    (
-        lambda s: s.pop(KEY),
-        f"{NOT_OF}1 keys missing ({KEY}), 0 unexpected (none); check model ",
-    ),
+    (lambda s: s.pop(KEY), f"{NOT_OF}1 keys missing ({KEY}), 0 unexpected (none); check model "),
     (lambda s: s.update({"h": torch.ones(7)}), f"{NOT_OF}0 keys missing (none), 1 unexpected (h);"),
     (lambda s: (s.clear(), s.update(STATE)), f"{NOT_OF}93 keys missing ({FIRST}, "),
 ]
@@ -172,10 +169,7 @@ RESUMED = [
     ([1], NO_RUN + "it has no valid model"),
     (OWN | {"epoch": "1"}, NO_RUN + "it has no valid epoch"),
     (OWN | {"model": {"w": 1}}, NO_RUN + "it has no valid model"),
-    (
-        OWN | {"model": NAN},
-        "cannot be read: the file has values that are not finite, in w: its",
-    ),
+    (OWN | {"model": NAN}, "cannot be read: the file has values that are not finite, in w: its"),
 ]
 
 

@@ -87,14 +87,15 @@ def killed_after(batches, number=signal.SIGTERM):
 
 
 @pytest.fixture
-def run(checkpoint, tmp_path, capsys):
+def run(checkpoint, tmp_path, run_program):
     """Return a function that captions an input, and returns the lines and the log."""
 
     def call(source, *arguments, code=0, folder="out"):
         out = tmp_path / folder / "captions.jsonl"
-        given = [str(checkpoint), str(source), "--out", str(out), "--device", "cpu", *arguments]
-        assert caption.main(given) == code, capsys.readouterr().err
-        return (read_lines(out) if code == 0 and out.exists() else []), capsys.readouterr().err
+        given = [checkpoint, source, "--out", out, "--device", "cpu", *arguments]
+        found, _, log = run_program("captioning.caption", *given)
+        assert found == code, log
+        return (read_lines(out) if code == 0 and out.exists() else []), log
 
     return call
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 from PIL import Image
 
-from captioning import caption
 from captioning.bulk.model import CheckpointModel
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.data.caption_formats import write_captions
@@ -182,20 +181,23 @@ def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expect
 
 
 def test_a_file_of_weights_needs_a_configuration_and_a_runs_folder_none(
-    run, photos, checkpoint, scenes_config, tmp_path
+    run, run_program, photos, checkpoint, scenes_config, tmp_path
 ):
     released = tmp_path / "released.pth"
     torch.save({"model": torch.load(checkpoint)["model"]}, released)
     out = tmp_path / "captions.jsonl"
-    given = [str(photos), "--out", str(out), "--device", "cpu"]
-    assert caption.main([str(released), *given]) == 2
-    more = ["--config", str(scenes_config), "--max_length", "9", "--num_beams", "1"]
-    assert caption.main([str(released), *given, *more]) == 0
+
+    def code_of(of, *more):
+        given = [of, photos, "--out", out, "--device", "cpu", *more]
+        return run_program("captioning.caption", *given).code
+
+    assert code_of(released) == 2
+    assert code_of(released, "--config", scenes_config, "--max_length", "9", "--num_beams=1") == 0
     assert len(read_lines(out)) == 10
     # A run's folder stands for its best checkpoint; another folder for none.
-    assert caption.main([str(checkpoint.parent), *given, "--existing", "overwrite"]) == 0
+    assert code_of(checkpoint.parent, "--existing", "overwrite") == 0
     assert read_lines(out)[0]["checkpoint"] == str(checkpoint)
-    assert caption.main([str(photos), *given]) == 2
+    assert code_of(photos) == 2
 
 
 def test_a_file_name_that_is_not_utf8_is_kept(run, photos, tmp_path):

@@ -9,7 +9,6 @@ import threading
 import pytest
 from PIL import Image
 
-from captioning import caption
 from captioning.bulk import served
 from captioning.bulk.reading import Batch
 from captioning.bulk.served import KEY, MAX_SIDE, as_data_url
@@ -59,14 +58,15 @@ def server(monkeypatch, photos, loaded):
 
 
 @pytest.fixture
-def run(server, tmp_path, capsys):
+def run(server, tmp_path, run_program):
     """Return a function that captions an input, and returns the lines and the log."""
 
     def call(source, *flags, code=0, url=server.url):
         out = tmp_path / "out" / "captions.jsonl"
         given = ["tiny-vlm", str(source), "--out", str(out), "--backend", "openai", "--url", url]
-        assert caption.main([*given, "--num_workers", "0", *flags]) == code
-        return (read_lines(out) if code == 0 and out.exists() else []), capsys.readouterr().err
+        found, _, log = run_program("captioning.caption", *given, "--num_workers", "0", *flags)
+        assert found == code, log
+        return (read_lines(out) if code == 0 and out.exists() else []), log
 
     # One request at a time: the server looks at the last one.
     return lambda *given, **named: call(*given, "--concurrency", "1", **named)
@@ -130,7 +130,7 @@ def test_answers_are_filtered(run, server, photos, itm_checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize("division", ["--batch_size", "--shard_size"])
-def test_the_concurrency_is_used_and_not_exceeded(division, server, photos, tmp_path, monkeypatch):
+def test_the_concurrency_is_used_and_not_exceeded(division, server, photos, tmp_path, run_program):
     """The server answers only once four requests are there."""
     together, now, most = threading.Barrier(4), [], []
 
@@ -148,7 +148,7 @@ def test_the_concurrency_is_used_and_not_exceeded(division, server, photos, tmp_
         path.unlink()
     given = ["m", str(photos), "--out", str(tmp_path / "c.jsonl"), "--backend", "openai", "--url"]
     flags = ["--concurrency", "4", division, "1", "--num_workers", "0"]
-    assert caption.main([*given, server.url, *flags]) == 0
+    assert run_program("captioning.caption", *given, server.url, *flags).code == 0
     assert len(read_lines(tmp_path / "c.jsonl")) == 8 and max(most) == 4
 
 
