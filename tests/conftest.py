@@ -29,6 +29,11 @@ torch.ones((), requires_grad=True).backward()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LEFT_OUT = "left_out"  # how many collected tests a call of pytest leaves out
+OTHERS = {  # {marks of a call of scripts/test.sh: the commands for the tests that it leaves out}
+    "not slow and not soak": "bash scripts/test.sh --rest and bash scripts/soak.sh",
+    "slow and not soak": "bash scripts/test.sh and bash scripts/soak.sh",
+    "not soak": "bash scripts/soak.sh",
+}
 
 
 def pytest_configure(config):
@@ -71,10 +76,9 @@ def pytest_terminal_summary(terminalreporter, config):
     outcomes = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
     ran = sum(len(terminalreporter.stats.get(outcome, ())) for outcome in outcomes)
     if config.left_out:
-        terminalreporter.line(
-            f"ran {ran} of {ran + config.left_out} tests; all but kills at random, fuzzing and the "
-            "like: bash scripts/test.sh --all; those: bash scripts/soak.sh"
-        )
+        others = OTHERS.get(config.option.markexpr)
+        hint = f"; the others: {others}" if others else ""
+        terminalreporter.line(f"ran {ran} of {ran + config.left_out} tests{hint}")
 
 
 @pytest.fixture(autouse=True)
