@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs what takes too long for scripts/test.sh: fuzzing, whole demos and benchmarks, set-up, kills at
+# Runs what takes too long for scripts/test.sh: whole demos and benchmarks, set-up by pip, kills at
 # random instants. Then kills, stops and starves tiny runs, and counts what they survived:
 #
 #   bash scripts/soak.sh                                    100 kills, disks, 15 minutes at random
