@@ -72,7 +72,7 @@ def test_peak_memory_is_that_of_the_call(tmp_path, monkeypatch):
     works = importlib.import_module("works_to_measure")
     for before, during in ((1, 100), (200, 100)):
         growth = peak_memory(works.allocate, before, during) / 2**20
-        assert during <= growth < during + 40
+        assert during - 1 <= growth < during + 40  # the rest of what was held may be given back
     with pytest.raises(RuntimeError, match="terminated abruptly"):
         peak_memory(works.die)
 
