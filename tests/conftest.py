@@ -28,7 +28,6 @@ from tests import processes, programs
 torch.ones((), requires_grad=True).backward()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-LEFT_OUT = "left_out"  # how many collected tests a call of pytest leaves out
 OTHERS = {  # {marks of a call of scripts/test.sh: the commands for the tests that it leaves out}
     "not slow and not soak": "bash scripts/test.sh --rest and bash scripts/soak.sh",
     "slow and not soak": "bash scripts/test.sh and bash scripts/soak.sh",
@@ -58,17 +57,18 @@ def pytest_unconfigure():
 
 
 def pytest_deselected(items):
+    """Count the collected tests that a call leaves out."""
     items[0].config.left_out += len(items)
 
 
 def pytest_sessionfinish(session):
     if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist, which collects all
-        session.config.workeroutput[LEFT_OUT] = session.config.left_out
+        session.config.workeroutput["left_out"] = session.config.left_out
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    node.config.left_out = getattr(node, "workeroutput", {}).get(LEFT_OUT, 0)
+    node.config.left_out = getattr(node, "workeroutput", {}).get("left_out", 0)
 
 
 def pytest_terminal_summary(terminalreporter, config):

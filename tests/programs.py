@@ -18,7 +18,7 @@ from typing import NamedTuple
 import pytest
 import torch
 
-SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+from captioning.runtime.signals import SIGNALS
 
 
 class Outcome(NamedTuple):
