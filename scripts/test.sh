@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks the code's format, lints it and runs tests:
 #
-#   bash scripts/test.sh                      every promise of the README and docs/reliability.md
+#   bash scripts/test.sh                      the quick tests, of every promise in docs/reliability.md
 #   bash scripts/test.sh --all                all tests
 #   bash scripts/test.sh --rest               only the tests that --all adds to the first
 #   bash scripts/test.sh --all tests/smile    all tests in a folder
