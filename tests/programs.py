@@ -100,12 +100,13 @@ def raises_line(error_type: type[Exception], *parts: str, start: str = "") -> It
 @contextlib.contextmanager
 def unchanged(*folders: Path) -> Iterator[None]:
     """Assert that the block neither adds, removes nor changes a file in the folders."""
-    before = _digests(folders)
+    before = digests(*folders)
     yield
-    assert _digests(folders) == before
+    assert digests(*folders) == before
 
 
-def _digests(folders) -> dict[str, str]:
+def digests(*folders: Path) -> dict[str, str]:
+    """Return the SHA-256 of each file in the folders by its path; "folder" for a folder."""
     files = (path for folder in folders for path in Path(folder).rglob("*"))
     return {
         str(path): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"

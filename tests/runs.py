@@ -18,9 +18,12 @@ from captioning.models import checkpoints
 from captioning.runtime import program
 from captioning.scenes.make import make_scenes
 from captioning.training.fine_tuning import FineTuning
+from captioning.training.sharding import MIN_TORCH
 from tests.processes import Processes
 from tests.tiny import TINY_RUN
 
+TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
+needs_fsdp = pytest.mark.skipif(TORCH < MIN_TORCH, reason="sharding: fsdp needs a later torch")
 SOAKED = """
 max_length: 10
 num_beams: 1

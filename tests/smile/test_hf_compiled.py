@@ -13,7 +13,6 @@ from tests.smile.hf_steps import GPT2, LLAMA, T5, gradients, one_line
 
 CAUSAL = LLAMA if LLAMA in hf_models.HERE else GPT2
 SMILE, MLE = Objective(), Objective("mle")
-slow = pytest.mark.slow
 OLD = transformers.__version__ == "4.15.0"
 
 
@@ -66,7 +65,9 @@ def its_forward_before(model, objective, **options):
     return use_smile(model, objective)
 
 
-@pytest.mark.parametrize("way", [after, *(pytest.param(w, marks=slow) for w in (before, in_place))])
+@pytest.mark.parametrize(
+    "way", [after, *(pytest.param(w, marks=pytest.mark.slow) for w in (before, in_place))]
+)
 def test_use_smile_before_or_after_compile_trains_the_same_in_one_graph(way):
     model = way(made(CAUSAL).model, MLE, backend="eager", fullgraph=True)
     assert_same(model, CAUSAL, MLE)
@@ -75,14 +76,14 @@ def test_use_smile_before_or_after_compile_trains_the_same_in_one_graph(way):
 TWO_CAPTIONS = {"labels": torch.tensor([[5, 6, 7, 1, -100, -100, 8, 9, 5, 1]] * 3)}
 
 
-@slow
+@pytest.mark.slow
 def test_a_compiled_model_trains_smile_from_hidden_states():
     """From hidden states the objective is one operator."""
     model = after(made(CAUSAL).model, SMILE, backend="aot_eager", fullgraph=True)
     assert_same(use_smile(model, SMILE, from_hidden=True), CAUSAL, SMILE)
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.skipif(OLD, reason="transformers 4.15.0 looks at the values of T5's labels")
 def test_a_compiled_forward_trains_smile_of_two_captions_in_a_row():
     """From logits the sizes of captions are read, of which each row has two."""
@@ -90,7 +91,7 @@ def test_a_compiled_forward_trains_smile_of_two_captions_in_a_row():
     assert_same(model, T5, SMILE, **TWO_CAPTIONS)
 
 
-@slow
+@pytest.mark.slow
 def test_a_compiled_decoder_and_a_copy_of_a_compiled_model_train_smile():
     model = use_smile(made(CAUSAL).model)
     decoder = "model" if CAUSAL == LLAMA else "transformer"
@@ -115,7 +116,7 @@ UNKNOWN = [
 ]
 
 
-@slow
+@pytest.mark.slow
 def test_a_packed_row_of_a_compiled_model_is_refused():
     family = made(CAUSAL)
     family.model.config.eos_token_id = END
@@ -128,7 +129,7 @@ def test_a_packed_row_of_a_compiled_model_is_refused():
             model(**{**fine, **more})
 
 
-@slow
+@pytest.mark.slow
 def test_another_loss_of_a_compiled_model_is_refused():
     model = after(made(CAUSAL).model, MLE, backend="eager")
     batch = dict(made(CAUSAL).batch)

@@ -14,10 +14,9 @@ from tests.smile.largest_made import LargestMade
 from tests.smile.trainer_parts import CAPTIONS, SmileSFTTrainer, SmileTrainer, check, llama, make
 
 ACCUMULATED = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
-slow = pytest.mark.slow
 BOTH = pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
 BOTH_AND_SFT_QUICK = pytest.mark.parametrize(
-    "cls", [pytest.param(SmileTrainer, marks=slow), SmileSFTTrainer]
+    "cls", [pytest.param(SmileTrainer, marks=pytest.mark.slow), SmileSFTTrainer]
 )
 
 
@@ -72,7 +71,7 @@ def test_compute_metrics_gets_the_logits_of_the_evaluation_loss(cls, tmp_path):
     assert again.item() == pytest.approx(loss, rel=1e-5)
 
 
-@slow
+@pytest.mark.slow
 def test_a_model_of_model_init_is_trained_with_the_objective(tmp_path):
     """It is built twice: at first, and when training begins."""
     made = []
@@ -131,7 +130,7 @@ def test_weights_of_tokens_in_packed_rows_weigh_loss_and_gradients(cls, tmp_path
     check(trainer, [{**row, "labels": row["input_ids"]} for row in data])
 
 
-@slow
+@pytest.mark.slow
 def test_a_text_of_trl_with_a_labelled_image_is_refused(tmp_path):
     """tests/examples/test_vlm_lora.py has rows with a prompt, which TRL's collator ignores."""
     from PIL import Image
@@ -155,7 +154,7 @@ def test_the_trainers_objective_replaces_that_of_the_model_and_is_not_saved(tmp_
     assert config["architectures"] == ["LlamaForCausalLM"]
 
 
-@pytest.mark.parametrize("made", [llama, pytest.param(parts.t5, marks=slow)])
+@pytest.mark.parametrize("made", [llama, pytest.param(parts.t5, marks=pytest.mark.slow)])
 def test_columns_of_segments_and_weights_reach_the_loss(made, tmp_path):
     """Trainer removes columns that are not in the signature of the forward."""
     row = max(parts.rows(), key=lambda row: len(row["labels"]))
@@ -180,7 +179,7 @@ OPTIONS = {
 }
 
 
-@slow
+@pytest.mark.slow
 @BOTH
 def test_the_window_of_truncation_is_that_of_the_undisturbed_run(cls, tmp_path):
     undisturbed = make(cls, tmp_path / "whole", objective=Objective(WINDOW), **OPTIONS)
@@ -198,7 +197,7 @@ def test_the_window_of_truncation_is_that_of_the_undisturbed_run(cls, tmp_path):
     torch.testing.assert_close(resumed.smile_objective.state(), state)
 
 
-@slow
+@pytest.mark.slow
 def test_a_checkpoint_without_a_window_is_told_of(tmp_path):
     make(SmileTrainer, tmp_path, objective="smile", **OPTIONS).train()
     assert not list(tmp_path.rglob("smile_objective*"))

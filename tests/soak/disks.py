@@ -1,7 +1,6 @@
 """Full and read-only disks, which are mounted for the test."""
 
 import contextlib
-import hashlib
 import os
 import subprocess
 from collections import Counter
@@ -9,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
+from tests.programs import digests
 from tests.runs import Run, difference, saved_step, write_config
 from tests.soak.disturbed import BrokenPromise
 
@@ -76,10 +76,10 @@ def check_read_only_disks(folder: Path) -> Counter:
             if begun:
                 _check_success(_continue_run(config, folder, "max_epoch=1"), folder)
                 (place / "run" / ".left.1.staged").write_text("by a kill")
-            before = _hash_files(place)
+            before = digests(place)
             _mount("-o", "remount,ro", str(place))
             _check_refused(_continue_run(config, folder), folder, "Read-only file system")
-            if _hash_files(place) != before:
+            if digests(place) != before:
                 raise BrokenPromise("a read-only disk was changed")
             counts["read-only disks, told in one line with exit code 2"] += 1
             _mount("-o", "remount,rw", str(place))
@@ -119,14 +119,6 @@ def _continue_run(config: Path, folder: Path, *arguments: str) -> list[int]:
 
 def _output(folder: Path) -> str:
     return (folder / "run.output").read_text()
-
-
-def _hash_files(folder: Path) -> dict[str, str]:
-    return {
-        str(path): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def _mount(*arguments: str) -> None:

@@ -6,6 +6,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
+from tests.runs import write_config
 from tests.soak.flat import growth_per_1000_steps, train_and_sample
 from tests.soak.mutations import read_mutations
 
@@ -34,7 +35,8 @@ def growth_of_run(config, folder, epochs, workers):
 
 
 @pytest.mark.soak
-def test_a_run_holds_no_more_and_no_more_files(fresh, config, tmp_path):
+def test_a_run_holds_no_more_and_no_more_files(fresh, tmp_path):
+    config = write_config(tmp_path)
     # The first run fills malloc's cache.
     fresh.submit(growth_of_run, config, tmp_path / "before", 4, 1).result()
     found = fresh.submit(growth_of_run, config, tmp_path / "run", 7, 1).result()

@@ -12,23 +12,19 @@ pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 from captioning.files.manifest import verify
 from captioning.models import checkpoints
 from captioning.training.run_state import RunState
-from captioning.training.sharding import MIN_TORCH
 from tests.runs import (
     Run,
     assert_close_runs,
     be_quick,
     each_step,
     kept_runs,
+    needs_fsdp,
     weights,
     write_config,
 )
 from tests.smile import tiny_vlm
 
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(TORCH < MIN_TORCH, reason="sharding: fsdp needs a later torch"),
-]
+pytestmark = [pytest.mark.slow, needs_fsdp]
 KEYS = """
 model: vlm
 vlm: {folder}

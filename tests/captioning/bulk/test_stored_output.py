@@ -14,7 +14,6 @@ from tests.programs import one_error_line
 
 OUT = "s3://bucket/within/captions.jsonl"
 NAMES = ("captions.jsonl", "captions.jsonl.done", "failed.jsonl")
-slow = pytest.mark.slow
 
 
 def kill_before(request):
@@ -71,7 +70,7 @@ def killed_twice(call, *arguments, elsewhere=True, **named):
     call(f"m{2 * elsewhere}", *arguments, **named)
 
 
-@slow
+@pytest.mark.slow
 def test_killed_twice_it_continues_on_the_same_machine(s3, call, on_disk):
     s3.faults += FAULTS * 2
     killed_twice(call, elsewhere=False)
@@ -81,7 +80,7 @@ def test_killed_twice_it_continues_on_the_same_machine(s3, call, on_disk):
     assert in_store() == on_disk
 
 
-@slow
+@pytest.mark.slow
 def test_tars_and_parquet_in_a_store_are_those_on_disk(s3, call, on_disk, tmp_path):
     pytest.importorskip("pyarrow")
     tars, table, out = tmp_path / "tars", tmp_path / "a.parquet", tmp_path / "again/captions.jsonl"
@@ -103,7 +102,7 @@ def test_tars_and_parquet_in_a_store_are_those_on_disk(s3, call, on_disk, tmp_pa
     assert sorted(stores.stamps("s3://bucket/tars")) == [*numbered, "README.md", "owner.json"]
 
 
-@slow
+@pytest.mark.slow
 def test_sidecars_beside_the_photos_of_a_store_survive_kills(s3, call, photos, tmp_path):
     for path in photos.rglob("*.png"):
         s3.files.put_file(str(path), f"bucket/photos/{path.relative_to(photos)}")
@@ -144,7 +143,7 @@ def test_a_refusal_in_the_middle_loses_nothing(s3, call, on_disk):
     assert in_store() == on_disk
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("step", ["upload_shard", "before_merging", "upload_captions"])
 def test_a_machine_whose_plan_was_replaced_writes_nothing(s3, call, on_disk, monkeypatch, step):
     original = getattr(stored_output, step)
@@ -164,7 +163,7 @@ def test_a_machine_whose_plan_was_replaced_writes_nothing(s3, call, on_disk, mon
     assert in_store() == on_disk
 
 
-@slow
+@pytest.mark.slow
 @pytest.mark.parametrize("header", ['{"file": ', '{"file": 7}', '{"file": "%s/plan.jsonl"}'])
 def test_a_plan_that_is_damaged_is_dropped_when_asked_to(s3, call, on_disk, tmp_path, header):
     parts = "s3://bucket/within/captions.jsonl.parts"
@@ -180,7 +179,7 @@ def test_a_plan_that_is_damaged_is_dropped_when_asked_to(s3, call, on_disk, tmp_
     assert in_store() == on_disk
 
 
-@slow
+@pytest.mark.slow
 def test_overwriting_goes_on_on_other_machines(s3, call, photos, tmp_path):
     def sidecars():
         return {path.name: path.read_text() for path in photos.rglob("*.txt")}
@@ -201,7 +200,7 @@ def test_overwriting_goes_on_on_other_machines(s3, call, photos, tmp_path):
     assert (in_store(), sidecars()) == expected
 
 
-@slow
+@pytest.mark.slow
 def test_files_of_an_earlier_plan_are_not_mixed_with_the_next(s3, call, photos, tmp_path):
     """The first machine is killed while it removes its plan, the second during its own."""
     call("one", hook=kill_before(8))
@@ -216,7 +215,7 @@ def test_files_of_an_earlier_plan_are_not_mixed_with_the_next(s3, call, photos, 
     assert in_store() == {name: (tmp_path / "disk" / name).read_bytes() for name in NAMES}
 
 
-@slow
+@pytest.mark.slow
 def test_sidecars_of_shards_from_elsewhere_outlive_a_kill(s3, call, photos):
     """With --existing overwrite no later call would find missing sidecars."""
     flags = ["--existing", "overwrite", "--sidecar"]

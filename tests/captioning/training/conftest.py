@@ -7,7 +7,6 @@ import torch
 
 from captioning.config import load_config
 from captioning.training import fine_tuning
-from tests.e2e.conftest import config, finished  # noqa: F401
 
 
 @pytest.fixture
@@ -17,8 +16,8 @@ def run(request, scenes_config, tmp_path):
 
     def make(*overrides, folder="run", **flags):
         flags = {"output_dir": str(tmp_path / folder), **flags}
-        settings = load_config(scenes_config, [*given, *overrides], flags)
-        return fine_tuning.FineTuning(settings, torch.device("cpu"))
+        config = load_config(scenes_config, [*given, *overrides], flags)
+        return fine_tuning.FineTuning(config, torch.device("cpu"))
 
     return make
 

@@ -12,21 +12,21 @@ from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.fine_tuning import FineTuning
-from captioning.training.sharding import MIN_TORCH, check_sharding
+from captioning.training.sharding import check_sharding
 from tests.programs import raises_line
 from tests.runs import (
     Run,
     assert_close_runs,
     each_step,
     kept_runs,
+    needs_fsdp,
     stop_at,
     weights,
     write_config,
 )
 from tests.tiny import CLASSIC
 
-TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
-pytestmark = pytest.mark.skipif(TORCH < MIN_TORCH, reason="sharding: fsdp needs a later torch")
+pytestmark = needs_fsdp
 BLIP = ("batch_size=4", "max_epoch=1", "vit.depth=2", "med_config.num_hidden_layers=2")
 LSTM = ("model=lstm", *CLASSIC, "image_size=48", "batch_size=4", "max_epoch=1")
 IN_PARTS = ("sharding=fsdp", "checkpoint_format=sharded", "keep_checkpoints=all")
