@@ -74,12 +74,12 @@ def test_known_words_take_their_vectors_and_others_stay(tmp_path):
         ("the 1 2 3\ncat 1 2\n", "line 2 has 2 numbers, but embed_dim is 3"),
         ("cat 1 2 x\n", "line 1: could not convert"),
         ("the 1 2 3\n", "none of the 4 words"),
-        (None, "glove.txt"),
+        (None, "cannot read ...glove.txt"),
     ],
 )
 def test_a_file_of_word_vectors_that_does_not_fit_is_one_line(tmp_path, text, message):
     path = tmp_path / "glove.txt"
     if text is not None:
         path.write_text(text)
-    with raises_line(ValueError, message, start="word_vectors: "):
+    with raises_line(ValueError, *message.split("..."), start="word_vectors: "):
         load_word_vectors(nn.Embedding(4, 3), TOKENS, path)

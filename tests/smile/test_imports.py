@@ -7,8 +7,6 @@ import pytest
 
 CODE = """
 import sys
-
-import pytest
 from smile import Objective
 
 def names():

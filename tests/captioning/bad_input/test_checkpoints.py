@@ -12,15 +12,8 @@ from BLIP import load_weights, read_checkpoint
 from BLIP.weights.safe_load import OmittedObject
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from tests.attacks import Attack
+from tests.attacks import Attack, here  # noqa: F401 - a fixture
 from tests.programs import raises_line, unchanged
-
-
-@pytest.fixture(autouse=True)
-def nothing_ran(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    yield
-    assert not (tmp_path / "ran").exists()
 
 
 class AttackByEval:
