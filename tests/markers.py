@@ -1,8 +1,15 @@
-"""Which tests of a file the quick run of scripts/test.sh has, read from its source."""
+"""Marks of single cases, and which tests of a file the quick run has, read from its source."""
 
 import ast
 
+import pytest
+
 LEFT_OUT = {"slow", "soak"}
+
+
+def slow(*values):
+    """Return a case of a parametrized test that the quick run leaves out."""
+    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def quick_tests(text):

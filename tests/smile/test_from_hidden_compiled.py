@@ -8,15 +8,12 @@ import torch
 from torch import nn
 
 from smile import Objective
+from tests.markers import slow
 from tests.smile.hidden_states import CAPPED, HOW, IGNORE, PACKED, SPECS
 
 MIXED = SPECS[-1]
 ALTERNATIVES = {"mle": 0.1, "unlikelihood": {"weight": 0.5, "alpha": 0.3}, "gem": 0.2, "focal": 0.1}
 WITH = {**HOW, "all": {**PACKED, **CAPPED, "reduction": "none"}}
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

@@ -10,15 +10,12 @@ import transformers
 
 from smile import Objective
 from smile.hf import use_smile
+from tests.markers import slow
 from tests.processes import Processes
 from tests.smile import trainer_parts as parts
 from tests.smile.trainer_parts import CAPTIONS, SmileSFTTrainer, SmileTrainer, check, ids, make
 
 peft = pytest.importorskip("peft")
-
-
-def slow(*values):
-    return pytest.param(*values, marks=pytest.mark.slow)
 
 
 UNEVEN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}

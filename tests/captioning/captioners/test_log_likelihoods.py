@@ -10,14 +10,14 @@ from captioning.models.score_tokens import scored_captions
 from decoding import DecodingSettings, decode
 from decoding.guided import add_noise
 from tests.decoding.references import uncached
+from tests.markers import slow
 from tests.tiny import CLASSIC
 
 MODELS = {
     "blip": ["vit.embed_dim=32"],
     **{name: [f"model={name}", *CLASSIC, "prompt='a '"] for name in ("rnn", "lstm", "attn", "sat")},
 }
-SLOW = pytest.mark.slow
-NULLS = ["mean", "zeros", pytest.param("learnt", marks=SLOW)]
+NULLS = ["mean", "zeros", slow("learnt")]
 WHOLE = {"top_p": 1.0, "top_k": 0, "min_length": 0, "max_length": 14}
 
 
@@ -28,7 +28,7 @@ def captioner(request, scenes_config, tmp_path):
     return captioner_from(config, None)[0].eval()
 
 
-@pytest.fixture(params=[None, pytest.param(torch.float32, marks=SLOW), torch.int8])
+@pytest.fixture(params=[None, slow(torch.float32), torch.int8])
 def copied(request, captioner):
     """The captioner, or its copy for inference, whose head has another layout."""
     if request.param == torch.int8 and not has_int8(torch.device("cpu")):
@@ -118,7 +118,7 @@ def naive(captioner, own, other, settings):
 
 
 @pytest.mark.parametrize("null", NULLS)
-@pytest.mark.parametrize("model", ["blip", "rnn", pytest.param("attn", marks=SLOW), "sat"])
+@pytest.mark.parametrize("model", ["blip", "rnn", slow("attn"), "sat"])
 def test_guided_captions_are_those_of_the_formula(make, model, null):
     captioner = make(model, f"null_image={null}", "drop_image=0.2")
     for part in captioner.null_image.state_dict().values():
@@ -140,7 +140,7 @@ def test_guided_captions_are_those_of_the_formula(make, model, null):
             torch.testing.assert_close(found.scores[n], scores[0], rtol=1e-4, atol=1e-4)
 
 
-@SLOW
+@pytest.mark.slow
 @pytest.mark.parametrize("model", ["blip", "rnn", "sat"])
 def test_contrasted_captions_are_those_of_the_formula(make, model):
     captioner, image = make(model), images(model)
@@ -160,8 +160,8 @@ def test_contrasted_captions_are_those_of_the_formula(make, model):
             assert scored[n].own_score == pytest.approx(found.own_scores[n, 0].item())
 
 
-@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=SLOW)])
-@pytest.mark.parametrize("method", ["guidance", pytest.param("contrast", marks=SLOW)])
+@pytest.mark.parametrize("compiled", [False, slow(True)])
+@pytest.mark.parametrize("method", ["guidance", slow("contrast")])
 def test_copies_for_inference_guide_as_the_captioner_does(make, method, compiled, quick_compiler):
     captioner, image = make("blip"), torch.randn(3, 3, 64, 64)
     copy = captioner.for_inference(torch.float32, compiled)
