@@ -70,17 +70,22 @@ def test_with_lost_and_added_nodes_the_files_are_those_of_one_process(
     sidecars = contents(photos)
     for path in photos.rglob("*.txt"):
         path.unlink()
-    sent_by, joined, lost = [], [], []
+    sent_by, joined, lost, marker = [], [], [], tmp_path / "joined"
     receive, least_busy = RayEngine._receive, ActorPool.least_busy
 
     class Slow(CheckpointModel):
         def lines(self, batch, offset, request):
             import time
 
+            import ray
+
             from captioning.bulk import actors
 
             actors.SEND_S = 0  # each batch is an update
             time.sleep(0.1)
+            own_node = ray.get_runtime_context().get_node_id()
+            while offset and marker.exists() and marker.read_text() == own_node:
+                time.sleep(0.1)  # until the node that joined is lost, in mid-shard
             return super().lines(batch, offset, request)
 
     def taken(self, worker, stream, update):
@@ -88,6 +93,7 @@ def test_with_lost_and_added_nodes_the_files_are_those_of_one_process(
         sent_by.append(worker.machine.id)
         if len(sent_by) == 1:
             joined.append(nodes.add())
+            marker.write_text(joined[0])
         elif worker.machine.id == joined[0] and not lost and update.counts is None:
             lost.append(joined[0])
             nodes.lose(joined[0])
