@@ -88,6 +88,13 @@ def one_error_line(said, part: str) -> str:
     return errors[0]
 
 
+def refused(name: str, *arguments: object, part: str = "") -> str:
+    """Assert that a program ends with exit code 2 and one error line with `part`, and return it."""
+    code, _, err = run_program(name, *arguments)
+    assert code == 2, err
+    return one_error_line(err, part)
+
+
 @contextlib.contextmanager
 def raises_line(error_type: type[Exception], *parts: str, start: str = "") -> Iterator:
     """Assert that the block raises an error of one line, with the parts; pytest's info is given."""

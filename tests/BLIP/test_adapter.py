@@ -8,11 +8,10 @@ pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
 from BLIP import merge
 from BLIP.from_checkpoint import captioner_of
-from captioning import train
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from tests.programs import one_error_line, raises_line
+from tests.programs import raises_line, refused, run_program
 from tests.tiny import TINY_RUN
 
 LORA = "lora={r: 2, alpha: 8, dropout: 0.1}"
@@ -43,9 +42,9 @@ def adapted(path, base):
 def runs(path, base, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
     for name, epochs in (("stopped", 1), ("stopped", 2), ("whole", 2)):
-        arguments = ["--config", str(path), "--output_dir", str(folder / name), LORA]
-        arguments += [f"pretrained={base}", f"max_epoch={epochs}", "init_lr=1e-2"]
-        assert train.main(arguments) == 0
+        arguments = ["--config", path, "--output_dir", folder / name, LORA, f"pretrained={base}"]
+        arguments += [f"max_epoch={epochs}", "init_lr=1e-2"]
+        assert run_program("captioning.train", *arguments).code == 0
     return [folder / name / "checkpoint_01.pth" for name in ("stopped", "whole")]
 
 
@@ -84,7 +83,7 @@ def test_merged_weights_are_those_of_the_formula_and_caption_the_same(
     path, adapted, checkpoint, base, tmp_path
 ):
     target = tmp_path / "merged.pth"
-    assert merge.main([checkpoint, str(target)]) == 0
+    assert run_program("BLIP.merge", checkpoint, target).code == 0
     merged, before, adapter = read(target)["model"], read(base)["model"], read(checkpoint)["model"]
     assert merged.keys() == before.keys()
     for key, value in before.items():
@@ -108,7 +107,7 @@ def test_merged_weights_are_those_of_the_formula_and_caption_the_same(
 def test_peft_loads_the_adapter(path, adapted, checkpoint, base, tmp_path):
     from peft import PeftModel
 
-    assert merge.main([checkpoint, str(tmp_path / "adapter"), "--adapter"]) == 0
+    assert run_program("BLIP.merge", checkpoint, tmp_path / "adapter", "--adapter").code == 0
     plain, _ = captioner_from(load_config(path), str(base))
     PeftModel.from_pretrained(plain, tmp_path / "adapter")
     expected, _ = captioner_from(adapted, checkpoint)
@@ -116,21 +115,20 @@ def test_peft_loads_the_adapter(path, adapted, checkpoint, base, tmp_path):
 
 
 def test_an_adapter_that_cannot_be_written_is_one_line_and_leaves_nothing(
-    checkpoint, tmp_path, monkeypatch, capsys
+    checkpoint, tmp_path, monkeypatch
 ):
     def full_disk(*_):
         raise SafetensorError("No space left on device")
 
     monkeypatch.setattr(merge, "save_file", full_disk)
+    folder = tmp_path / "adapter"
+    line = f"error: cannot write {folder}: No space left on device"
     for _ in range(2):  # the second call finds no folder of the first
-        assert merge.main([checkpoint, str(tmp_path / "adapter"), "--adapter"]) == 2
-        one_error_line(
-            capsys, f"error: cannot write {tmp_path / 'adapter'}: No space left on device"
-        )
+        refused("BLIP.merge", checkpoint, folder, "--adapter", part=line)
     assert not list(tmp_path.iterdir())
 
 
-def test_mistakes_with_lora_are_one_line(path, checkpoint, base, tmp_path, capsys):
+def test_mistakes_with_lora_are_one_line(path, checkpoint, base, tmp_path):
     def message(flags, weights):
         with raises_line(UserError) as error:
             captioner_from(load_config(path, [*flags]), weights)
@@ -158,5 +156,5 @@ def test_mistakes_with_lora_are_one_line(path, checkpoint, base, tmp_path, capsy
     torch.save(moved, tmp_path / "bare.pth")
     with pytest.raises(ValueError, match="an adapter, but not its run's configuration"):
         captioner_of(str(tmp_path / "bare.pth"))
-    assert merge.main([str(base), str(tmp_path / "x.pth")]) == 2
-    one_error_line(capsys, f"error: {base} has whole weights, not an adapter")
+    line = f"error: {base} has whole weights, not an adapter"
+    refused("BLIP.merge", base, tmp_path / "x.pth", part=line)

@@ -6,11 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from BLIP.convert import hf_config, main, save_hf, settings_of
+from BLIP.convert import hf_config, save_hf, settings_of
 from BLIP.from_checkpoint import captioner_of
 from BLIP.weights.checkpoint import read_checkpoint
 from tests.BLIP.states import assert_equal
-from tests.programs import one_error_line, unchanged
+from tests.programs import refused, run_program, unchanged
 
 
 @pytest.fixture
@@ -19,14 +19,16 @@ def folder(make_captioner, tmp_path):
     return tmp_path / "hf"
 
 
-def test_there_and_back_by_the_commands(make_captioner, vocabulary, tmp_path, capsys):
+def test_there_and_back_by_the_commands(make_captioner, vocabulary, tmp_path):
     captioner = make_captioner(image_size=64)
     first, folder, second = tmp_path / "first.pth", tmp_path / "hf", tmp_path / "second.pth"
     torch.save({"model": captioner.state_dict()}, first)
     sizes = settings_of(hf_config(captioner))
     flags = ["--vit", json.dumps(sizes["vit"]), "--med_config", json.dumps(sizes["med_config"])]
-    assert main(["to-hf", str(first), str(folder), "--tokenizer", str(vocabulary), *flags]) == 0
-    assert main(["from-hf", str(folder), str(second)]) == 0
+    to_hf = ["to-hf", first, folder, "--tokenizer", vocabulary, *flags]
+    for command in (to_hf, ["from-hf", folder, second]):
+        code, out, _ = run_program("BLIP.convert", *command)
+        assert code == 0 and out.count("wrote") == 1
     content = read_checkpoint(str(second))
     assert_equal(content["model"], captioner.state_dict())
     assert content["config"]["image_size"] == 64
@@ -34,7 +36,6 @@ def test_there_and_back_by_the_commands(make_captioner, vocabulary, tmp_path, ca
     again = captioner_of(str(second), tokenizer=str(folder))
     assert_equal(again.state_dict(), captioner.state_dict())
     assert again.visual_encoder.blocks[0].attn.num_heads == 4
-    assert capsys.readouterr().out.count("wrote") == 2
 
 
 def test_a_null_image_is_left_out_in_a_line(make_captioner, vocabulary, caplog, tmp_path):
@@ -86,17 +87,14 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("message", DAMAGE)
-def test_a_folder_that_is_not_whole_is_one_line_and_leaves_the_target(
-    folder, tmp_path, capsys, message
-):
+def test_a_folder_that_is_not_whole_is_one_line_and_leaves_the_target(folder, tmp_path, message):
     DAMAGE[message](folder)
     (tmp_path / "kept.pth").write_bytes(b"kept")
     with unchanged(tmp_path):
-        assert main(["from-hf", str(folder), str(tmp_path / "kept.pth")]) == 2
-    one_error_line(capsys, message)
+        refused("BLIP.convert", "from-hf", folder, tmp_path / "kept.pth", part=message)
 
 
-def test_a_write_that_fails_leaves_the_target(folder, tmp_path, monkeypatch, capsys):
+def test_a_write_that_fails_leaves_the_target(folder, tmp_path, monkeypatch):
     def full_disk(_, path):
         path.write_bytes(b"half")
         raise RuntimeError("PytorchStreamWriter failed writing file")
@@ -105,15 +103,14 @@ def test_a_write_that_fails_leaves_the_target(folder, tmp_path, monkeypatch, cap
     monkeypatch.setattr(torch, "save", full_disk)
     for target in ("kept.pth", "nowhere/x.pth"):
         with unchanged(tmp_path):
-            assert main(["from-hf", str(folder), str(tmp_path / target)]) == 2
-        one_error_line(capsys, target)
+            refused("BLIP.convert", "from-hf", folder, tmp_path / target, part=target)
 
 
 @pytest.mark.parametrize("flags", [["--vit", "huge"], ["--vit", '{"foo": 1}'], []])
-def test_a_checkpoint_that_cannot_be_built_is_one_line(make_captioner, tmp_path, capsys, flags):
+def test_a_checkpoint_that_cannot_be_built_is_one_line(make_captioner, tmp_path, flags):
     path = tmp_path / ("a.pth" if flags else "\x1b]0;title\x07.pth")
     if flags:
         torch.save({"model": make_captioner().state_dict()}, path)
-    assert main(["to-hf", str(path), str(tmp_path / "b"), *flags]) == 2
-    error = one_error_line(capsys, "" if flags else r"\x1b]0;title\x07.pth does not exist")
+    part = "" if flags else r"\x1b]0;title\x07.pth does not exist"
+    error = refused("BLIP.convert", "to-hf", path, tmp_path / "b", *flags, part=part)
     assert "\x1b" not in error

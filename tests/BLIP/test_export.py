@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from BLIP.convert import hf_config, settings_of
-from BLIP.export import SETTINGS, export_onnx, main
+from BLIP.export import SETTINGS, export_onnx
 from BLIP.onnx_runner import OnnxCaptioner
 from BLIP.tokenizer import CaptionTokenizer
 from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
-from tests.programs import one_error_line, raises_line, unchanged
+from tests.programs import one_error_line, raises_line, refused, run_program, unchanged
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -38,7 +38,7 @@ def make_exported(tmp_path_factory, vocabulary, make_captioner):
         config = {**settings_of(hf_config(captioner)), **settings}
         path = str(folder / "checkpoint.pth")
         torch.save({"model": captioner.state_dict(), "config": config}, path)
-        assert main([path, str(folder)]) == 0
+        assert run_program("BLIP.export", path, folder).code == 0
         return captioner, folder
 
     return make
@@ -55,7 +55,8 @@ def int8_folder(exported, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         copy = lambda _, path, *__: shutil.copy(exported[1] / path.name, path)  # noqa: E731
         patched.setattr("BLIP.export.export_graph", copy)
-        assert main([str(exported[1] / "checkpoint.pth"), str(folder), "--int8"]) == 0
+        path = exported[1] / "checkpoint.pth"
+        assert run_program("BLIP.export", path, folder, "--int8").code == 0
     return folder
 
 
@@ -168,11 +169,9 @@ def test_the_runner_reads_16_bits_and_refuses_damaged_graphs(exported, tmp_path)
             OnnxCaptioner(folder)
 
 
-def test_an_export_that_fails_leaves_the_files_before_it(
-    make_captioner, tmp_path, monkeypatch, capsys
-):
-    assert main([str(tmp_path / "none.pth"), str(tmp_path / "onnx")]) == 2
-    one_error_line(capsys, "none.pth does not exist")
+def test_an_export_that_fails_leaves_the_files_before_it(make_captioner, tmp_path, monkeypatch):
+    command = ["BLIP.export", tmp_path / "none.pth", tmp_path / "onnx"]
+    refused(*command, part="none.pth does not exist")
     names = [SETTINGS, "decoder_step.onnx", "encoder.onnx", "vocab.txt"]
     for name in (*names, "notes.txt"):
         (tmp_path / name).write_text("before")

@@ -6,14 +6,14 @@ import torch
 import transformers
 from PIL import Image
 
-from BLIP.convert import hf_config, main, read_hf, settings_of, to_hf_names
+from BLIP.convert import hf_config, read_hf, settings_of, to_hf_names
 from BLIP.itm import load_itm
 from BLIP.weights.checkpoint import CheckpointError
 from captioning.data.image import evaluation_transform
 from captioning.metrics.itm_model import ItmScorer
 from captioning.runtime.errors import UserError
 from tests.BLIP.states import assert_equal
-from tests.programs import raises_line
+from tests.programs import raises_line, run_program
 
 LONG = " ".join(["a large red ball and the small dog"] * 6)  # more than 35 tokens
 GROUPS = [["a red ball", "the dogs"], [LONG, "cat"], ["", "a man with a box"]]
@@ -86,11 +86,11 @@ def test_both_heads_are_those_of_transformers(itm_checkpoint, size):
         model.similarity(encoded, GROUPS[:2])
 
 
-def test_there_and_back_by_the_commands(itm_checkpoint, model, tmp_path, capsys):
+def test_there_and_back_by_the_commands(itm_checkpoint, model, tmp_path):
     folder, again = tmp_path / "hf", tmp_path / "hf" / "again.pth"
-    assert main(["to-hf", str(itm_checkpoint), str(folder)]) == 0
-    assert main(["from-hf", str(folder), str(again)]) == 0
-    assert capsys.readouterr().out.count("wrote") == 2
+    for command in (["to-hf", itm_checkpoint, folder], ["from-hf", folder, again]):
+        code, out, _ = run_program("BLIP.convert", *command)
+        assert code == 0 and out.count("wrote") == 1
     found, report = load_itm(str(again))
     assert_equal(found.state_dict(), model.state_dict())
     assert str(report) == "every key matched"
@@ -110,9 +110,9 @@ def test_a_file_with_a_text_decoder_is_converted_as_a_captioner(
     captioner = make_captioner()
     state = {**torch.load(itm_checkpoint)["model"], **captioner.state_dict()}
     settings = settings_of(hf_config(captioner))
-    path, flags = tmp_path / "both.pth", ["--tokenizer", str(vocabulary)]
+    path, flags = tmp_path / "both.pth", ["--tokenizer", vocabulary]
     torch.save({"model": state, "config": settings}, path)
-    assert main(["to-hf", str(path), str(tmp_path / "hf"), *flags]) == 0
+    assert run_program("BLIP.convert", "to-hf", path, tmp_path / "hf", *flags).code == 0
     assert_equal(read_hf(tmp_path / "hf")["model"], captioner.state_dict())
 
 

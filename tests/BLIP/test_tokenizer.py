@@ -6,13 +6,13 @@ import json
 import pytest
 import torch
 
-from BLIP.convert import hf_config, main, save_hf, settings_of
+from BLIP.convert import hf_config, save_hf, settings_of
 from BLIP.from_checkpoint import captioner_of
 from BLIP.onnx_graph import StepGraph
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.weights.checkpoint import CheckpointError
 from decoding import DecodingSettings
-from tests.programs import one_error_line, raises_line
+from tests.programs import raises_line, refused
 
 
 def test_both_versions_agree_on_all_coco_captions(shared_data):
@@ -140,13 +140,13 @@ def checkpoint(make_captioner, pieces, tmp_path):
 
 
 def test_a_captioner_with_a_shifted_first_token_is_not_converted_to_transformers(
-    checkpoint, tmp_path, capsys
+    checkpoint, tmp_path
 ):
     captioner, path = checkpoint
     with pytest.raises(CheckpointError, match="trained with first_token_shift"):
         save_hf(captioner, tmp_path / "hf")
-    assert main(["to-hf", path, str(tmp_path / "hf")]) == 2
-    one_error_line(capsys, "error: the captioner was trained with")
+    command = ["BLIP.convert", "to-hf", path, tmp_path / "hf"]
+    refused(*command, part="error: the captioner was trained with")
     assert not (tmp_path / "hf").exists()
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import transformers
 
-from benchmarks import topic
+from tests.programs import run_program
 
 
 @pytest.fixture(scope="session")
@@ -20,8 +20,8 @@ def quick_rows(tmp_path):
     """Return a function of a topic's name: its rows with --quick on the CPU, by name."""
 
     def rows(name):
-        command = [name, "--quick", "--device", "cpu", "--output", str(tmp_path)]
-        assert topic.main(command) == 0
+        command = [name, "--quick", "--device", "cpu", "--output", tmp_path]
+        assert run_program("benchmarks.topic", *command).code == 0
         content = json.loads((tmp_path / f"{name}.json").read_text())
         rows = {row["name"]: row for row in content["rows"]}
         assert content["quick"] and content["planned"] == list(rows)

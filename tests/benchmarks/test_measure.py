@@ -9,12 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import TOPICS, __main__, gpu, measure
+from benchmarks import TOPICS, gpu, measure
 from benchmarks.measure import compare, peak_memory
 from benchmarks.objective import library_losses
 from benchmarks.topic import parse_options, run_topic
 from benchmarks.training import CPU, OURS, OURS_5, OURS_SMILE, THEIRS
 from BLIP.kernels.int8_linear import has_int8
+from tests.programs import refused, run_program
 
 
 @pytest.fixture
@@ -106,14 +107,13 @@ def test_rows_are_printed_and_kept_as_they_are_measured(seconds, tmp_path, capsy
 
 def test_topics_run_in_turn_and_one_that_fails_counts(monkeypatch):
     ran, result = [], SimpleNamespace(returncode=1)
-    monkeypatch.setattr(__main__.subprocess, "run", lambda c: ran.append(c[2:]) or result)
-    assert __main__.main(["--quick"]) == 1
+    monkeypatch.setattr(subprocess, "run", lambda c: ran.append(c[2:]) or result)
+    assert run_program("benchmarks", "--quick").code == 1
     assert ran == [["benchmarks.topic", topic, "--quick"] for topic in TOPICS]
     result.returncode = 0
-    assert __main__.main(["training"]) == 0
+    assert run_program("benchmarks", "training").code == 0
     assert ran[-1] == ["benchmarks.topic", "training"]
-    with pytest.raises(SystemExit):
-        __main__.main(["speed"])
+    refused("benchmarks", "speed", part="'speed' is not a topic")
 
 
 # Read by every Python that is started: modules that are not to be found.
@@ -197,11 +197,9 @@ def test_a_part_measures_its_contenders(rehearsed, part):
                 assert ("peak_bytes" in entry) == (part in ("objective", "training"))
 
 
-def test_without_a_gpu_it_ends_in_a_line(tmp_path, capsys, monkeypatch):
+def test_without_a_gpu_it_ends_in_a_line(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu.torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="2"):
-        gpu.main(["--out", str(tmp_path / "out")])
-    assert capsys.readouterr().err == gpu.NO_GPU
+    assert run_program("benchmarks.gpu", "--out", tmp_path / "out") == (2, "", gpu.NO_GPU)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.real_photos import __main__ as program
 from benchmarks.real_photos import judge, parts, summary
 from captioning.config import load_config
 from captioning.data import read_annotations, read_split
-from tests.programs import one_error_line
+from tests.programs import refused, run_program
 
 TINY = [
     *("model=lstm", "encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
@@ -90,17 +89,16 @@ def test_differences_are_of_the_same_images_and_seeds():
 
 
 @pytest.mark.soak
-def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
+def test_all_of_it_and_again(scenes_config, tmp_path, monkeypatch):
     """Two objectives from one start, scored and judged; finished runs are not repeated.
 
     A line for each decoding has the mean over seeds of photos found.
     """
-    command = ["--config", str(scenes_config), "--seeds", "2", "--objectives", "mle,focal"]
-    command += ["--output_dir", str(tmp_path), *TINY, "--decodings", "greedy,judge"]
-    assert program.main(command) == 0
-    table = capsys.readouterr().out
+    command = ["benchmarks.real_photos", "--config", scenes_config, "--output_dir", tmp_path, *TINY]
+    command += ["--seeds", "2", "--objectives", "mle,focal", "--decodings", "greedy,judge"]
+    code, table, _ = run_program(*command)
     lines = table.splitlines()
-    assert "| Finds its photo, % |" in lines[0] and "Length, words" in lines[0]
+    assert code == 0 and "| Finds its photo, % |" in lines[0] and "Length, words" in lines[0]
     assert [line.split(" | ")[0] for line in lines[2:5]] == ["| Humans", "| MLE", "| focal"]
     assert lines[6].startswith("Photo: ") and lines[8].startswith("MLE: ")
     content = json.loads((tmp_path / "results.json").read_text())
@@ -125,16 +123,14 @@ def test_all_of_it_and_again(scenes_config, tmp_path, capsys, monkeypatch):
         assert cells[0] == title
         assert cells[column].startswith(f"{100 * sum(hits) / len(hits):.1f} (")
     monkeypatch.setattr(judge, "photo_ranks", None)
-    assert program.main(command) == 0
-    shown = capsys.readouterr()
-    assert shown.out == table and "begun" not in shown.err
-    assert program.main([*command, "init_lr=0.5"]) == 2
-    assert "had other settings (init_lr was 0.01, is 0.5)" in capsys.readouterr().err
+    shown = run_program(*command)
+    assert shown[:2] == (0, table) and "begun" not in shown.err
+    shown = run_program(*command, "init_lr=0.5")
+    assert shown.code == 2 and "had other settings (init_lr was 0.01, is 0.5)" in shown.err
 
 
-def test_no_seed_or_an_unknown_objective_is_one_line(scenes_config, tmp_path, capsys):
-    command = ["--config", str(scenes_config), "--output_dir", str(tmp_path), *TINY]
-    assert program.main([*command, "--seeds", "0"]) == 2
-    one_error_line(capsys, "error: --seeds is 0; it must be 1 or more")
-    assert program.main([*command, "--objectives", "mle,reward"]) == 2
-    one_error_line(capsys, "error: 'reward' is not an objective; give some of mle, smile")
+def test_no_seed_or_an_unknown_objective_is_one_line(scenes_config, tmp_path):
+    command = ["benchmarks.real_photos", "--config", scenes_config, "--output_dir", tmp_path, *TINY]
+    refused(*command, "--seeds", "0", part="error: --seeds is 0; it must be 1 or more")
+    line = "error: 'reward' is not an objective; give some of mle, smile"
+    refused(*command, "--objectives", "mle,reward", part=line)

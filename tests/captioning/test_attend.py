@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from captioning import attend
 from captioning.attend import draw
 from captioning.models.score_tokens import ScoredCaption, scored_captions
 from decoding import DecodingSettings
+from tests.programs import refused
 
 SETTINGS = DecodingSettings(max_length=9, min_length=6, num_beams=2)
 
@@ -60,7 +60,6 @@ def test_frames_are_bright_where_the_attention_is(tmp_path):
 
 
 @pytest.mark.parametrize("output", ["map.jpg", "map", "."])
-def test_an_output_that_is_no_picture_is_refused_before_the_work(output, tmp_path, capsys):
-    with pytest.raises(SystemExit):
-        attend.main([str(tmp_path / "no.jpg"), "--checkpoint", "x.pth", "--output", output])
-    assert "has to be a file that ends in .png" in capsys.readouterr().err
+def test_an_output_that_is_no_picture_is_refused_before_the_work(output, tmp_path):
+    command = [tmp_path / "no.jpg", "--checkpoint", "x.pth", "--output", output]
+    refused("captioning.attend", *command, part="has to be a file that ends in .png")

@@ -12,7 +12,7 @@ from PIL import Image
 
 from captioning import resize
 from captioning.data import load_image
-from tests.programs import one_error_line
+from tests.programs import refused, run_program
 
 SHAPES = np.random.default_rng(4).integers(0, 256, (9, 12, 3), dtype=np.uint8)
 
@@ -43,10 +43,10 @@ def files(folder):
     return {str(path.relative_to(folder)): path for path in folder.rglob("[!.]*") if path.is_file()}
 
 
-def test_names_stay_and_the_shorter_side_becomes_the_one_asked_for(folder, tmp_path, capsys):
+def test_names_stay_and_the_shorter_side_becomes_the_one_asked_for(folder, tmp_path):
     target = tmp_path / "small"
-    assert resize.main([str(folder), str(target), "--side", "64", "--workers", "3"]) == 0
-    assert "5 images: 3 resized, 2 copied; the folder is" in capsys.readouterr().err
+    code, _, said = run_program("captioning.resize", folder, target, "--side=64", "--workers=3")
+    assert code == 0 and "5 images: 3 resized, 2 copied; the folder is" in said
     sizes = {name: load_image(path).size for name, path in files(target).items()}
     assert sizes == {
         "wide.jpg": (128, 64),
@@ -75,21 +75,20 @@ def test_a_compressed_tiff_is_written_whole(tmp_path, compression):
     assert (outcome, resized.format, resized.size) == ("resized", "TIFF", (50, 32))
 
 
-def test_bad_images_are_named_and_the_others_are_there(folder, tmp_path, capsys):
+def test_bad_images_are_named_and_the_others_are_there(folder, tmp_path):
     (folder / "a/empty.jpg").write_bytes(b"")
     whole = (folder / "wide.jpg").read_bytes()
     (folder / "half.jpg").write_bytes(whole[: len(whole) // 2])
     (folder / "a/b/half.jpg").write_bytes((folder / "a/b/tiny.jpg").read_bytes()[:-200])
     target = tmp_path / "small"
-    assert resize.main([str(folder), str(target), "--side", "64"]) == 0
-    said = capsys.readouterr().err
+    code, _, said = run_program("captioning.resize", folder, target, "--side", "64")
     for name in ("a/empty.jpg", "half.jpg", "a/b/half.jpg"):
         assert f"{folder / name}: not a readable image" in said
-    assert "8 images: " in said and "3 cannot be read" in said
+    assert code == 0 and "8 images: " in said and "3 cannot be read" in said
     assert len(files(target)) == 5
 
 
-def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, monkeypatch):
+def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, monkeypatch):
     target, made, make = tmp_path / "small", [], resize.resize_file
 
     def counted(name, **more):
@@ -100,14 +99,14 @@ def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, mon
         return make(name, **more)
 
     monkeypatch.setattr(resize, "resize_file", counted)
-    command = [str(folder), str(target), "--side", "64", "--workers", "1"]
-    assert resize.main(command) == 0
-    assert "stopped by SIGTERM; run the same command again to continue" in capsys.readouterr().err
+    command = ["captioning.resize", folder, target, "--side", "64", "--workers", "1"]
+    code, _, said = run_program(*command)
+    assert code == 0 and "stopped by SIGTERM; run the same command again to continue" in said
     kept = {name: path.stat().st_mtime_ns for name, path in files(target).items()}
     assert 2 <= len(kept) < 5 and kept.keys() == {*made}  # with the one that was under way
     (target / ".wide.jpg.1.staged").write_bytes(b"of a killed program")
-    assert resize.main(command) == 0
-    assert f"{len(kept)} there already" in capsys.readouterr().err
+    code, _, said = run_program(*command)
+    assert code == 0 and f"{len(kept)} there already" in said
     assert sorted(made) == sorted({*made}) and files(target).keys() == {*made}
     assert all((target / name).stat().st_mtime_ns == at for name, at in kept.items())
     assert not list(target.rglob("*.staged"))
@@ -124,11 +123,10 @@ def test_stopped_it_goes_on_with_what_is_not_there(folder, tmp_path, capsys, mon
         ("images", "file", "cannot write .*file"),
     ],
 )
-def test_an_impossible_folder_is_one_line(folder, tmp_path, capsys, source, target, line):
+def test_an_impossible_folder_is_one_line(folder, tmp_path, source, target, line):
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("a file")
-    assert resize.main([str(folder), str(tmp_path / "other"), "--side", "32"]) == 0
-    capsys.readouterr()
-    assert resize.main([str(tmp_path / source), str(tmp_path / target), "--side", "64"]) == 2
-    assert re.search(line, one_error_line(capsys, "error: "))
+    assert run_program("captioning.resize", folder, tmp_path / "other", "--side", "32").code == 0
+    command = ["captioning.resize", tmp_path / source, tmp_path / target, "--side", "64"]
+    assert re.search(line, refused(*command))
     assert len(files(folder)) == 6

@@ -14,9 +14,8 @@ from adapters.lora import Lora
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from tests.programs import one_error_line
+from tests.programs import refused, run_program
 from tests.vlm.batches import CAPTIONS, rows
-from vlm import export
 from vlm.image_batch import ImageBatch
 from vlm.library import load_model
 from vlm.prompt import load_prompt_processor
@@ -81,22 +80,22 @@ def test_the_checkpoint_is_the_adapter_and_is_loaded_again(trained, config):
     assert logits_of(again.model, batch).equal(logits_of(captioner.model, batch))
 
 
-def test_peft_loads_the_adapter(trained, vlm_folder, tmp_path, capsys):
+def test_peft_loads_the_adapter(trained, vlm_folder, tmp_path):
     from peft import PeftModel
 
     captioner, image, path = trained
-    assert export.main([str(path), str(tmp_path / "adapter"), "--adapter"]) == 0
-    assert "holds the adapter of" in capsys.readouterr().out
+    code, out, _ = run_program("vlm.export", path, tmp_path / "adapter", "--adapter")
+    assert code == 0 and "holds the adapter of" in out
     base = load_model(vlm_folder(NAME)[0], pretrained=True)
     loaded = PeftModel.from_pretrained(base, tmp_path / "adapter")
     batch, _ = rows(captioner, image, CAPTIONS)
     torch.testing.assert_close(logits_of(loaded, batch), logits_of(captioner.model, batch))
 
 
-def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
+def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path):
     captioner, image, path = trained
     folder = str(tmp_path / "merged")
-    assert export.main([str(path), folder]) == 0
+    assert run_program("vlm.export", path, folder).code == 0
     merged = load_model(folder, pretrained=True)
     load_prompt_processor(folder, "describe the image")  # the processor is there, too
     batch, _ = rows(captioner, image, CAPTIONS)
@@ -108,18 +107,17 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path, capsys):
         (path, folder, f"{folder} exists and is not an empty folder: give a new folder"),
         (tmp_path, f"{folder}2", gather + f"python -m captioning.gather {tmp_path} whole.pth"),
     ):
-        assert export.main([str(source), target]) == 2
-        one_error_line(capsys, f"error: {line}")
+        refused("vlm.export", source, target, part=f"error: {line}")
 
 
-def test_an_export_that_cannot_be_written_leaves_nothing(trained, tmp_path, capsys, monkeypatch):
+def test_an_export_that_cannot_be_written_leaves_nothing(trained, tmp_path, monkeypatch):
     def fail(*_):
         raise SafetensorError("no space left")
 
     folder = tmp_path / "adapter"
     monkeypatch.setattr("vlm.export.write_model_card", fail)
-    assert export.main([str(trained[2]), str(folder), "--adapter"]) == 2
-    assert capsys.readouterr().err == f"error: cannot write {folder}: no space left\n"
+    code, _, err = run_program("vlm.export", trained[2], folder, "--adapter")
+    assert (code, err) == (2, f"error: cannot write {folder}: no space left\n")
     assert not folder.exists()
 
 
@@ -135,7 +133,7 @@ def test_an_adapter_of_a_model_in_four_bits_is_merged_into_whole_weights(
     assert learns and all("lora_" in name for name in learns)
     path = checkpoint_of(captioner, config, tmp_path)
     assert captioner_from(config, str(path))[1].endswith("every key matched")
-    assert export.main([str(path), str(tmp_path / "merged")]) == 0
+    assert run_program("vlm.export", path, tmp_path / "merged").code == 0
     merged = load_model(str(tmp_path / "merged"), pretrained=True).state_dict()
     expected = load_model(vlm_folder(NAME)[0], pretrained=True).state_dict()
     torch.testing.assert_close(merged, expected)  # it has learned nothing

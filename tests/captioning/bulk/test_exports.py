@@ -8,12 +8,11 @@ from importlib.util import find_spec
 import pytest
 from huggingface_hub import DatasetCard
 
-from captioning import publish
 from captioning.bulk.xmp import with_description
 from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import killed_at
 from tests.captioning.hub import serving
-from tests.programs import one_error_line
+from tests.programs import one_error_line, run_program
 
 pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
 
@@ -57,9 +56,7 @@ def test_signs_of_xml_are_escaped_and_control_characters_left_out(tmp_path):
 
 
 @pytest.mark.slow
-def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(
-    run, call, photos, tmp_path, capsys
-):
+def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(run, call, photos, tmp_path):
     table, kohya = tmp_path / "data" / "train.parquet", tmp_path / "meta.json"
     metadata = photos / "metadata.jsonl"
     flags = ["--parquet", str(table), "--metadata", str(metadata), "--kohya", str(kohya)]
@@ -75,7 +72,7 @@ def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(
     assert content[known]["tags"] == "1girl" and len(lines) == 10
     card = DatasetCard.load(tmp_path / "data" / "README.md").data
     assert (card.license, card.language, card.size_categories) == ("cc-by-4.0", "en", "n<1K")
-    assert publish.main([str(photos)]) == 0
+    assert run_program("captioning.publish", photos).code == 0
     before = metadata.read_bytes()
     run(photos, *flags)  # nothing is left to caption
     assert metadata.read_bytes() == before
@@ -91,24 +88,23 @@ def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(
     moved = next((photos / "within").glob("*.png")).rename(tmp_path / "moved.png")
     with open(photos / "metadata.jsonl", "a") as file:
         file.write(json.dumps({"file_name": str(moved), "text": "a photo"}) + "\n")
-    capsys.readouterr()
-    assert publish.main([str(photos)]) == 2
-    outside, missing = capsys.readouterr().out.splitlines()
-    assert outside.endswith(f"1 images are outside, the first is {moved}")
+    code, out, _ = run_program("captioning.publish", photos)
+    outside, missing = out.splitlines()
+    assert code == 2 and outside.endswith(f"1 images are outside, the first is {moved}")
     assert "1 images are missing, the first is within" in missing
 
 
 @pytest.mark.slow
-def test_a_table_for_others_has_no_path_of_this_machine(run, photos, tmp_path, capsys, monkeypatch):
+def test_a_table_for_others_has_no_path_of_this_machine(run, photos, tmp_path, monkeypatch):
     flags = ["--parquet", "data/train.parquet", "--license", "cc0-1.0"]
     monkeypatch.chdir(tmp_path)
     run(photos, *flags)
-    assert publish.main(["data"]) == 2
+    code, out, _ = run_program("captioning.publish", "data")
     first = min(photos.rglob("*.png"))
-    assert f"10 images are paths of this machine, the first is {first}" in capsys.readouterr().out
+    assert code == 2 and f"10 images are paths of this machine, the first is {first}" in out
     run("photos", *flags, folder="relative")
-    assert publish.main(["data"]) == 0
-    assert "hf upload OWNER/data data --repo-type dataset" in capsys.readouterr().out
+    code, out, _ = run_program("captioning.publish", "data")
+    assert code == 0 and "hf upload OWNER/data data --repo-type dataset" in out
 
 
 @pytest.mark.parametrize(

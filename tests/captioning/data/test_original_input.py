@@ -13,13 +13,12 @@ from PIL import Image
 from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
-from captioning import train
 from captioning.config import load_config
 from captioning.data import randaugment, training_transform
 from captioning.data.image import load_image, open_image
 from captioning.data.randaugment import EXACT_OPERATIONS, OPERATIONS
 from captioning.models.build import preprocessing_of
-from tests.programs import one_error_line
+from tests.programs import refused
 
 needs_opencv = pytest.mark.skipif(find_spec("cv2") is None, reason="OpenCV is not installed")
 # By operation, of an image with zeros and of one without: for the signs 1 and -1.
@@ -114,13 +113,11 @@ def test_a_configuration_has_it_and_fast_is_the_default(scenes_config):
         (SimpleNamespace(__version__="5.0.0"), "OpenCV has version 5.0.0"),
     ],
 )
-def test_without_opencv_4_it_is_one_line(
-    scenes_config, tmp_path, monkeypatch, capsys, module, told
-):
+def test_without_opencv_4_it_is_one_line(scenes_config, tmp_path, monkeypatch, module, told):
     monkeypatch.setitem(sys.modules, "cv2", module)
-    command = ["--config", str(scenes_config), "--output_dir", str(tmp_path), "--device", "cpu"]
-    assert train.main([*command, "input=exact", "metrics=[length]"]) == 2
-    said = one_error_line(capsys, "error: input is exact, which needs OpenCV")
+    command = ["captioning.train", "--config", scenes_config, "--output_dir", tmp_path]
+    command += ["--device", "cpu", "input=exact", "metrics=[length]"]
+    said = refused(*command, part="error: input is exact, which needs OpenCV")
     assert told in said and "pip install 'opencv-python-headless<5'" in said
     assert not list(tmp_path.iterdir())
 

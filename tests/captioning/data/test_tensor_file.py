@@ -9,7 +9,7 @@ import torch
 from baselines import Vocabulary
 from captioning import unpack
 from captioning.data import load_image, read_annotations
-from tests.programs import one_error_line
+from tests.programs import refused, run_program
 
 TOKENS = ["<NULL>", "<START>", "<END>", "<UNK>", "a", "dog", "red", "cat"]
 SAID = {
@@ -41,12 +41,12 @@ def file(tmp_path):
 
 
 def test_pixels_and_captions_are_those_of_the_file_but_images_without_a_caption_are_left_out(
-    file, tmp_path, capsys
+    file, tmp_path
 ):
     folder = tmp_path / "out"
-    assert unpack.main([str(file), str(folder)]) == 0
-    told = "14 images of train, 2 without a caption left out; 3 images of val: "
-    assert told in capsys.readouterr().err
+    code, _, told = run_program("captioning.unpack", file, folder)
+    assert code == 0
+    assert "14 images of train, 2 without a caption left out; 3 images of val: " in told
     made, ids = content(), []
     for part, captions in SAID.items():
         samples = read_annotations(folder / f"{part}.json")
@@ -64,7 +64,7 @@ def test_pixels_and_captions_are_those_of_the_file_but_images_without_a_caption_
 def test_unknown_words_of_the_file_are_unknown_to_a_vocabulary_too(file, tmp_path):
     """From a file in torch's old format, which the other tests do not use."""
     torch.save(content(), file, _use_new_zipfile_serialization=False)
-    assert unpack.main([str(file), str(tmp_path / "out")]) == 0
+    assert run_program("captioning.unpack", file, tmp_path / "out").code == 0
     samples = read_annotations(tmp_path / "out" / "train.json")
     words = Vocabulary.count([text for sample in samples for text in sample.captions], 20)
     assert sorted(words.words) == ["a", "cat", "dog", "red"]
@@ -92,17 +92,16 @@ VOCAB = "vocab must have idx_to_token"
         ({"code": unpack.Split}, "has objects that could run code"),
     ],
 )
-def test_content_of_another_kind_is_named_in_one_line(tmp_path, capsys, changes, line):
+def test_content_of_another_kind_is_named_in_one_line(tmp_path, changes, line):
     made = {key: value for key, value in {**content(), **changes}.items() if value is not None}
     torch.save(made, tmp_path / "coco.pt")
-    assert unpack.main([str(tmp_path / "coco.pt"), str(tmp_path / "out")]) == 2
-    assert re.search(line, one_error_line(capsys, f"error: {tmp_path / 'coco.pt'}"))
+    command = ["captioning.unpack", tmp_path / "coco.pt", tmp_path / "out"]
+    assert re.search(line, refused(*command, part=f"error: {tmp_path / 'coco.pt'}"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_is_missing_or_cut_off_is_one_line(file, tmp_path, capsys):
-    assert unpack.main([str(tmp_path / "none.pt"), str(tmp_path / "out")]) == 2
-    one_error_line(capsys, "none.pt: no such file")
+def test_a_file_that_is_missing_or_cut_off_is_one_line(file, tmp_path):
+    missing, out = tmp_path / "none.pt", tmp_path / "out"
+    refused("captioning.unpack", missing, out, part="none.pt: no such file")
     file.write_bytes(file.read_bytes()[:-3000])
-    assert unpack.main([str(file), str(tmp_path / "out")]) == 2
-    one_error_line(capsys, "coco.pt is damaged")
+    refused("captioning.unpack", file, out, part="coco.pt is damaged")

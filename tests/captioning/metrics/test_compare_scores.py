@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from captioning.evaluate import main
 from captioning.metrics import bootstrap
 from captioning.metrics.bootstrap import RESAMPLES, Estimate, mean_estimate, ratio_estimate
 from captioning.metrics.compare_scores import (
@@ -19,6 +18,7 @@ from captioning.metrics.compare_scores import (
 )
 from captioning.metrics.evaluator import Scores
 from captioning.runtime.errors import UserError
+from tests.programs import refused, run_program
 
 
 def scores(**columns):
@@ -85,23 +85,22 @@ def test_the_second_takes_the_ids_and_the_order_of_the_first():
         same_images({1: "a"}, {1: "x", 3: "y"})
 
 
-def test_the_program_compares_two_files_in_one_command(tmp_path, capsys):
+def test_the_program_compares_two_files_in_one_command(tmp_path):
     files = [str(tmp_path / name) for name in ("a.json", "b.json", "references.json")]
     captions = ["a man", "a", "a cat"], ["a man rides", "a dog", "a cat"]
     contents = [[{"image_id": i, "caption": c} for i, c in enumerate(each)] for each in captions]
     for name, content in zip(files, [*contents, {str(i): ["a man"] for i in range(3)}]):
         Path(name).write_text(json.dumps(content))
     rest = ["--references", files.pop(), "--metrics", "length"]
-    folder = tmp_path / "out"
-    assert main(["--compare", *files, *rest, "--output_dir", str(folder)]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[1].split()[:5] == ["Cap.", "Len.", "1.67", "2.33", "0.67"]
-    written = json.loads((folder / "comparison.json").read_text())
+    given = ["--compare", *files, *rest, "--output_dir", tmp_path / "out"]
+    code, out, _ = run_program("captioning.evaluate", *given)
+    assert code == 0
+    assert out.splitlines()[1].split()[:5] == ["Cap.", "Len.", "1.67", "2.33", "0.67"]
+    written = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert list(written["differences"]) == ["cap_len"]
     assert written["differences"]["cap_len"]["n"] == 3 and "--compare" in written["command"]
     for wrong in ([*files, *rest], rest, [files[0], "--compare", *files, *rest]):
-        with pytest.raises(SystemExit):
-            main(wrong)
+        refused("captioning.evaluate", *wrong, part="captioning.evaluate: error: ")  # its usage
 
 
 def test_the_interval_of_a_median_is_that_of_theory():

@@ -8,7 +8,6 @@ from collections import Counter
 import pytest
 import torch
 
-from captioning import attend
 from captioning.config import load_config
 from captioning.data import load_image, read_split
 from captioning.data.image import MEAN, STD
@@ -19,6 +18,7 @@ from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
 from tests.captioning.clip_references import save_siglip
+from tests.programs import run_program
 from tests.tiny import CLASSIC
 
 MODELS = {"blip": ["vit.embed_dim=32"], "lstm": ["model=lstm", *CLASSIC, "prompt='a '"]}
@@ -196,16 +196,16 @@ def test_a_judge_of_another_first_token_shift_is_refused_before_loading(
         check_reranking(load_config(scenes_config, [shift[0], *keys]))
 
 
-def test_attention_maps_are_of_the_reranked_caption(saved, scenes, tmp_path, capsys):
+def test_attention_maps_are_of_the_reranked_caption(saved, scenes, tmp_path):
     keys = ["rerank=mmi", "num_candidates=6", "top_p=1.0", "top_k=0", "rerank_weight=1.0"]
     path, config, captioner = saved(*keys)
     photo = next((scenes / "images").iterdir())
-    command = [str(photo), "--device", "cpu", "--output", str(tmp_path / "maps.png")]
-    assert attend.main([*command, "--checkpoint", str(path)]) == 0
+    command = [photo, "--device", "cpu", "--output", tmp_path / "maps.png", "--checkpoint", path]
+    code, out, _ = run_program("captioning.attend", *command)
     image = preprocessing_of(config).one(load_image(photo))
     settings = config.decoding_settings()
     reranked = Reranker(captioner, config.reranking(), CPU).generate_details(image, settings)
-    assert capsys.readouterr().out.split() == reranked.captions[0][0].split()
+    assert code == 0 and out.split() == reranked.captions[0][0].split()
     assert reranked.captions[0] != captioner.generate(image, settings)
 
 

@@ -10,12 +10,12 @@ pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no pr
 
 from BLIP import read_checkpoint
 from BLIP.weights.sharded_checkpoint import INDEX, NON_TENSORS
-from captioning import gather
 from captioning.models import checkpoints
 from captioning.models.sharded_checkpoint import save_sharded
 from captioning.runtime.errors import UserError
 from tests.attacks import Attack
 from tests.captioning.models.kills import killed_at_each_operation, newest_after_a_kill
+from tests.programs import refused, run_program
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 OTHER_CONTENT = {"model": {}, "optimizer": {"param_groups": []}, "config": {"seed": 3}}
@@ -124,16 +124,15 @@ def test_an_index_that_says_more_than_there_is_is_refused(save, harm):
         read_checkpoint(str(index.parent))
 
 
-def test_gathered_it_is_a_file_with_a_manifest_and_replaces_none(save, tmp_path, capsys):
+def test_gathered_it_is_a_file_with_a_manifest_and_replaces_none(save, tmp_path):
     path, target = save(2), tmp_path / "whole.pth"
-    assert gather.main([str(path), str(target)]) == 0
+    assert run_program("captioning.gather", path, target).code == 0
     content = torch.load(target, weights_only=True)
     assert content["model"]["a.w"].max() == 2 and content["config"] == {"seed": 3}
     assert json.loads((tmp_path / "whole.json").read_text())["bytes"] == target.stat().st_size
-    assert gather.main([str(path), str(target)]) == 2
-    assert gather.main([str(path), str(tmp_path / "other.pth")]) == 0
-    (tmp_path / "other.pth").unlink()
-    assert gather.main([str(path), str(tmp_path / "other.pth")]) == 2
-    said = capsys.readouterr().err
-    for name in ("whole.pth", "other.json"):
-        assert f"error: {tmp_path / name} exists already: choose another file name\n" in said
+    other = tmp_path / "other.pth"
+    assert run_program("captioning.gather", path, other).code == 0
+    other.unlink()
+    for new, name in ((target, "whole.pth"), (other, "other.json")):
+        line = f"error: {tmp_path / name} exists already: choose another file name"
+        assert refused("captioning.gather", path, new) == line

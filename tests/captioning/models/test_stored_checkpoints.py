@@ -8,7 +8,6 @@ import torch
 
 from app.checkpoints import load_checkpoints
 from BLIP import read_checkpoint
-from captioning import gather
 from captioning.config import load_config
 from captioning.data import read_split, references
 from captioning.metrics.evaluator import options_of
@@ -16,7 +15,7 @@ from captioning.models import checkpoints
 from captioning.models.build import captioner_from, load_trained
 from captioning.models.sharded_checkpoint import save_sharded
 from captioning.runtime.errors import UserError
-from tests.programs import raises_line
+from tests.programs import raises_line, run_program
 
 RUN = "s3://bucket/runs/a"
 CPU = torch.device("cpu")
@@ -73,7 +72,7 @@ def test_a_sharded_checkpoint_of_a_store_is_gathered_into_a_file(s3, tmp_path):
         s3.files.put_file(str(path), f"{RUN}/checkpoint_04.pth/{path.name}")
     assert checkpoints.resolve(RUN) == checkpoints.resolve(f"{RUN}/checkpoint_04.pth")
     assert checkpoints.version_of(f"{RUN}/checkpoint_04.pth")
-    assert gather.main([RUN, str(tmp_path / "whole.pth")]) == 0
+    assert run_program("captioning.gather", RUN, tmp_path / "whole.pth").code == 0
     assert same(read_checkpoint(str(tmp_path / "whole.pth"))["model"], weights)
 
 

@@ -9,7 +9,6 @@ import torch
 
 from captioning.config import config_class, load_config
 from captioning.runtime.errors import UserError
-from captioning.sweep.__main__ import main
 from captioning.sweep.decoding_table import write_decodings
 from captioning.sweep.decodings import (
     DECODINGS,
@@ -23,7 +22,7 @@ from captioning.sweep.runs import choose_judge
 from captioning.sweep.variants import ABLATIONS, mle_share, plan, read_names, with_seeds
 from decoding import DecodingSettings
 from smile import OBJECTIVES
-from tests.programs import one_error_line
+from tests.programs import refused, run_program
 
 
 @pytest.fixture
@@ -146,21 +145,20 @@ def test_tokens_of_a_decoding_are_counted(make_captioner):
 
 
 @pytest.mark.parametrize("seeds", [[], ["--seeds", "2", "--mle", "0"]])
-def test_an_impossible_judge_is_refused_before_training(tiny_config, tmp_path, capsys, seeds):
-    command = [str(tiny_config), "--mle", "1", "--output_dir", str(tmp_path / "sweep")]
-    assert main([*command, "--decodings", "judge", *seeds]) == 2
-    one_error_line(capsys, "needs runs of MLE with two seeds or more")
+def test_an_impossible_judge_is_refused_before_training(tiny_config, tmp_path, seeds):
+    command = ["captioning.sweep", tiny_config, "--mle", "1", "--output_dir", tmp_path / "sweep"]
+    command += ["--decodings", "judge", *seeds]
+    refused(*command, part="needs runs of MLE with two seeds or more")
     assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.slow
-def test_a_sweep_decodes_each_run_once(tiny_config, in_process, tmp_path, capsys):
+def test_a_sweep_decodes_each_run_once(tiny_config, in_process, tmp_path):
     folder = tmp_path / "sweep"
-    command = [str(tiny_config), "--mle", "1", "--output_dir", str(folder)]
+    command = ["captioning.sweep", tiny_config, "--mle", "1", "--output_dir", folder]
     command += ["--decodings", "guidance1.5,mmi0.5,mmi1"]
-    assert main(command) == 0
-    text = capsys.readouterr().out
-    assert text.count("| beam 3 |") == text.count("| guidance 1.5 * |") == 2
+    code, text, _ = run_program(*command)
+    assert code == 0 and text.count("| beam 3 |") == text.count("| guidance 1.5 * |") == 2
     assert text.count("20 samples, mutual information") == 4 and text.count("* |") == 4
     assert (folder / "decodings.svg").exists() and (folder / "decodings.md").read_text() in text
     costs = list(folder.rglob("*_cost.json"))
@@ -171,12 +169,12 @@ def test_a_sweep_decodes_each_run_once(tiny_config, in_process, tmp_path, capsys
     assert reranked["tokens"] > 4 * plain["tokens"] > 0
     times = [path.stat().st_mtime_ns for path in costs]
     costs[0].unlink()
-    assert main(command) == 0
+    assert run_program(*command).code == 0
     again = [path.stat().st_mtime_ns for path in costs]
     assert again[1:] == times[1:] and again[0] > times[0]
     # Other weights are captioned again.
     os.utime(folder / "mle" / "checkpoint_best.pth")
-    assert main(command) == 0
+    assert run_program(*command).code == 0
     last = [path.stat().st_mtime_ns for path in costs]
     assert all(
         (new > old) == ("mle_dropped" not in str(path))
