@@ -16,10 +16,16 @@ from BLIP.sizes import MED_CONFIG, VitSizes
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder
 from decoding import DecodingSettings, Step, until_end
-from decoding.caption_generator import CaptionGenerator, Prompts, TrainingTokens, training_tokens
+from decoding.caption_generator import (
+    IGNORE,
+    CaptionGenerator,
+    Prompts,
+    TrainingTokens,
+    captions_per_image,
+    training_tokens,
+)
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
-from smile.objective import captions_per_image
 
 PROMPT = "a picture of "
 LIKELIHOOD = Objective("mle")  # its loss without reduction is a negative log-likelihood
@@ -103,8 +109,7 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
     def _encode(self, image: Tensor, captions: list[list[str]], prompts: Prompts) -> TrainingTokens:
         """Return the tokens of prompts and captions, on the device of the images."""
         captions_per_image(captions, len(image))  # raises ValueError for unequal lists
-        ignore_index = self.text_decoder.objective.ignore_index
-        *tensors, prompt_length = training_tokens(self, captions, prompts, ignore_index)
+        *tensors, prompt_length = training_tokens(self, captions, prompts)
         moved = [tensor.to(image.device, non_blocking=True) for tensor in tensors]
         return TrainingTokens(*moved, prompt_length)
 
@@ -166,12 +171,11 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
             ).view(*ids.shape[:2], -1)
         hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
         losses = LIKELIHOOD.from_hidden(
-            head.transform_hidden(hidden[:, start - 1 :]),
+            head.transform_hidden(hidden[:, start - 1 :]) / temperature,
             head.decoder.weight,
-            head.decoder.bias,
-            labels.where(is_scored, LIKELIHOOD.ignore_index),
+            head.decoder.bias / temperature,
+            labels.where(is_scored, IGNORE),
             reduction="none",
-            scale=1 / temperature,
         ).loss
         return -losses.float().unflatten(0, ids.shape[:2])
 

@@ -22,7 +22,7 @@ from BLIP.weights.checkpoint import (
     settings_in,
 )
 from BLIP.weights.download import fetch, without_secrets
-from smile.objective import captions_per_image
+from decoding.caption_generator import captions_per_image
 
 MAX_TOKENS = 35  # as in BLIP's training for retrieval
 HEAD = "itm_head.weight"

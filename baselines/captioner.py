@@ -10,10 +10,15 @@ from baselines.decoder import RecurrentStep, teacher_forcing
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary, load_word_vectors
 from decoding import DecodingSettings, Step, until_end
-from decoding.caption_generator import CaptionGenerator, Prompts, training_tokens
+from decoding.caption_generator import (
+    IGNORE,
+    CaptionGenerator,
+    Prompts,
+    captions_per_image,
+    training_tokens,
+)
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
-from smile.objective import captions_per_image
 
 
 class ClassicCaptioner(CaptionGenerator):
@@ -128,7 +133,7 @@ class ClassicCaptioner(CaptionGenerator):
         output = self.objective(logits, labels)
         if not self.attention_penalty:
             return output
-        penalty = coverage_penalty(attention, labels != self.objective.ignore_index)
+        penalty = coverage_penalty(attention, labels != IGNORE)
         return ObjectiveOutput(
             output.loss + self.attention_penalty * penalty,
             {**output.parts, "attention": penalty.detach()},
@@ -159,9 +164,7 @@ class ClassicCaptioner(CaptionGenerator):
         The attention is None for a decoder without attention.
         """
         batch_shape = (len(image), captions_per_image(captions, len(image)))
-        *tensors, prompt_length = training_tokens(
-            self, captions, prompts, self.objective.ignore_index
-        )
+        *tensors, prompt_length = training_tokens(self, captions, prompts)
         tokens, _, labels = (tensor.to(image.device) for tensor in tensors)
         inputs = tokens[:, :-1].unflatten(0, batch_shape)  # (B, k, n)
         annotations = self.null_image.encode(self.encoder, image, dropped)

@@ -34,7 +34,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def parse_options(argv: Sequence[str], description: str, rounds: int) -> argparse.Namespace:
-    """Return the options that all topics have: quick, rounds, device, output.
+    """Return the options of topics: quick, rounds, device, output, and objective's against.
 
     description: the text of --help. rounds: the default of --rounds. With --quick, the default is
     1 instead.
@@ -50,7 +50,10 @@ def parse_options(argv: Sequence[str], description: str, rounds: int) -> argpars
         default=REPOSITORY / "output" / "benchmarks",
         help="folder of the JSON file",
     )
+    add("--against", type=Path, metavar="FOLDER", help="objective: a checkout with another smile/")
     options = parser.parse_args(argv)
+    if options.against and not (options.against / "smile").is_dir():
+        parser.error(f"{options.against} has no folder smile")
     options.rounds = options.rounds or (1 if options.quick else rounds)
     options.device = options.device or torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return options

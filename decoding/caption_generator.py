@@ -1,5 +1,6 @@
 """Provides the base class of captioners that decode token by token with a `decoding.Step`."""
 
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple, Optional
@@ -14,13 +15,25 @@ from decoding.null_image import NullImage
 
 # One prompt per image. None, as an entry or instead of the list, means the captioner's own prompt.
 Prompts = Optional[list[Optional[str]]]
+IGNORE = -100  # the label of a position that is not scored
+
+
+def captions_per_image(captions: Sequence[Sequence[str]], images: int) -> int:
+    """Return the number of captions per image. Raises ValueError if it differs between images.
+
+    captions: the captions of each image. images: the number of images.
+    """
+    counts = [len(group) for group in captions]
+    if not counts or 0 in counts or counts != counts[:1] * images:
+        raise ValueError(f"{counts} captions for {images} images; give each image the same number")
+    return counts[0]
 
 
 class TrainingTokens(NamedTuple):
     """R captions, each after its prompt.
 
     tokens, attention_mask, labels: int64 (R, n). Prompts and padding have the label
-    `ignore_index`. prompt_length: the number of tokens of the shortest prompt.
+    IGNORE. prompt_length: the number of tokens of the shortest prompt.
     """
 
     tokens: Tensor
@@ -29,9 +42,7 @@ class TrainingTokens(NamedTuple):
     prompt_length: int
 
 
-def training_tokens(
-    captioner: Any, captions: list[list[str]], prompts: Prompts, ignore_index: int
-) -> TrainingTokens:
+def training_tokens(captioner: Any, captions: list[list[str]], prompts: Prompts) -> TrainingTokens:
     """Tokenise the captions of B images, each after its prompt. The tensors are on the CPU.
 
     captioner: a `CaptionGenerator` with a `prompt`, its `prompt_ids`, a `tokenizer` and
@@ -53,7 +64,7 @@ def training_tokens(
     if captioner.shift:
         tokens = captioner.shift.apply(tokens, caption_starts)
     is_prompt = torch.arange(tokens.size(1)) < caption_starts.unsqueeze(1)
-    labels = tokens.masked_fill((mask == 0) | is_prompt, ignore_index)
+    labels = tokens.masked_fill((mask == 0) | is_prompt, IGNORE)
     return TrainingTokens(tokens, mask, labels, min(prompt_lengths))
 
 

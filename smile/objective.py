@@ -1,51 +1,38 @@
 """Computes a weighted mixture of objectives, as the configuration key `objective` describes it."""
 
 import copy
-import functools
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
-from pkgutil import resolve_name
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Mapping
+from functools import partial, wraps
+from inspect import signature
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
-from smile.alternatives import ALTERNATIVES
-from smile.captions import check_segments, reduce_by_caption
-from smile.head import compute_dtype, is_distributed, unwrap_replicated
-from smile.labels import check_labels, check_reduction, count_labels, prepare_weights, reduce_losses
-from smile.mixture import LossInputs, Settings, scores_first_token
-from smile.mle import check_smoothing, mle_loss
-from smile.smile import smile_loss
-from smile.subsetting import random_subset_loss, reverse_subset_loss
+from smile import alternatives
+from smile.alternatives import ALTERNATIVES, LOSSES, WEIGHTS
+from smile.fused import Term, fused_losses
+from smile.loss import IGNORE, mle_losses, own_words, smile_losses, with_first_token_mle
+from smile.packing import caption_blocks
 
 Spec = Union[str, Mapping[str, Union[float, Mapping[str, Any]]]]
 OBJECTIVES = ("mle", "smile", "random", "reverse", *ALTERNATIVES)
+# Whether the authors' code scores the first token of a caption over the whole vocabulary.
+FIRST_TOKEN_MLE = {"smile": True, "random": False, "reverse": True}
 
 
 class ObjectiveOutput(NamedTuple):
     """The result of an `Objective`, and of a captioner's forward.
 
-    loss: the weighted sum of objectives, by default averaged over labelled tokens. parts: the
-    unweighted, detached value of each objective by name, with the same reduction. tokens: a scalar,
-    the number of labelled tokens (int64), or the sum of their weights if the batch has weights.
+    - loss: the weighted sum of objectives, by default averaged over labelled tokens.
+    - parts: the unweighted, detached value of each objective by name, with the same reduction.
+    - tokens: a scalar, the number of labelled tokens (int64), or the sum of their weights.
     """
 
     loss: Tensor
     parts: dict[str, Tensor]
     tokens: Tensor
-
-
-def captions_per_image(captions: Sequence[Sequence[str]], images: int) -> int:
-    """Return the number of captions per image. Raises ValueError if it differs between images.
-
-    captions: the captions of each image. images: the number of images.
-    """
-    counts = [len(group) for group in captions]
-    if not counts or 0 in counts or counts != counts[:1] * images:
-        raise ValueError(f"{counts} captions for {images} images; give each image the same number")
-    return counts[0]
 
 
 def parse_objective(spec: Spec) -> dict[str, float]:
@@ -55,59 +42,71 @@ def parse_objective(spec: Spec) -> dict[str, float]:
     mapping as value: {mle: 0.5, focal: {weight: 0.5, gamma: 1}}. Raises a one-line ValueError for
     an unknown name, a weight that is not a positive number, or a wrong parameter.
     """
-    return _parse_spec(spec)[0]
+    return _parse(spec)[0]
 
 
-def _parse_spec(spec: Spec) -> tuple[dict[str, float], dict[str, Any]]:
-    """Return the weights of a mixture, and the `TokenLoss`es of its alternatives, by name."""
+def _parse(spec: Spec) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
+    """Return the weight and the parameters of each objective by name."""
     spec = {spec: 1.0} if isinstance(spec, str) else spec
     if not isinstance(spec, Mapping) or not spec:
         raise ValueError(
             f"objective is {spec!r}; give a name, or a mapping of names to weights: "
             f"{', '.join(OBJECTIVES)}"
         )
-    weights = {}
-    alternatives = {}
+    weights, options = {}, {}
     for name, value in spec.items():
         if name not in OBJECTIVES:
             raise ValueError(f"objective {name!r} is unknown; choose from {', '.join(OBJECTIVES)}")
-        parameters = dict(value) if isinstance(value, Mapping) else {"weight": value}
-        weight = parameters.pop("weight", 1.0)
-        is_number = isinstance(weight, (int, float)) and not isinstance(weight, bool)
-        if not is_number or not 0 < weight < math.inf:
-            raise ValueError(f"objective {name!r} has weight {weight!r}; give a number above 0")
-        weights[name] = float(weight)
-        loss = _build_alternative(name, parameters)
-        if loss:
-            alternatives[name] = loss
-    return weights, alternatives
-
-
-def _build_alternative(name: str, parameters: dict[str, Any]) -> Any:
-    """Return the `TokenLoss` with this name, or None for MLE, SMILE and SMILE's ablations."""
-    loss_class = resolve_name(ALTERNATIVES[name]) if name in ALTERNATIVES else None
-    allowed = ["weight"]
-    if loss_class:
-        allowed += [field.name for field in fields(loss_class)]
-    for parameter in parameters:
-        if parameter not in allowed:
+        given = dict(value) if isinstance(value, Mapping) else {"weight": value}
+        weights[name] = given.pop("weight", 1.0)
+        if not _is_between(weights[name], 0, math.inf) or not weights[name]:
             raise ValueError(
-                f"objective {name!r} has no parameter {parameter!r}; it has {', '.join(allowed)}"
+                f"objective {name!r} has weight {weights[name]!r}; give a number above 0"
             )
-    try:
-        return loss_class(**parameters) if loss_class else None
-    except ValueError as error:
-        raise ValueError(f"objective {name!r}: {error}") from error
+        function = ALTERNATIVES.get(name)
+        known = [*signature(function).parameters] if function else []
+        known = [key for key in known if key not in ("logits", "labels", "mle")]
+        for key, number in given.items():
+            if key not in known:
+                names = ", ".join(["weight", *known])
+                raise ValueError(f"objective {name!r} has no parameter {key!r}; it has {names}")
+            low, high = {**LOSSES, **WEIGHTS}[function]
+            is_id = key == "eos_token_id"
+            if not _is_between(number, low, high) or (is_id and not isinstance(number, int)):
+                raise ValueError(
+                    f"objective {name!r}: {key} is {number!r}; give a number from {low} to {high}"
+                )
+        options[name] = given
+    return weights, options
+
+
+def _is_between(value: Any, low: float, high: float) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and low <= value <= high and value < math.inf
+
+
+def _not_compiled(method: Callable) -> Callable:
+    """Give a method a graph break: shapes in it depend on the values of labels.
+
+    `torch.compiler.disable` as a decorator would import torch's compiler, which takes a second.
+    """
+
+    @wraps(method)
+    def call(*args, **kwargs):
+        run = torch.compiler.disable(method) if torch.compiler.is_compiling() else method
+        return run(*args, **kwargs)
+
+    return call
 
 
 class Objective(nn.Module):
     """A weighted sum of MLE, SMILE, SMILE's two ablations and the losses of `smile.alternatives`.
 
-    spec: see `parse_objective`. label_smoothing: applies only to `mle`. first_token_mle: applies to
-    SMILE and its ablations; None means the choice of the original code, which is True except for
-    `random`. `random` samples `random_subset_size` tokens per label from torch's global generator
-    and leaves `pad_token_id` out. `truncation` compares a caption's loss with the losses of earlier
-    training steps; `state` returns these earlier losses for a checkpoint.
+    - spec: see `parse_objective`.
+    - label_smoothing: of `mle` alone.
+    - first_token_mle: of SMILE and its ablations. None means FIRST_TOKEN_MLE.
+    - random_subset_size: how many words `random` samples for each label.
+    - pad_token_id: the ablations leave it out; see `with_tokens`.
     """
 
     def __init__(
@@ -117,24 +116,17 @@ class Objective(nn.Module):
         first_token_mle: Optional[bool] = None,
         random_subset_size: int = 10,
         pad_token_id: Optional[int] = None,
-        ignore_index: int = -100,
     ):
         super().__init__()
-        check_smoothing(label_smoothing)
-        self.weights, alternatives = _parse_spec(spec)
+        if not 0 <= label_smoothing <= 1:
+            raise ValueError(f"label_smoothing is {label_smoothing}; give a number from 0 to 1")
+        self.weights, self.options = _parse(spec)
         self.label_smoothing = label_smoothing
         self.first_token_mle = first_token_mle
         self.random_subset_size = random_subset_size
         self.pad_token_id = pad_token_id
-        self.ignore_index = ignore_index
-        self._set_alternatives(alternatives)
-        truncation = self.alternatives.get("truncation")
-        self.means = truncation.new_window() if truncation else None
 
-    def _set_alternatives(self, alternatives: dict[str, Any]) -> None:
-        self.alternatives = alternatives  # a `TokenLoss` by name
-        self.alternatives_text = repr({name: asdict(x) for name, x in alternatives.items()})
-
+    @_not_compiled
     def forward(
         self,
         logits: Tensor,
@@ -145,22 +137,36 @@ class Objective(nn.Module):
     ) -> ObjectiveOutput:
         """Compute the loss from logits. `from_hidden` computes the same with less memory.
 
-        logits: (B, N, V), any float type; labels: int64 (B, N), `ignore_index` where not scored.
-        Segments, weights and reduction are as in `smile_loss`. On a CPU a label outside of the
-        vocabulary raises ValueError.
-        """
-        logits = unwrap_replicated(logits)
-        sampled = self._sample_tokens(labels, logits.size(2))
-        parts = {
-            name: self._compute_part(name, logits, labels, sampled, segments, weights, reduction)
-            for name in self.weights
-        }
-        loss = sum(weight * parts[name] for name, weight in self.weights.items())
-        scored, weights = prepare_weights(labels, weights, self.ignore_index)
-        tokens = count_labels(scored, weights, self.ignore_index)
-        parts = {name: part.detach() for name, part in parts.items()}
-        return ObjectiveOutput(loss, parts, tokens)
+        - logits: (B, N, V), any float type. `logits[b, n]` predicts `labels[b, n]`.
+        - labels: int64 (B, N), -100 where not scored.
+        - segments: integers (B, N) that divide rows into captions, see `smile.packing`. If None,
+          each row is one caption.
+        - weights: floats >= 0, (B, N) for tokens or (B,) for rows. A weight of 0 ignores a token,
+          and a weight of 2 counts it twice.
+        - reduction: "mean" over labelled tokens, "sum" or "none".
 
+        Raises a one-line ValueError for shapes that do not fit and, on a CPU, for a label outside
+        of the vocabulary or a weight below 0. A compiled program has a graph break here.
+        """
+        labels, factors, tokens = _prepare(logits, labels, weights, reduction, logits.size(-1))
+        # These zeros depend on the logits: the loss of a batch without labels has a gradient.
+        zeros = factors.flatten() * 0 + logits[:0].sum()
+        losses = [zeros] * len(self.weights)
+        for at, own in self._blocks(labels, segments):
+            block = logits if own is labels else logits.flatten(0, 1)[at]
+            scored = own != IGNORE
+            for number, term in enumerate(self._terms(logits.size(2), segments)):
+                found = term.losses(block, own)
+                if term.first_token_mle:
+                    found = with_first_token_mle(found, block, own)
+                found = found[scored].to(zeros.dtype)
+                losses[number] = losses[number].index_put((at[scored],), found)
+        losses = torch.stack(losses).view(len(losses), *labels.shape)
+        parts = _reduce(losses * factors, reduction)
+        loss = sum(weight * part for weight, part in zip(self.weights.values(), parts))
+        return ObjectiveOutput(loss, dict(zip(self.weights, parts.detach())), tokens)
+
+    @_not_compiled
     def from_hidden(
         self,
         hidden: Tensor,
@@ -170,146 +176,117 @@ class Objective(nn.Module):
         segments: Optional[Tensor] = None,
         weights: Optional[Tensor] = None,
         reduction: str = "mean",
-        scale: float = 1.0,
-        softcap: Optional[float] = None,
     ) -> ObjectiveOutput:
         """Compute the fused linear loss: the loss of `forward`, without a tensor of all logits.
 
-        hidden: (B, N, D); weight, bias: the language head's, (V, D) and (V,) or None. With
-        z = hidden @ weight.T + bias, logits are scale * z, or softcap * tanh(scale * z / softcap)
-        if there is a softcap. Other arguments are as in `forward`. Loss and gradients equal those
-        of `forward` up to rounding. Second derivatives are not supported. Under autocast, z has
-        autocast's dtype. Hidden states at positions with the label `ignore_index` are not read. A
-        weight that is a DTensor with sharded rows is not gathered; see `smile.sharded`.
+        hidden: (B, N, D); weight, bias: the language head's, (V, D) and (V,) or None. Other
+        arguments are as in `forward`. Logits are hidden @ weight.T + bias, in autocast's dtype
+        under autocast. Loss and gradients equal those of `forward` up to rounding. There is no
+        second derivative. Hidden states at positions without a label are not read.
         """
-        check_reduction(reduction)
-        vocabulary = len(weight)
-        hidden, weight, bias, shards = self._local_tensors(hidden, weight, bias)
-        if shards is not None:
-            labels, segments, weights = (
-                x.full_tensor() if is_distributed(x) else x for x in (labels, segments, weights)
-            )
-        if hidden.shape[:2] != labels.shape:
-            raise ValueError(
-                f"hidden is {tuple(hidden.shape)}, but labels is {tuple(labels.shape)}; "
-                "give a hidden state for each label"
-            )
-        labels, weights = prepare_weights(labels, weights, self.ignore_index)
-        if segments is not None:
-            check_segments(segments, labels)
-        check_labels(labels, vocabulary, self.ignore_index)
-        needs_grad = [
-            x is not None and x.requires_grad and torch.is_grad_enabled()
-            for x in (hidden, weight, bias)
-        ]
-        dtype = compute_dtype(hidden)
-        factors = None
-        # This imports torch's compiler, which takes seconds.
-        from smile.operator import mixture_from_hidden
-
-        def mixture(settings, **batch):
-            inputs = LossInputs(settings, dtype, needs_grad, labels, shards=shards, **batch)
-            return mixture_from_hidden(hidden, weight, bias, inputs)
-
-        if "truncation" in self.weights:  # its factors depend on MLE's losses: compute them first
-            settings = Settings({"mle": 1.0}, self.ignore_index, "none", scale, softcap)
-            with torch.no_grad():
-                losses, _ = mixture(settings)
-            factors = self._truncation_factors(losses, labels, segments, weights)
-        loss, parts = mixture(
-            self._settings(reduction, scale, softcap),
-            sampled=self._sample_tokens(labels, vocabulary),
-            segments=segments,
-            weights=weights,
-            factors=factors,
+        labels, factors, tokens = _prepare(hidden, labels, weights, reduction, len(weight))
+        loss, losses = fused_losses(
+            hidden,
+            weight,
+            bias,
+            labels,
+            self._terms(len(weight), segments),
+            self._blocks(labels, segments),
+            factors,
+            per_token=reduction == "none",
         )
-        parts = dict(zip(self.weights, parts.unbind()))
-        return ObjectiveOutput(loss, parts, count_labels(labels, weights, self.ignore_index))
+        parts = _reduce(losses * factors, reduction)
+        return ObjectiveOutput(loss, dict(zip(self.weights, parts)), tokens)
 
-    def _settings(self, reduction: str, scale: float, softcap: Optional[float]) -> Settings:
-        return Settings(
-            self.weights,
-            self.ignore_index,
-            reduction,
-            scale,
-            softcap,
-            self.label_smoothing,
-            self.first_token_mle,
-            self.pad_token_id,
-            self.alternatives_text,
+    def _blocks(self, labels: Tensor, segments: Optional[Tensor]) -> list:
+        # With pad_token_id, reverse subsetting reads whether a row ends in padding.
+        whole_rows = "reverse" in self.weights and self.pad_token_id is not None
+        return caption_blocks(labels, segments, whole_rows)
+
+    def _terms(self, vocabulary: int, segments: Optional[Tensor]) -> list[Term]:
+        padding = self.pad_token_id if segments is None else None
+        return [self._term(*item, vocabulary, padding) for item in self.weights.items()]
+
+    def _term(self, name: str, share: float, vocabulary: int, padding: Optional[int]) -> Term:
+        """Return an objective. padding: what `reverse` leaves out of rows that end in padding."""
+        function = partial(ALTERNATIVES.get(name, mle_losses), **self.options[name])
+        if name == "mle":
+            smoothing = self.label_smoothing
+            losses = partial(mle_losses, label_smoothing=smoothing)
+            return Term(share, losses, weigh=torch.ones_like, label_smoothing=smoothing)
+        if name in ALTERNATIVES and ALTERNATIVES[name] in WEIGHTS:
+            return Term(share, partial(alternatives.weighed, weigh=function), weigh=function)
+        if name in ALTERNATIVES:
+            return Term(share, function)
+        first = FIRST_TOKEN_MLE[name] if self.first_token_mle is None else self.first_token_mle
+        if name == "smile":
+            return Term(share, smile_losses, subset=own_words, first_token_mle=first)
+        if name == "reverse":
+            losses = partial(alternatives.reverse, pad_token_id=padding, first_token_mle=first)
+            return Term(share, losses)
+        sample = partial(
+            alternatives.random_words,
+            vocabulary=vocabulary,
+            size=self.random_subset_size,
+            pad_token_id=self.pad_token_id,
         )
-
-    def _local_tensors(self, hidden, weight, bias):
-        """Return plain tensors and `Shards`, which are None if no argument is a DTensor.
-
-        Raises ValueError if a loss needs all logits, which no process of a sharded head has.
-        """
-        if not any(map(is_distributed, (hidden, weight, bias))):
-            return hidden, weight, bias, None
-        from smile.sharded import to_local_tensors
-
-        for name, loss in self.alternatives.items():
-            if loss.reads_logits:
-                raise ValueError(
-                    f"objective {name!r} reads all logits of a position, which a sharded head "
-                    "never has; compute it from logits, or use another objective"
-                )
-        return to_local_tensors(hidden, weight, bias)
+        losses = partial(alternatives.random, sample=sample)
+        return Term(share, losses, subset=sample, first_token_mle=first)
 
     def with_tokens(self, pad_token_id: int, eos_token_id: int) -> "Objective":
         """Return a copy with a tokenizer's token ids. An `eos_token_id` in the spec is kept."""
         objective = copy.deepcopy(self)
         objective.pad_token_id = pad_token_id
-        selective = objective.alternatives.get("selective_eos")
-        if selective and selective.eos_token_id is None:
-            selective = replace(selective, eos_token_id=eos_token_id)
-            objective._set_alternatives({**objective.alternatives, "selective_eos": selective})
+        if "selective_eos" in objective.options:
+            objective.options["selective_eos"].setdefault("eos_token_id", eos_token_id)
         return objective
 
-    def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: truncation's window of mean losses, otherwise {}."""
-        return self.means.state() if self.means is not None else {}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Load what `state` returned. Raises ValueError if the saved window has another size."""
-        if self.means is not None and state:
-            self.means.restore(state)
+def smile_loss(
+    logits: Tensor, labels: Tensor, first_token_mle: bool = False, **options: Any
+) -> Tensor:
+    """Compute SMILE: each label's cross-entropy under a softmax over its caption's words.
 
-    def _truncation_factors(self, losses, labels, segments, weights) -> Tensor:
-        """Return truncation's factors (B, N). losses: MLE's, (B, N). Only training uses `means`."""
-        means = self.means if self.training and torch.is_grad_enabled() else None
-        truncation = self.alternatives["truncation"]
-        return truncation.factors(losses, labels, segments, weights, self.ignore_index, means)
+    Arguments are as in `Objective.forward`, also the options. first_token_mle: score the first
+    label of each caption over the whole vocabulary, as the authors' training code does. Returns a
+    scalar, or (B, N) with reduction "none".
+    """
+    return Objective("smile", first_token_mle=first_token_mle)(logits, labels, **options).loss
 
-    def _sample_tokens(self, labels: Tensor, vocabulary: int) -> Optional[Tensor]:
-        """Sample the tokens (B, N, R) of random subsetting. None without this objective."""
-        if "random" not in self.weights:
-            return None
-        shape = (*labels.shape, self.random_subset_size)
-        return torch.randint(vocabulary, shape, device=labels.device)
 
-    def _compute_part(self, name, logits, labels, sampled, segments, weights, reduction) -> Tensor:
-        """Return the reduced loss of the objective `name`. sampled: see `_sample_tokens`."""
-        ignore = self.ignore_index
-        options = {"ignore_index": ignore, "reduction": reduction, "weights": weights}
-        if name == "mle":
-            return mle_loss(logits, labels, label_smoothing=self.label_smoothing, **options)
-        if name == "truncation":
-            labels, weights = prepare_weights(labels, weights, ignore)
-            losses = mle_loss(logits, labels, ignore, reduction="none")
-            losses = losses * self._truncation_factors(losses, labels, segments, weights)
-            return reduce_losses(losses, labels, ignore, reduction, weights)
-        options["segments"] = segments
-        if name in self.alternatives:
-            loss_fn = functools.partial(self.alternatives[name].caption_losses, ignore_index=ignore)
-            return reduce_by_caption(loss_fn, (logits,), labels, **options)
-        options["first_token_mle"] = scores_first_token(name, self.first_token_mle)
-        if name == "smile":
-            return smile_loss(logits, labels, **options)
-        options["pad_token_id"] = self.pad_token_id
-        if name == "reverse":
-            return reverse_subset_loss(logits, labels, **options)
-        return random_subset_loss(logits, labels, sampled, **options)
+def _prepare(inputs, labels, weights, reduction: str, vocabulary: int):
+    """Return labels, the factors (B, N) of their losses, and the number of tokens.
 
-    def extra_repr(self) -> str:
-        return ", ".join(f"{name}: {weight:g}" for name, weight in self.weights.items())
+    inputs: logits or hidden states (B, N, X). Labels are IGNORE where weights are 0. Factors are
+    the weights, 0 where nothing is scored; for a mean, divided by the number of tokens.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ValueError(f"reduction is {reduction!r}; it must be 'mean', 'sum' or 'none'")
+    if inputs.dim() != 3 or inputs.shape[:2] != labels.shape:
+        shapes = f"{tuple(inputs.shape)} for labels of {tuple(labels.shape)}"
+        raise ValueError(f"logits or hidden states are {shapes}; give one for each label")
+    dtype = torch.promote_types(inputs.dtype, torch.float32)
+    factors = torch.ones_like(labels, dtype=dtype)
+    if weights is not None:
+        weights = weights if weights.dim() == 2 else weights.unsqueeze(1)
+        factors = factors * weights.detach().to(factors)
+        if factors.is_cpu and not ((factors >= 0) & factors.isfinite()).all():
+            raise ValueError("weights must be finite numbers of at least 0")
+        labels = labels.masked_fill(factors == 0, IGNORE)
+    scored = labels != IGNORE
+    if labels.is_cpu and (wrong := scored & ((labels < 0) | (labels >= vocabulary))).any():
+        caption, position = wrong.nonzero()[0].tolist()
+        raise ValueError(
+            f"the label at caption {caption}, position {position} is {labels[caption, position]}, "
+            f"but the vocabulary has {vocabulary} tokens (from 0) and {IGNORE} is not scored"
+        )
+    factors = factors * scored
+    tokens = scored.sum() if weights is None else factors.sum()
+    if reduction == "mean":
+        factors = factors / tokens.masked_fill(tokens == 0, 1)
+    return labels, factors, tokens
+
+
+def _reduce(losses: Tensor, reduction: str) -> Tensor:
+    """Return losses (K, B, N) with reduction "none", otherwise their sums (K,)."""
+    return losses if reduction == "none" else losses.sum((1, 2))

@@ -11,7 +11,6 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any, Callable
 
-import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -19,9 +18,6 @@ from torch.utils._pytree import tree_leaves, tree_map
 NAME = "second"
 LOSS = "loss:"  # cases in which it has no float64, as MPS has none
 TAKES_INDEX = ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_")
-# These wait for the device, and so does a copy to the CPU.
-READS = ("_local_scalar_dense", "nonzero", "_unique2")
-waits: list[str] = []
 
 
 class There(torch.Tensor):
@@ -64,8 +60,6 @@ def _computed(function: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if kwargs.get("device") is not None:
         stays = torch.device(kwargs["device"]).type == NAME
         kwargs = {**kwargs, "device": torch.device("cpu")}
-    if there and (name in READS or not stays):
-        waits.append(name)
     changed = {id(x.inner): x for x in there}
     args, kwargs = tree_map(_inner, (args, kwargs))
     with torch.no_grad():
@@ -116,7 +110,7 @@ def cases() -> dict[str, Callable[[str], Any]]:
     """By name, functions of a device; their tensors must equal those of the CPU."""
     from smile import OBJECTIVES
 
-    specs = [*OBJECTIVES, {"mle": 0.1, "smile": 0.9}, {"truncation": {"window": 5}}]
+    specs = [*OBJECTIVES, {"mle": 0.1, "smile": 0.9}]
     kinds = ("logits", "hidden states", "packed logits", "packed hidden states")
     groups = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}
     best = {"sample": True, "top_k": 1, "repetition_penalty": 1.2, "min_p": 0.1}
@@ -130,14 +124,10 @@ def cases() -> dict[str, Callable[[str], Any]]:
         "guided captions": partial(_captions, guidance_scale=2.0),
         "contrasted captions": partial(_captions, contrastive_alpha=1.0),
         "the attention map of a caption": _score_tokens,
-        "a model of transformers": partial(_transformers, from_hidden=False),
-        "its hidden states": partial(_transformers, from_hidden=True),
-        "a packed row of a later batch": _packed_later,
+        "a model of transformers": _transformers,
     }
     if find_spec("accelerate"):
-        found["a trainer waits once a batch"] = _waits_once
-        found["its head elsewhere"] = partial(_head_elsewhere, from_hidden=False)
-        found["its hidden states elsewhere"] = partial(_head_elsewhere, from_hidden=True)
+        found["its head elsewhere"] = _head_elsewhere
     return found
 
 
@@ -150,11 +140,10 @@ def _objective(spec: Any, kind: str, device: str) -> list[torch.Tensor]:
     labels = labels.to(device)
     segments = torch.tensor([[0, 0, 0, 0, 1, 1, 2]] * 3).to(device) if "packed" in kind else None
     objective = Objective(spec, 0.1).with_tokens(0, 1)
-    for _ in range(2):  # some remember the batch before
-        if "logits" in kind:
-            loss = objective(hidden @ weight.T, labels, segments).loss
-        else:
-            loss = objective.from_hidden(hidden, weight, None, labels, segments).loss
+    if "logits" in kind:
+        loss = objective(hidden @ weight.T, labels, segments).loss
+    else:
+        loss = objective.from_hidden(hidden, weight, None, labels, segments).loss
     loss.backward()
     return [loss, hidden.grad, weight.grad]
 
@@ -197,85 +186,36 @@ def _score_tokens(device: str) -> list[torch.Tensor]:
 
 
 def _gpt2():
-    from tests.smile.hf_steps import GPT2, made
+    """Return a tiny model in evaluation mode, and a batch."""
+    from transformers import GPT2Config, GPT2LMHeadModel
 
-    return made(GPT2)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 40, "n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    ids = torch.randint(40, (2, 9))
+    batch = {"input_ids": ids, "labels": ids.masked_fill(torch.arange(9) < 3, -100)}
+    return GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=1, eos_token_id=1)).eval(), batch
 
 
-def _transformers(device: str, from_hidden: bool) -> list[torch.Tensor]:
+def _transformers(device: str) -> list[torch.Tensor]:
     from smile.hf import use_smile
 
-    family = _gpt2()
-    spec = {"mle": 0.1, "smile": 0.8, "truncation": 0.1}
-    model = use_smile(family.model.to(device), spec, from_hidden=from_hidden)
-    loss = model(**{name: value.to(device) for name, value in family.batch.items()}).loss
+    model, batch = _gpt2()
+    use_smile(model.to(device), {"mle": 0.1, "smile": 0.9})
+    loss = model(**{name: value.to(device) for name, value in batch.items()}).loss
     loss.backward()
-    return [loss]
+    return [loss, model.transformer.wpe.weight.grad]
 
 
-def _packed_later(device: str) -> list[torch.Tensor]:
-    """It is refused although the first batch is not packed."""
-    from smile.hf import use_smile
-
-    model = use_smile(_gpt2().model.to(device))
-    model.config.eos_token_id = model.generation_config.eos_token_id = 1
-    fine, packed = torch.tensor([[[5, 6, 7, 8, 9, 1]], [[5, 6, 1, 8, 9, 1]]]).to(device)
-    loss = model(input_ids=fine, labels=fine).loss
-    with pytest.raises(ValueError, match="row 0 of the labels has the end token 1 more than once"):
-        model(input_ids=packed, labels=packed)
-    return [loss]
-
-
-def _waits_once(device: str) -> list[torch.Tensor]:
-    """Once more than without an objective; from hidden states twice, for MLE's vocabulary."""
-    from transformers import Trainer
-
-    from smile.hf import SmileLossMixin
-
-    class SmileTrainer(SmileLossMixin, Trainer):
-        pass
-
-    losses, own = _steps(Trainer, device)
-    for from_hidden in (False, True):
-        options = {"objective": {"mle": 0.3, "smile": 0.7}, "from_hidden": from_hidden}
-        more_losses, counts = _steps(SmileTrainer, device, **options)
-        losses += more_losses
-        more = (1 + from_hidden) * (device == NAME)
-        assert counts == [n + more for n in own], f"{counts} waits, of the trainer's own {own}"
-    return losses
-
-
-def _steps(cls: type, device: str, **options: Any) -> tuple[list[torch.Tensor], list[int]]:
-    """The loss of three steps of a trainer, and how often each but the first waits."""
-    from tempfile import TemporaryDirectory
-
-    from transformers import TrainingArguments
-
-    model, batch, *_ = _gpt2()
-    losses, counts = [], []
-    with TemporaryDirectory() as folder:
-        arguments = TrainingArguments(folder, use_cpu=True, report_to=[])
-        trainer = cls(model, arguments, train_dataset=[batch], **options)
-    model.to(device)
-    batch = {name: value.to(device) for name, value in batch.items()}
-    for _ in range(3):
-        before = len(waits)
-        _, items = trainer.get_batch_samples(iter([batch]), 1, torch.device(device))
-        losses.append(trainer.compute_loss(model, batch, num_items_in_batch=items))
-        counts.append(len(waits) - before)
-    return losses, counts[1:]
-
-
-def _head_elsewhere(device: str, from_hidden: bool) -> list[torch.Tensor]:
+def _head_elsewhere(device: str) -> list[torch.Tensor]:
     """As `device_map` divides a model; its output must be on the batch's device."""
     from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 
     from smile.hf import last_parts, use_smile
 
-    model, batch, *_ = _gpt2()
+    model, batch = _gpt2()
     add_hook_to_module(model, AlignDevicesHook("cpu", io_same_device=True))
     add_hook_to_module(model.lm_head, AlignDevicesHook(device))
-    use_smile(model, {"mle": 0.1, "smile": 0.9}, from_hidden=from_hidden)
+    use_smile(model, {"mle": 0.1, "smile": 0.9})
     loss = model(**batch, num_items_in_batch=torch.tensor(5, device=device)).loss
     loss.backward()
     found = [loss, *last_parts(model).values(), model.transformer.wpe.weight.grad]

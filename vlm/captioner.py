@@ -10,19 +10,17 @@ from torch import Tensor, nn
 
 from adapters.lora import AdaptedState
 from decoding import DecodingSettings, Generated, SettingsError
-from decoding.caption_generator import CaptionGenerator
+from decoding.caption_generator import CaptionGenerator, captions_per_image
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.hf import last_parts, use_smile
-from smile.hf.head import language_head
-from smile.hf.label_alignment import IGNORE_INDEX, align_labels, is_encoder_decoder
-from smile.objective import captions_per_image
+from smile.loss import IGNORE
 from vlm.attention_map import run_with_cross_attention
 from vlm.collate import collate, collate_decoder_only, collate_encoder_decoder
 from vlm.feature_reuse import FeatureReuse
 from vlm.generation import generate
 from vlm.image_batch import ImageBatch
-from vlm.library import checkpointed_layers
+from vlm.library import checkpointed_layers, is_encoder_decoder, language_head
 from vlm.prompt import (
     GUIDED_FAMILIES,
     NEGATIVE_PROMPT,
@@ -37,9 +35,9 @@ from vlm.tokenization import CaptionTokenizer
 class VlmCaptioner(AdaptedState, CaptionGenerator):
     """Implements `captioning.captioners.interface.Captioner`, which documents each method.
 
-    Training uses the fused linear loss, which never holds a tensor of all logits. `generate` of
-    transformers generates the captions. model: the model, with or without LoRA. max_tokens: the
-    length to which training captions are truncated, including the end token.
+    Training computes logits only at the captions, if the model can. `generate` of transformers
+    generates the captions. model: the model, with or without LoRA. max_tokens: the length to which
+    training captions are truncated, including the end token.
     """
 
     # The prompt is an input of the model, not the beginning of a caption.
@@ -72,7 +70,7 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         tokenizer = self.tokenizer
         pad = None if tokenizer.library_pad in tokenizer.end_tokens else tokenizer.library_pad
         self.objective = objective.with_tokens(pad, tokenizer.end)
-        use_smile(model, self.objective, from_hidden=True)
+        use_smile(model, self.objective)
         self.model = model
         self.feature_reuse = FeatureReuse(model)
 
@@ -80,15 +78,20 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         self, image: ImageBatch, captions: list[list[str]], dropped: Optional[Tensor] = None
     ) -> ObjectiveOutput:
         with self._rows_with_shared_features(image, captions) as (batch, labels):
-            loss = self.model(**batch, labels=labels).loss
-        return ObjectiveOutput(loss, last_parts(self.model), (labels != IGNORE_INDEX).sum())
+            loss = self.model(**batch, labels=labels, keep_logits=False).loss
+        return ObjectiveOutput(loss, last_parts(self.model), (labels != IGNORE).sum())
 
     def predictions(self, image: ImageBatch, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
         with self._rows_with_shared_features(image, captions) as (batch, labels):
             logits = self.model(**batch).logits
-        logits, labels = align_labels(self.model, logits, labels, tokens=batch.get("input_ids"))
-        first_labelled = int((labels != IGNORE_INDEX).any(0).int().argmax())
+        logits, labels = self._aligned(logits, labels)
+        first_labelled = int((labels != IGNORE).any(0).int().argmax())
         return logits[:, first_labelled:], labels[:, first_labelled:]
+
+    def _aligned(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits (R, M, V) and labels (R, M): logits[:, m] predicts labels[:, m]."""
+        logits = logits[:, -labels.size(1) :]  # some models put the image in front
+        return (logits, labels) if self.is_encoder_decoder else (logits[:, :-1], labels[:, 1:])
 
     @contextmanager
     def _rows_with_shared_features(
@@ -158,9 +161,8 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
             )
         else:
             output = self.model(**batch)
-        tokens = batch.get("input_ids")
-        logits, labels = align_labels(self.model, output.logits, labels, tokens=tokens)
-        is_scored = labels[0] != IGNORE_INDEX
+        logits, labels = self._aligned(output.logits, labels)
+        is_scored = labels[0] != IGNORE
         return logits[0, is_scored], None if attention_map is None else attention_map[is_scored]
 
     def log_likelihoods(self, encoded: ImageBatch, ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -171,10 +173,7 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         """Do nothing: it is never called, because model vlm does not support `compile`."""
 
     def shards(self) -> list[nn.Module]:
-        """Return the layers of the encoders and of the decoder.
-
-        The head is left out, because the fused linear loss needs the whole weight of the head.
-        """
+        """Return the layers of the encoders and of the decoder, without the head."""
         return checkpointed_layers(self.model)
 
     @property

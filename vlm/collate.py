@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from smile.hf.label_alignment import IGNORE_INDEX
+from smile.loss import IGNORE
 from vlm.image_batch import ImageBatch, Item
 
 
@@ -24,7 +24,7 @@ def collate_decoder_only(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Collate R prompts with their captions. Return the model's inputs and the labels (R, N).
 
-    Labels are IGNORE_INDEX at the prompt and at padding. images: R items. caption_ids: the ids of R
+    Labels are IGNORE at the prompt and at padding. images: R items. caption_ids: the ids of R
     captions, each with the end token. pad: the id of the padding token. caption_token_type: the
     value of `token_type_ids` at caption tokens, for models that read it.
     """
@@ -34,7 +34,7 @@ def collate_decoder_only(
         ids = prompt.new_tensor([token_ids])
         caption_values = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
         caption_values["token_type_ids"] = torch.full_like(ids, caption_token_type)
-        item = {**item, "labels": torch.full_like(prompt, IGNORE_INDEX)}
+        item = {**item, "labels": torch.full_like(prompt, IGNORE)}
         for key in [key for key in item if _is_text(item, key)]:
             value = item[key]
             extension = caption_values.get(key, torch.zeros_like(ids)).to(value.dtype)
@@ -60,8 +60,8 @@ def collate_encoder_decoder(
     batch = collate(images.items, pad)
     device = next(iter(batch.values())).device
     rows = [torch.tensor([*decoder_prefix, *token_ids], device=device) for token_ids in caption_ids]
-    labels = pad_sequence([row[1:] for row in rows], batch_first=True, padding_value=IGNORE_INDEX)
-    labels[:, : len(decoder_prefix) - 1] = IGNORE_INDEX
+    labels = pad_sequence([row[1:] for row in rows], batch_first=True, padding_value=IGNORE)
+    labels[:, : len(decoder_prefix) - 1] = IGNORE
     inputs = pad_sequence([row[:-1] for row in rows], batch_first=True, padding_value=pad)
     return {**batch, "decoder_input_ids": inputs}, labels
 
@@ -79,7 +79,7 @@ def collate(items: Sequence[Item], pad: int, left: bool = False) -> dict[str, Te
     """
     batch = {}
     for key in items[0]:
-        padding_value = {"input_ids": pad, "labels": IGNORE_INDEX}.get(key, 0)
+        padding_value = {"input_ids": pad, "labels": IGNORE}.get(key, 0)
         pad_left = left and _is_text(items[0], key)
         rows = [item[key] for item in items]
         target_shape = [max(lengths) for lengths in zip(*(row.shape[1:] for row in rows))]

@@ -20,7 +20,7 @@ from captioning.models.build import load_trained
 from captioning.models.checkpoints import BEST
 from captioning.models.generation import build_image_loader
 from captioning.report.comparison import hold_out
-from smile import mle_loss
+from smile import Objective
 
 GROUP_SIZE = 100  # photos that a caption is scored against, including its own photo
 HUMANS = "humans"
@@ -93,6 +93,6 @@ def _loglikelihoods(
     for batch in Prefetcher(build_image_loader(photos, batch_config)[0], torch.device("cpu")):
         image = batch["image"]
         predictions = captioner.predictions(image, [list(texts)] * len(image))  # (R, N, V), (R, N)
-        sums = -mle_loss(*predictions, reduction="none").double().sum(1)  # (R,)
+        sums = -Objective("mle")(*predictions, reduction="none").loss.double().sum(1)  # (R,)
         rows.append(sums.unflatten(0, (len(image), len(texts))))
     return torch.cat(rows)

@@ -38,7 +38,7 @@ from captioning.runtime.registry import load
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
 from smile import Objective, parse_objective
-from smile.mixture import FIRST_TOKEN_MLE
+from smile.objective import FIRST_TOKEN_MLE
 
 LAST = "last"  # the value of `select` that selects the last epoch instead of the best by metrics
 

@@ -4,14 +4,24 @@ from captioning.config.config import Config
 from captioning.rewards.registry import REWARDS
 from captioning.runtime.registry import load
 from smile import OBJECTIVES, parse_objective
-from smile.alternatives import ALTERNATIVES
 
-_TITLES = {"mle": "MLE", "smile": "SMILE", "random": "random subset", "reverse": "reverse subset"}
+_TITLES = {
+    "mle": "MLE",
+    "smile": "SMILE",
+    "random": "random subset",
+    "reverse": "reverse subset",
+    "selective_eos": "selective EOS",
+    "dft": "DFT",
+    "tailr": "TaiLr",
+    "mixce": "MixCE",
+    "gem": "GEM",
+    "scalegrad": "ScaleGrad",
+}
 
 
 def objective_title(name: str) -> str:
-    """Return the title of an objective, such as "SMILE". Imports the module of an alternative."""
-    return _TITLES.get(name) or load(ALTERNATIVES[name]).title
+    """Return the title of an objective, such as "SMILE"."""
+    return _TITLES.get(name, name)
 
 
 def training_terms(config: Config) -> list[str]:

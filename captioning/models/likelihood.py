@@ -13,7 +13,7 @@ from captioning.data.loader import Prefetcher
 from captioning.models.generation import build_image_loader
 from captioning.models.prompts import prompt_is_question
 from captioning.runtime.progress import progress
-from smile import mle_loss, smile_loss
+from smile import Objective, smile_loss
 
 # From 1/4 to 4, with eight temperatures per doubling. `find_minimum` interpolates between them, so
 # that the result is accurate to 0.001.
@@ -72,7 +72,8 @@ def _sum_losses(
     arguments = {} if prompts is None else {"prompts": prompts}
     logits, labels = captioner.predictions(image, texts, **arguments)
     losses = [smile_loss(logits, labels, reduction="sum")]
-    losses += [mle_loss(logits / t, labels, reduction="sum") for t in TEMPERATURES]
+    mle = Objective("mle")
+    losses += [mle(logits / t, labels, reduction="sum").loss for t in TEMPERATURES]
     return torch.stack([(labels != -100).sum(), *losses]).double().cpu()
 
 

@@ -18,7 +18,7 @@ from captioning.report.comparison import Comparison
 from captioning.report.picture import Picture, load_picture
 from captioning.report.runs import Run
 from captioning.runtime.errors import UserError
-from smile import mle_loss, smile_loss
+from smile.loss import mle_losses, smile_losses
 
 NUM_PREDICTIONS = 5  # how many of the likeliest words are shown for each token
 # The caption is chosen by its length: the quantile QUANTILE of the lengths of all human captions,
@@ -140,8 +140,8 @@ def token_losses(captioner, image: Images, caption: str) -> list[Token]:
     captioner.eval()
     tokenizer = captioner.tokenizer
     logits, labels = captioner.predictions(image, [[caption]])  # (1, N, V), (1, N)
-    mle = mle_loss(logits, labels, reduction="none")[0].tolist()
-    smile = smile_loss(logits, labels, reduction="none")[0].tolist()
+    mle = mle_losses(logits, labels)[0].tolist()
+    smile = smile_losses(logits, labels)[0].tolist()
     count = min(NUM_PREDICTIONS, logits.size(2))
     best = logits[0].softmax(1).topk(count)  # values, indices (N, count)
     probabilities, ids = best.values.tolist(), best.indices.tolist()

@@ -15,10 +15,6 @@ SUBSET_SIZES = (1, 10, 100)  # values of `random_subset_size` in the ablation su
 PUBLISHED_SUBSET_SIZE = 10
 # Weights of MLE in the mixtures that are compared with other objectives.
 COMPARED_MLE_WEIGHTS = (0.01, 0.1, 0.5)
-# {objective: parameters that differ from its defaults}. By default, truncation's window has the
-# published size. The demo's fine-tuning is too short to fill that window, so that nothing would be
-# truncated.
-PARAMETERS = {"truncation": {"window": 1000}}
 ABLATIONS = ("objective", "first_token_mle", "first_token_shift", "subset_size")
 
 
@@ -108,14 +104,10 @@ def _mixture(weight: float) -> Variant:
 
 
 def _single_objective(name: str) -> Variant:
-    """Return a variant with a single objective. Its parameters are the defaults, or PARAMETERS."""
+    """Return a variant with a single objective, with its default parameters."""
     if name == "random":
         return _random_subset(PUBLISHED_SUBSET_SIZE)
-    spec = name
-    if name in PARAMETERS:
-        parameters = ", ".join(f"{key}: {value}" for key, value in PARAMETERS[name].items())
-        spec = f"{{{name}: {{{parameters}}}}}"
-    return Variant(name, objective_title(name), (f"objective={spec}",))
+    return Variant(name, objective_title(name), (f"objective={name}",))
 
 
 def _random_subset(size: int) -> Variant:

@@ -8,9 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from captioning.config import Config
-from smile.head import is_distributed
 
 OPTIMIZERS = {"adamw": torch.optim.AdamW, "adam": torch.optim.Adam}
+
+
+def is_distributed(tensor: Tensor) -> bool:
+    """Return whether a tensor is a DTensor. DTensor is not imported, because the import is slow."""
+    return hasattr(tensor, "placements")
 
 
 def build_optimizer(

@@ -19,7 +19,6 @@ from captioning.runtime.errors import UserError, one_line
 from captioning.training import sharding
 from captioning.training.split_evaluation import remove_scores
 from captioning.training.validation_history import evaluation_name
-from smile import Objective
 
 
 class Progress(NamedTuple):
@@ -64,7 +63,6 @@ class RunState:
     - scaler: the state dict of the loss scale
     - batches: see `batch_sizes`
     - items: the number of items in the training data
-    - objective: the state of the objectives
     - the captioner's `saved_beside_weights`
     """
 
@@ -90,8 +88,6 @@ class RunState:
                 sharding.load(self.captioner, self.optimizer, *state)
             if content.get("scaler") and self.scaler.is_enabled():
                 self.scaler.load_state_dict(content["scaler"])
-            for objective in self._objectives():
-                objective.restore(content.get("objective", {}))
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise UserError(
                 f"the checkpoint in {self.config.output_dir} does not fit this model "
@@ -133,7 +129,6 @@ class RunState:
             "scaler": self.scaler.state_dict(),
             "batches": batch_sizes(self.config),
             "items": self.num_items,
-            "objective": {k: v for o in self._objectives() for k, v in o.state().items()},
         }
         # Remove scores of this epoch that an earlier attempt has left: they are of other weights.
         distributed.run_on_main(lambda: remove_scores(path.parent, evaluation_name(epoch)))
@@ -171,7 +166,3 @@ class RunState:
             save_sharded(non_tensors, model, weights_path)
         tensors = {**model, **moments}
         save_sharded({**non_tensors, "optimizer": optimizer, **training}, tensors, path)
-
-    def _objectives(self) -> list[Objective]:
-        """Return the captioner's objectives, which may have state, such as recent losses."""
-        return [part for part in self.captioner.modules() if isinstance(part, Objective)]

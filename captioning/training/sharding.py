@@ -22,7 +22,7 @@ from captioning.files.stores import is_store
 from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from smile.head import is_distributed
+from captioning.training.optimizer import is_distributed
 
 MIN_TORCH = (2, 9)
 

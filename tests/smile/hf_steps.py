@@ -21,8 +21,9 @@ def made(name):
     family = hf_models.make(name)
     family.model.train()
     for module in family.model.modules():
-        if hasattr(module, "dropout") and isinstance(module.dropout, float):
-            module.dropout = 0.0
+        for name in ("dropout", "attention_dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
     return family
@@ -84,9 +85,6 @@ def assert_trains(name, model, tolerance=1e-9):
     loss.backward()
     found = loss.detach().double(), {key: x.double() for key, x in gradients(model).items()}
     torch.testing.assert_close(found, definition(name), atol=tolerance, rtol=0)
-
-
-from_logits_and_hidden = pytest.mark.parametrize("from_hidden", [False, True])
 
 
 def needs(name):

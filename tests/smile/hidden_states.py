@@ -1,29 +1,37 @@
-"""Hidden states, a head and labels, and the objective from them beside its definition on logits."""
+"""Hidden states, a head and labels, and the two ways to an objective from them."""
+
+from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
 
-IGNORE = -100
-SPECS = [
-    "mle",
-    "smile",
-    "random",
-    "reverse",
-    {"mle": 0.01, "smile": 0.99},
-    {"reverse": 0.5, "mle": 0.5},
-    {"random": 0.4, "smile": 0.3, "reverse": 0.2, "mle": 0.7},
-]
+from smile import alternatives
+from smile.alternatives import ALTERNATIVES, random_words
+
+IGNORE, EOS = -100, 3
+END = {"eos_token_id": EOS}
+SPECS = {  # every objective, and mixtures
+    **{name: name for name in ("mle", "smile", "random", "reverse", *ALTERNATIVES)},
+    "selective_eos": {"selective_eos": END},
+    "mle + smile": {"mle": 0.01, "smile": 0.99},
+    "subsets": {"random": 0.4, "smile": 0.3, "reverse": 0.2, "mle": 0.7},
+    "weighed": {"mle": 0.3, "focal": 0.2, "tailr": 0.4, "smile": 0.1},
+    "all": {
+        **{name: 0.1 + 0.1 * i for i, name in enumerate(("mle", "smile", "random", "reverse"))},
+        **dict.fromkeys(ALTERNATIVES, 0.2),
+        "selective_eos": {"weight": 0.3, **END},
+    },
+}
 PACKED = {
     "segments": torch.tensor([[0, 0, 0, 1, 1, 1, 1]] * 5),
     "weights": torch.tensor([1.0, 2.0, 0.5, 0.0, 1.0]),
 }
-CAPPED = {"scale": 0.5, "softcap": 2.0}
 HOW = {
     "mean": {},
     "sum": {"reduction": "sum"},
     "none": {"reduction": "none"},
     "segments and weights": PACKED,
-    "scale and cap": CAPPED,
+    "all": {**PACKED, "reduction": "none"},
 }
 
 
@@ -35,20 +43,21 @@ def example(captions=5, length=7, vocabulary=23, width=6, dtype=torch.float64):
     labels = torch.randint(vocabulary, (captions, length))
     labels[0, 4:] = labels[1, 1:] = labels[2, :] = IGNORE
     labels[3, 0] = labels[3, 3] = IGNORE
+    labels[4, 4] = labels[4, 1]
     return [hidden, weight, bias], labels
 
 
-def by_definition(objective, inputs, labels, scale=1.0, softcap=None, **how):
+def from_logits(objective, inputs, labels, **how):
     torch.manual_seed(0)  # of the words that random subsetting samples
-    logits = F.linear(*inputs) * scale
-    if softcap is not None:
-        logits = softcap * (logits / softcap).tanh()
-    return objective(logits, labels, **how)
+    return objective(F.linear(*inputs), labels, **how)
 
 
-def fused(objective, inputs, labels, **how):
+def from_hidden(objective, inputs, labels, **how):
     torch.manual_seed(0)
     return objective.from_hidden(*inputs, labels, **how)
+
+
+WAYS = (from_logits, from_hidden)
 
 
 def gradients(loss, inputs):
@@ -60,11 +69,20 @@ def gradients(loss, inputs):
 
 def compare(objective, inputs, labels, rtol=1e-10, atol=1e-12, **how):
     """Assert that both ways give equal outputs and gradients; return those of the fused loss."""
-    expected, found = (way(objective, inputs, labels, **how) for way in (by_definition, fused))
+    expected, found = (way(objective, inputs, labels, **how) for way in WAYS)
     torch.testing.assert_close(found, expected, rtol=rtol, atol=atol)
-    assert list(found.parts) == list(expected.parts)
     wanted, ours = (gradients(output.loss, inputs) for output in (expected, found))
     torch.testing.assert_close(ours, wanted, rtol=rtol, atol=atol)
-    assert [x.dtype for x in ours] == [x.dtype for x in inputs if x is not None and x.requires_grad]
-    assert not any(part.requires_grad for part in found.parts.values())
+    assert not any(x.requires_grad for output in (expected, found) for x in output.parts.values())
     return found, ours
+
+
+def words_of_labels():
+    """Let random subsetting sample words that depend on the label alone, not on its place."""
+
+    def sample(labels, vocabulary, size, pad_token_id):
+        words = (labels.unsqueeze(2).clamp(min=0) * 5 + 3 * torch.arange(size)) % vocabulary
+        with patch.object(torch, "randint", return_value=words):
+            return random_words(labels, vocabulary, size, pad_token_id)
+
+    return patch.object(alternatives, "random_words", sample)

@@ -1,73 +1,73 @@
-"""SmileLossMixin: one step of each trainer is the definition's, with all that the trainer does."""
-
-import gc
+"""SmileLossMixin: one step of each trainer is the definition's, and logs the objective alone."""
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 import transformers
 
 from smile import Objective
 from smile.hf import use_smile
 from tests.markers import slow
-from tests.processes import Processes
 from tests.smile import trainer_parts as parts
 from tests.smile.trainer_parts import CAPTIONS, SmileSFTTrainer, SmileTrainer, check, ids, make
 
 peft = pytest.importorskip("peft")
 
-
-UNEVEN = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+ONE_ROW = {"packing": True, "max_length": 64}
+SEVERAL_ROWS = {"packing": True, "max_length": 20}
 STEPS = {
     "padded": {},
-    "packed": {"packing": True, "max_length": 64},
-    "packed in several rows": {"packing": True, "max_length": 20},
+    "packed": ONE_ROW,
+    "packed in several rows": SEVERAL_ROWS,
     "padding-free": {"padding_free": True, "max_length": None},
-    "accumulated in uneven parts": UNEVEN,
-    "packed and accumulated": {
-        **{"packing": True, "max_length": 20},
-        **{"per_device_train_batch_size": 1, "gradient_accumulation_steps": 10},
-    },
+    "accumulated in uneven parts": parts.UNEVEN,
+    "packed and accumulated": {**SEVERAL_ROWS, **parts.SINGLY},
     "recomputed": {parts.RECOMPUTES: True},
     "TRL's former name of its loss": {"loss_type": "chunked_nll"},
 }
+SLOW = ("padding-free", "recomputed", "TRL's former name of its loss")
 
 
-@pytest.mark.parametrize(
-    ("step", "from_hidden"),
-    [
-        *[("padded", True), ("packed", True), ("packed and accumulated", True)],
-        ("accumulated in uneven parts", False),
-        *(slow(step, True) for step in [*STEPS][2:] if step != "packed and accumulated"),
-        slow("packed", False),
-    ],
-)
-def test_a_step_of_sft_is_the_definitions(step, from_hidden, tmp_path):
-    trainer = make(SmileSFTTrainer, tmp_path, from_hidden=from_hidden, **STEPS[step])
-    check(trainer)
-    (entry,) = parts.logs(trainer)
-    assert entry["num_tokens"] == sum(len(row["input_ids"]) for row in parts.rows())
+@pytest.mark.parametrize("step", [slow(step) if step in SLOW else step for step in STEPS])
+def test_a_step_of_sft_is_the_definitions(step, tmp_path):
+    trainer = make(SmileSFTTrainer, tmp_path, eval_dataset=parts.data_set(), **STEPS[step])
+    metrics = trainer.evaluate()
+    assert metrics["eval_loss"] == pytest.approx(parts.expected()[0], rel=1e-6)
+    entry = check(trainer)
+    figures = {"num_tokens", "entropy", "mean_token_accuracy"}  # of TRL's own loss
+    assert not figures & {name.removeprefix("eval_") for name in (*entry, *metrics)}
 
 
-PACKED = pytest.mark.parametrize("packing", [{}, STEPS["packed"]], ids=["padded", "packed"])
+def assert_head(trainer, rows, packed):
+    """Check a step: logits are at positions before labels in training, at all in evaluation."""
+    loss, positions = parts.expected(rows)[0], []
+    head = trainer.model.get_output_embeddings()
+    head.register_forward_pre_hook(lambda _, hidden: positions.append(hidden[0].size(1)))
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    check(trainer, rows)
+    count = sum if packed else max
+    before_labels = (sum(label != -100 for label in row["labels"][1:]) for row in rows)
+    assert positions == [count(len(row["labels"]) for row in rows), count(before_labels)]
+
+
+PACKED = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 
 
 @PACKED
 @pytest.mark.parametrize("alone", [None, slow(False)])
-def test_completions_alone_are_scored(packing, alone, tmp_path):
+def test_completions_alone_are_scored(packed, alone, tmp_path):
     """Unless TRL is set to score prompts, too; they are then part of the caption."""
     data = [{"prompt": "user : a cat", "completion": " " + caption} for caption in CAPTIONS]
-    asked = ids("user : a cat")
-    said = [ids(caption + " </s>") for caption in CAPTIONS]
+    asked, said = ids("user : a cat"), [ids(caption + " </s>") for caption in CAPTIONS]
     before = asked if alone is False else [-100] * len(asked)
-    expected = [{"input_ids": asked + x, "labels": before + x} for x in said]
-    packing = {**packing, "completion_only_loss": alone}
-    check(make(SmileSFTTrainer, tmp_path, data, **packing), expected)
+    rows = [{"input_ids": asked + x, "labels": before + x} for x in said]
+    options = {"completion_only_loss": alone, "eval_dataset": parts.data_set(data)}
+    options.update(ONE_ROW if packed else {})
+    assert_head(make(SmileSFTTrainer, tmp_path, data, **options), rows, packed)
 
 
 @PACKED
-def test_each_turn_of_an_assistant_is_a_caption(packing, tmp_path):
+def test_each_turn_of_an_assistant_is_a_caption(packed, tmp_path):
     """The subset of one turn does not have the words of another."""
     data, expected = [], []
     for one, other in zip(CAPTIONS, CAPTIONS[1:]):
@@ -80,35 +80,35 @@ def test_each_turn_of_an_assistant_is_a_caption(packing, tmp_path):
             labels = [-100] * len(before) + turn
             labels += [-100] * (len(whole) - len(labels))
             expected.append({"input_ids": whole, "labels": labels})
-    packing = {**packing, "max_length": 128}
-    check(make(SmileSFTTrainer, tmp_path, data, assistant_only_loss=True, **packing), expected)
+    options = {"packing": packed, "max_length": 128}
+    check(make(SmileSFTTrainer, tmp_path, data, assistant_only_loss=True, **options), expected)
 
 
 def test_of_a_lora_on_packed_rows_the_adapters_alone_get_gradients(tmp_path):
     config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, **STEPS["packed"])
+    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, **ONE_ROW)
     model = parts.llama()
     torch.manual_seed(42)  # SFTTrainer's, as it makes adapters
     check(trainer, model=peft.get_peft_model(model, config))
-    found = parts.step_gradients(trainer)
-    assert found and all("lora_" in name for name in found)
+    trained = [name for name, x in trainer.model.named_parameters() if x.grad is not None]
+    assert all("lora_" in name for name in trained)
 
 
 @pytest.mark.parametrize(
     ("cls", "model"), [(SmileTrainer, parts.llama), (parts.SmileSeq2SeqTrainer, parts.t5)]
 )
 def test_an_accumulated_step_of_transformers_trainers_is_the_definitions(cls, model, tmp_path):
-    check(make(cls, tmp_path, model=model(), **UNEVEN), model=model())
+    trained = model()
+    trained.accepts_loss_kwargs = False  # as of Qwen-VL, whose loss divides by its own tokens
+    check(make(cls, tmp_path, model=trained, **parts.UNEVEN), model=model())
 
 
 @pytest.mark.parametrize(
     ("cls", "objective"),
     [(SmileTrainer, None), (SmileSFTTrainer, Objective("reverse", first_token_mle=False))],
 )
-def test_a_single_objective_logs_no_parts_and_the_default_is_smile(cls, objective, tmp_path):
-    trainer = make(cls, tmp_path, objective=objective)
-    check(trainer, objective=objective or Objective("smile"))
-    assert not [name for entry in trainer.state.log_history for name in entry if "loss_" in name]
+def test_the_default_is_smile_and_an_objective_keeps_its_options(cls, objective, tmp_path):
+    check(make(cls, tmp_path, objective=objective), objective=objective or Objective("smile"))
 
 
 def test_shift_labels_of_a_collator_are_evaluated_and_trained(tmp_path):
@@ -119,7 +119,7 @@ def test_shift_labels_of_a_collator_are_evaluated_and_trained(tmp_path):
         batch["shift_labels"] = F.pad(batch.pop("labels")[:, 1:], (0, 1), value=-100)
         return batch
 
-    options = {"data_collator": collate, "label_names": ["shift_labels"], **UNEVEN}
+    options = {"data_collator": collate, "label_names": ["shift_labels"], **parts.UNEVEN}
     trainer = make(SmileTrainer, tmp_path, eval_dataset=parts.data_set(), **options)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(parts.expected()[0], rel=1e-6)
     check(trainer)
@@ -130,61 +130,56 @@ def test_a_flattening_collators_row_is_trained_as_separate_captions(tmp_path):
     check(make(SmileTrainer, tmp_path, data_collator=collate))
 
 
-ROWS = parts.rows()[:4]  # of which either process has two, that differ in tokens
-ACCUMULATED = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2}
+def flatten(examples):
+    """Return one packed row with a weight for every token."""
+    batch = {key: [[x for row in examples for x in row[key]]] for key in examples[0]}
+    batch["position_ids"] = [[place for row in examples for place in range(len(row["labels"]))]]
+    return {key: torch.tensor(value) for key, value in batch.items()}
 
 
-def assert_parts(entry, prefix=""):
-    mixture = 0.3 * entry[f"{prefix}loss_mle"] + 0.7 * entry[f"{prefix}loss_smile"]
-    assert entry[f"{prefix}loss"] == pytest.approx(mixture, rel=1e-5)
+@pytest.mark.parametrize("cls", [SmileTrainer, slow(SmileSFTTrainer)])
+@pytest.mark.parametrize("per", ["token", "row"])
+def test_weights_weigh_loss_and_gradients(cls, per, tmp_path):
+    data = parts.rows()
+    for number, row in enumerate(data):
+        tokens = [0.5 + n % 3 for n in range(len(row["labels"]))]
+        row["weights"] = tokens if per == "token" else 0.5 + number
+    collate = flatten if per == "token" else transformers.DataCollatorForSeq2Seq(parts.tokenizer())
+    trainer = make(cls, tmp_path, data, data_collator=collate, **parts.UNEVEN)
+    if per == "row":
+        data = [{**row, "weights": [row["weights"]] * len(row["labels"])} for row in data]
+    check(trainer, data)
 
 
-def compare_in_process(cls, folder, **options):
-    trainer = make(cls, folder, ROWS, **ACCUMULATED, **options)
-    check(trainer, ROWS)
-    for entry in parts.logs(trainer):
-        assert_parts(entry)
-        if cls is SmileSFTTrainer:
-            assert entry["num_tokens"] == sum(len(row["input_ids"]) for row in ROWS)
-
-
-def compare_routers(folder):
-    options = {**ACCUMULATED, "router_aux_loss_coef": 0.5}
-    trainer = make(SmileSFTTrainer, folder, ROWS, parts.mixtral(), **options)
-    parts.check_routers(trainer, ROWS, 0.5)
-
-
-def evaluate(folder):
-    """The trainer weights each half by its rows."""
-    options = {"eval_dataset": parts.data_set(ROWS), "per_device_eval_batch_size": 2}
-    assert_parts(make(SmileTrainer, folder, ROWS, **options).evaluate(), "eval_")
-
-
-def refused(folder):
-    """Both processes raise in DPOTrainer's first step, before they synchronise."""
-    model = transformers.LlamaForCausalLM.from_pretrained(f"{folder}/model")
-    trainer = parts.make_trl_trainer("DPO", folder, use_smile(model))
-    parts.refused_in_training(trainer, "LlamaModel was run outside")
-    assert isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel)
-
-
-def in_each_process(folder):
-    from accelerate.state import AcceleratorState
-
-    AcceleratorState._reset_state(reset_partial_state=True)  # that of the process that forked
-    for cls in (SmileTrainer, SmileSFTTrainer):
-        compare_in_process(cls, folder)
-    compare_in_process(SmileSFTTrainer, folder, packing=True, max_length=24)
-    evaluate(folder)
-    compare_routers(folder)
-    refused(folder)
-    gc.collect()  # a wrapped model that outlives the group can abort the process at its end
-    dist.destroy_process_group()
-    return 0
-
-
-@pytest.mark.slow
-def test_two_processes_train_evaluate_and_refuse_as_one(tmp_path):
-    parts.llama().float().save_pretrained(tmp_path / "model")
-    run = Processes(in_each_process, str(tmp_path), tmp_path / "output", 2)
-    assert run.wait(200) == [0, 0], run.said()[-3000:]
+@pytest.mark.parametrize(
+    ("cls", "made"),
+    [
+        *[(transformers.Trainer, parts.llama), slow(transformers.Trainer, parts.t5)],
+        *[(SmileTrainer, parts.llama), slow(parts.SmileSeq2SeqTrainer, parts.t5)],
+        (SmileSFTTrainer, parts.llama),
+    ],
+)
+def test_columns_of_segments_and_weights_reach_the_loss(cls, made, tmp_path):
+    """A plain trainer, whose model has the objective, divides by the number of labels."""
+    row = max(parts.rows(), key=lambda row: len(row["labels"]))
+    middle = len(row["labels"]) // 2
+    row["segments"] = [place // middle for place in range(len(row["labels"]))]
+    row["weights"] = [0.5 + place % 3 for place in range(len(row["labels"]))]
+    words, labels, segments, weights = (torch.tensor([x]) for x in row.values())
+    inputs, first = {"input_ids": words}, 0
+    if made is parts.t5:
+        inputs["decoder_input_ids"] = made().prepare_decoder_input_ids_from_labels(labels)
+    else:  # of which nothing predicts the first label of a segment
+        first, labels[:, ::middle] = 1, -100
+    logits = made()(**inputs).logits[:, : words.size(1) - first]
+    batch = (x[:, first:] for x in (labels, segments, weights))
+    found = parts.MIXTURE(logits, *batch, reduction="sum")
+    is_plain = cls is transformers.Trainer
+    items = sum(x != -100 for x in row["labels"][first:]) if is_plain else found.tokens
+    expected = (found.loss / items).item()
+    model = use_smile(made(), parts.MIXTURE) if is_plain else made()
+    pad = transformers.DataCollatorForSeq2Seq(parts.tokenizer(), model)
+    options = {"data_collator": pad, "eval_dataset": parts.data_set([row])}
+    trainer = make(cls, tmp_path, [row], model, **options)
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
+    assert trainer.train().training_loss == pytest.approx(expected, rel=1e-6)

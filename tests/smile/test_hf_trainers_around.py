@@ -1,56 +1,42 @@
-"""SmileLossMixin: what a trainer does around a step."""
+"""SmileLossMixin: what a trainer does around a step, and other losses, which are refused."""
 
+import gc
 import json
 
+import accelerate
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 import transformers
 
 from smile import Objective
-from smile.hf import use_smile
-from tests.smile import tiny_vlm
+from smile.hf import SmileLossMixin, undo, use_smile
+from tests.markers import slow
 from tests.smile import trainer_parts as parts
-from tests.smile.largest_made import LargestMade
-from tests.smile.trainer_parts import CAPTIONS, SmileSFTTrainer, SmileTrainer, check, llama, make
+from tests.smile.trainer_parts import SmileSFTTrainer, SmileTrainer, check, llama, make
 
-ACCUMULATED = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
-BOTH = pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer])
-BOTH_AND_SFT_QUICK = pytest.mark.parametrize(
-    "cls", [pytest.param(SmileTrainer, marks=pytest.mark.slow), SmileSFTTrainer]
-)
+BOTH = pytest.mark.parametrize("cls", [slow(SmileTrainer), SmileSFTTrainer])
+REFUSED = "another loss is trained"
 
 
-@BOTH_AND_SFT_QUICK
-def test_logs_have_each_part_and_no_figure_of_another_loss(cls, tmp_path):
-    options = {"max_steps": 4, "logging_steps": 2, "learning_rate": 0.1, **ACCUMULATED}
-    trainer = make(cls, tmp_path, eval_dataset=parts.data_set(), **options)
-    trainer.train()
-    metrics = trainer.evaluate()
-    for entry in (*parts.logs(trainer), metrics):
-        prefix = "eval_" if "eval_loss" in entry else ""
-        mle, smile = (entry[f"{prefix}loss_{name}"] for name in ("mle", "smile"))
-        assert 0 < smile < mle
-        assert entry[f"{prefix}loss"] == pytest.approx(0.3 * mle + 0.7 * smile, rel=1e-5)
-        assert not [name for name in entry if "accuracy" in name or "entropy" in name]
-    assert len(parts.logs(trainer)) == 2
-    if cls is SmileSFTTrainer:
-        tokens = sum(len(row["input_ids"]) for row in parts.rows())
-        assert parts.logs(trainer, "num_tokens")[-1]["num_tokens"] == 4 * tokens
+def assert_mixture(entry, prefix=""):
+    """Check that each part of the mixture is logged. The entry is of batches of one size."""
+    mle, smile = (entry[f"{prefix}loss_{name}"] for name in ("mle", "smile"))
+    assert 0 < smile < mle
+    assert entry[f"{prefix}loss"] == pytest.approx(0.3 * mle + 0.7 * smile, rel=1e-5)
 
 
 @BOTH
-def test_evaluation_makes_logits_only_if_from_hidden_is_off(cls, tmp_path):
-    """It is the objective's, without logits. The trainer weights batches by their rows."""
-    model, smile = llama(vocab_size=3000), Objective("smile")
-    batches = (parts.rows()[:3], parts.rows()[3:])
-    loss = sum(parts.expected(batch, model, smile)[0] * len(batch) for batch in batches) / 5
-    options = {"eval_dataset": parts.data_set(), "per_device_eval_batch_size": 3}
-    options.update(model=model, objective=smile)
-    for from_hidden, logits in ((True, False), (False, True)):
-        trainer = make(cls, tmp_path, from_hidden=from_hidden, **options)
-        with LargestMade() as largest:
-            assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-6)
-        assert (largest.elements > 3000 * parts.LLAMA["hidden_size"]) == logits
+def test_logs_have_each_part_as_a_mean_since_the_last_log(cls, tmp_path):
+    options = {"max_steps": 4, "logging_steps": 2, "learning_rate": 0.1}
+    trainer = make(cls, tmp_path, eval_dataset=parts.data_set(), **options)
+    trainer.train()
+    assert_mixture(trainer.evaluate(), "eval_")
+    first, second = (x for x in trainer.state.log_history if "loss" in x)
+    assert_mixture(first)
+    assert_mixture(second)
+    assert second["loss_smile"] < first["loss_smile"] - 0.1
 
 
 @BOTH
@@ -64,11 +50,10 @@ def test_compute_metrics_gets_the_logits_of_the_evaluation_loss(cls, tmp_path):
         return {"half": 0.5}
 
     trainer = make(cls, tmp_path, eval_dataset=parts.data_set(), compute_metrics=compute_metrics)
-    metrics, (loss, _) = trainer.evaluate(), parts.expected()
+    metrics = trainer.evaluate()
+    again = parts.MIXTURE(seen["logits"][:, :-1], seen["labels"][:, 1:]).loss.item()
     assert metrics["eval_half"] == 0.5
-    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
-    again = parts.MIXTURE(seen["logits"][:, :-1], seen["labels"][:, 1:]).loss
-    assert again.item() == pytest.approx(loss, rel=1e-5)
+    assert [again, metrics["eval_loss"]] == pytest.approx([parts.expected()[0]] * 2, rel=1e-5)
 
 
 @pytest.mark.slow
@@ -78,11 +63,9 @@ def test_a_model_of_model_init_is_trained_with_the_objective(tmp_path):
 
     def model_init():
         made.append(llama())
-        made[-1].accepts_loss_kwargs = False  # as of Qwen-VL, whose loss divides by its own tokens
         return made[-1]
 
-    trainer = make(SmileTrainer, tmp_path, model_init=model_init, **ACCUMULATED)
-    check(trainer)
+    check(trainer := make(SmileTrainer, tmp_path, model_init=model_init, **parts.UNEVEN))
     assert len(made) == 2 and trainer.model is made[-1]
 
 
@@ -91,117 +74,162 @@ def test_the_evaluation_loss_is_the_same_with_predict_with_generate(tmp_path):
     options["compute_metrics"] = lambda found: {"n": len(found.predictions)}
     options.update(model=parts.t5(), eval_dataset=parts.data_set())
     metrics = make(parts.SmileSeq2SeqTrainer, tmp_path, **options).evaluate()
-    loss, _ = parts.expected(model=parts.t5())
-    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
-    assert metrics["eval_n"] == len(CAPTIONS)
+    assert metrics["eval_loss"] == pytest.approx(parts.expected(model=parts.t5())[0], rel=1e-6)
+    assert metrics["eval_n"] == len(parts.CAPTIONS)
 
 
-@BOTH_AND_SFT_QUICK
+@BOTH
 def test_router_losses_are_averaged_and_weighted_by_their_coefficient(cls, tmp_path):
-    """The coefficient is TRL's if given, over accumulated batches."""
-    options = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
-    coefficient = 0.3
-    if cls is SmileSFTTrainer:
-        options["router_aux_loss_coef"] = coefficient = 0.5
-    trainer, asked = make(cls, tmp_path, model=parts.mixtral(), **options), []
+    """The coefficient is TRL's if given. Some models pass over the configuration."""
+    is_trl = cls is SmileSFTTrainer
+    options = {"router_aux_loss_coef": 0.5} if is_trl else {}
+    trainer, asked = make(cls, tmp_path, model=parts.mixtral(), **options, **parts.SINGLY), []
     trainer.model.register_forward_pre_hook(lambda *x: asked.append(x[-1]), with_kwargs=True)
-    parts.check_routers(trainer, parts.rows(), coefficient)
-    # Models of earlier versions pass over the configuration.
-    assert ("output_router_logits" in asked[0]) == (cls is SmileSFTTrainer)
+    check(trainer, model=parts.mixtral(), router=0.5 if is_trl else 0.3)
+    assert ("output_router_logits" in asked[0]) == is_trl
 
 
-def collate(examples):
-    """Return one packed row with a weight for every token."""
-    ends = torch.tensor([len(example["input_ids"]) for example in examples])
-    batch = {
-        key: torch.tensor([[x for example in examples for x in example[key]]])
-        for key in ("input_ids", "weights")
-    }
-    batch["position_ids"] = torch.cat([torch.arange(end) for end in ends])[None]
-    return {**batch, "labels": batch["input_ids"].clone(), "weights": batch["weights"].double()}
-
-
-@BOTH_AND_SFT_QUICK
-def test_weights_of_tokens_in_packed_rows_weigh_loss_and_gradients(cls, tmp_path):
-    data = [{"input_ids": parts.ids(caption)} for caption in CAPTIONS]
-    for row in data:
-        row["weights"] = [0.5 + n % 3 for n in range(len(row["input_ids"]))]
-    trainer = make(cls, tmp_path, data, data_collator=collate, from_hidden=True, **ACCUMULATED)
-    check(trainer, [{**row, "labels": row["input_ids"]} for row in data])
-
-
-@pytest.mark.slow
-def test_a_text_of_trl_with_a_labelled_image_is_refused(tmp_path):
-    """tests/examples/test_vlm_lora.py has rows with a prompt, which TRL's collator ignores."""
-    from PIL import Image
-
-    folder = str(tmp_path / "model")
-    tiny_vlm.write(folder)
-    text = "User:<image> what is it.\nAssistant: a disc<end_of_utterance>"
-    data = [{"images": [Image.effect_noise((32, 16), 80).convert("RGB")], "text": text}]
-    options = {"max_length": None, "remove_unused_columns": False}
-    options["processing_class"] = transformers.AutoProcessor.from_pretrained(folder)
-    model = transformers.AutoModelForImageTextToText.from_pretrained(folder)
-    trainer = make(SmileSFTTrainer, tmp_path, data, model, **options)
-    parts.refused_in_training(trainer, "row 0 of the labels .* completion_only_loss=True")
-
-
-def test_the_trainers_objective_replaces_that_of_the_model_and_is_not_saved(tmp_path):
-    trainer = make(SmileSFTTrainer, tmp_path, model=use_smile(llama(), Objective("reverse")))
-    check(trainer)
+def test_the_last_trainers_objective_replaces_the_models_and_is_not_saved(tmp_path):
+    model = use_smile(llama(), Objective("reverse"))
+    for cls in (SmileTrainer, SmileSFTTrainer, SmileSFTTrainer):
+        check(trainer := make(cls, tmp_path, model=model, learning_rate=0))
+        model.zero_grad()
     trainer.save_model(str(tmp_path / "saved"))
     config = json.loads((tmp_path / "saved" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForCausalLM"]
 
 
-@pytest.mark.parametrize("made", [llama, pytest.param(parts.t5, marks=pytest.mark.slow)])
-def test_columns_of_segments_and_weights_reach_the_loss(made, tmp_path):
-    """Trainer removes columns that are not in the signature of the forward."""
-    row = max(parts.rows(), key=lambda row: len(row["labels"]))
-    middle = len(row["labels"]) // 2
-    row["segments"] = [place // middle for place in range(len(row["labels"]))]
-    row["weights"] = [0.5 + place % 3 for place in range(len(row["labels"]))]
-    model = use_smile(made(), parts.MIXTURE)
-    trainer = make(transformers.Trainer, tmp_path, [row], model, eval_dataset=parts.data_set([row]))
-    batch = {key: torch.tensor([value]) for key, value in row.items()}
-    first = int(made is llama)  # whose first label nothing predicts
-    tokens = (batch["labels"][:, first:] != -100).sum()
-    model = use_smile(made().train(), parts.MIXTURE)
-    expected = model(**batch, num_items_in_batch=tokens).loss.item()
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
-    assert trainer.train().training_loss == pytest.approx(expected, rel=1e-6)
+OTHER_LOSSES = {"label_smoothing_factor": 0.1, "compute_loss_func": lambda x, *_, **__: x[0].sum()}
 
 
-WINDOW = {"mle": 0.1, "truncation": {"weight": 0.9, "drop": 0.5, "window": 6}}
-OPTIONS = {
-    **{"max_steps": 4, "per_device_train_batch_size": 2, "learning_rate": 0.01},
-    **{"save_strategy": "steps", "save_steps": 2, "ignore_data_skip": False},
+@pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer, slow(parts.SmileSeq2SeqTrainer)])
+@pytest.mark.parametrize("name", OTHER_LOSSES)
+def test_another_loss_is_refused(cls, name, tmp_path):
+    model = parts.t5() if cls is parts.SmileSeq2SeqTrainer else None
+    trainer = make(cls, tmp_path, model=model, **{name: OTHER_LOSSES[name]})
+    parts.refused_in_training(trainer, "a loss is trained without labels, .* undo")
+
+
+class Own(transformers.Trainer):
+    """A trainer of a user, who sets `own_loss`."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        return self.own_loss(model, inputs)
+
+    def doubled(self, model, inputs):
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
+        return 2 * loss, outputs
+
+    def from_outputs(self, model, inputs):
+        return 2 * (outputs := model(**inputs)).loss, outputs
+
+    def another(self, model, inputs):
+        labels, outputs = inputs.pop("labels"), model(**inputs)
+        return F.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten()), outputs
+
+
+class SmileOwn(SmileLossMixin, Own):
+    pass
+
+
+class Above(SmileTrainer):
+    def compute_loss(self, *args, **kwargs):
+        return 2 * super().compute_loss(*args, **kwargs)
+
+
+def test_a_users_trainer_may_change_the_loss_but_not_compute_another(tmp_path):
+    losses = [make(Above, tmp_path, **parts.UNEVEN).train().training_loss]
+    for own_loss in (Own.doubled, Own.from_outputs):
+        SmileOwn.own_loss = own_loss
+        losses.append(make(SmileOwn, tmp_path, **parts.UNEVEN).train().training_loss)
+    assert losses == pytest.approx([2 * parts.expected()[0]] * 3, rel=1e-6)
+    SmileOwn.own_loss = Own.another
+    parts.refused_in_training(make(SmileOwn, tmp_path), "a loss is trained without labels")
+
+
+@pytest.mark.parametrize("cls", [SmileTrainer, slow(SmileSFTTrainer)])
+@pytest.mark.parametrize("change", [undo, lambda model: use_smile(model, "reverse")])
+def test_a_model_that_lost_the_trainers_objective_is_refused(change, cls, tmp_path):
+    trainer = make(cls, tmp_path)
+    change(trainer.model)
+    parts.refused_in_training(trainer, f"^{cls.__name__}: {REFUSED}.*SmileLossMixin")
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_use_smile_in_trls_own_sft_trainer_trains_it_or_is_refused(is_before, tmp_path):
+    """From TRL 1.15 on it computes its own loss."""
+    model = use_smile(llama(), parts.MIXTURE) if is_before else llama()
+    trainer = make(parts.trl.SFTTrainer, tmp_path, model=model)
+    if not is_before:
+        use_smile(model, parts.MIXTURE)
+    try:
+        check(trainer)
+    except ValueError as error:
+        assert "class Mine(SmileLossMixin" in str(error) and "\n" not in str(error)
+
+
+PROMPT, TEXT = {"prompt": "user : a cat"}, " the cat sits"
+EXAMPLES = {
+    "SFT": [{**PROMPT, "completion": TEXT}] * 2,
+    "DPO": [{**PROMPT, "chosen": TEXT, "rejected": " a dog runs"}] * 2,
+    "KTO": [{**PROMPT, "completion": TEXT, "label": wanted} for wanted in (True, False)],
+    "GRPO": [PROMPT] * 2,
+    "RLOO": [PROMPT] * 2,
 }
 
 
-@pytest.mark.slow
-@BOTH
-def test_the_window_of_truncation_is_that_of_the_undisturbed_run(cls, tmp_path):
-    undisturbed = make(cls, tmp_path / "whole", objective=Objective(WINDOW), **OPTIONS)
-    undisturbed.train()
-    other = llama(initializer_range=0.5)
-    resumed = make(cls, tmp_path / "run", model=other, objective=Objective(WINDOW), **OPTIONS)
-    resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-2"))
-    losses = [[entry["loss"] for entry in parts.logs(each)] for each in (resumed, undisturbed)]
-    assert losses[0] == losses[1]
-    torch.testing.assert_close(
-        parts.step_gradients(resumed), parts.step_gradients(undisturbed), rtol=0, atol=0
-    )
-    state = undisturbed.smile_objective.state()
-    assert state["seen"] == 8 - 1  # the last row begins an epoch alone
-    torch.testing.assert_close(resumed.smile_objective.state(), state)
+def make_trl_trainer(kind, folder):
+    """Return a trainer of a stored model. Some load another one to compare with."""
+    keywords = {"processing_class": parts.tokenizer()}
+    options = {"loss_type": "dft"} if kind == "SFT" else {}
+    if kind in ("GRPO", "RLOO"):
+        keywords["reward_funcs"] = lambda completions, **_: [float(len(x)) for x in completions]
+        options.update(num_generations=2, max_completion_length=4)
+    options.update(per_device_train_batch_size=2, gradient_checkpointing=False, **parts.QUIET)
+    arguments = getattr(parts.trl, f"{kind}Config")(str(folder), **options)
+    keywords.update(train_dataset=parts.data_set(EXAMPLES[kind]), args=arguments)
+    model = use_smile(transformers.LlamaForCausalLM.from_pretrained(f"{folder}/model"))
+    return getattr(parts.trl, f"{kind}Trainer")(model, **keywords)
+
+
+@pytest.mark.parametrize("kind", ["DPO", *(slow(kind) for kind in EXAMPLES if kind != "DPO")])
+def test_a_loss_of_trls_ends_in_its_first_step_and_runs_after_undo(kind, tmp_path):
+    llama().float().save_pretrained(tmp_path / "model")
+    parts.refused_in_training(trainer := make_trl_trainer(kind, tmp_path), REFUSED)
+    undo(trainer.model)
+    assert trainer.train().global_step == 1
+
+
+def in_each_process(folder):
+    """Either process has two rows, which differ in tokens."""
+    accelerate.state.AcceleratorState._reset_state(
+        reset_partial_state=True
+    )  # that of the process that forked
+    rows = parts.rows()[:4]
+    steps = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "learning_rate": 0}
+    steps.update(eval_dataset=parts.data_set(rows), per_device_eval_batch_size=2)
+    halves = [parts.expected(half)[0] for half in (rows[:2], rows[2:])]
+    for cls in (SmileTrainer, SmileSFTTrainer):
+        trainer = make(cls, folder, rows, **steps)
+        loss = check(trainer, rows)["loss"]
+        loss = sum(halves) / 2 if cls is SmileSFTTrainer else loss  # TRL counts no tokens
+        assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    check(make(cls, folder, rows, packing=True, max_length=24, **steps), rows)
+    trainer = make(cls, folder, rows, parts.mixtral(), router_aux_loss_coef=0.5, **steps)
+    check(trainer, rows, model=parts.mixtral(), router=0.5)
+    trainer = make_trl_trainer("DPO", folder)
+    parts.refused_in_training(trainer, REFUSED)  # in both processes, before they synchronise
+    assert isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel)
+    del trainer
+    gc.collect()  # a wrapped model that outlives the group can abort the process at its end
+    dist.destroy_process_group()
+    return 0
 
 
 @pytest.mark.slow
-def test_a_checkpoint_without_a_window_is_told_of(tmp_path):
-    make(SmileTrainer, tmp_path, objective="smile", **OPTIONS).train()
-    assert not list(tmp_path.rglob("smile_objective*"))
-    resumed = make(SmileTrainer, tmp_path, objective=Objective(WINDOW), **OPTIONS)
-    line = "drops no captions until its window is full again: .*checkpoint-2"
-    with pytest.warns(UserWarning, match=line):
-        resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+def test_two_processes_train_evaluate_and_refuse_as_one(tmp_path):
+    from tests.processes import Processes  # which environments of trl_versions cannot import
+
+    llama().float().save_pretrained(tmp_path / "model")
+    run = Processes(in_each_process, str(tmp_path), tmp_path / "output", 2)
+    assert run.wait(200) == [0, 0], run.said()[-3000:]

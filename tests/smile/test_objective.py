@@ -1,62 +1,56 @@
-"""The mixture: its weights and parts, and errors for wrong settings."""
+"""The mixture: its weights and parts, its settings, copies, and errors for wrong settings."""
 
 import copy
 import pickle
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from smile import Objective, mle_loss, parse_objective, smile_loss
-from smile.objective import captions_per_image
-from smile.subsetting import random_subset_loss, reverse_subset_loss
+from smile import OBJECTIVES, Objective, parse_objective, smile_loss
 from tests.programs import raises_line
-
-
-def example():
-    labels = torch.randint(1, 50, (3, 6))
-    labels[1, 4:] = -100
-    return torch.randn(3, 6, 50, requires_grad=True), labels
+from tests.smile.hidden_states import EOS, SPECS, example, from_logits
 
 
 def test_a_mixture_is_the_weighted_sum_and_names_its_parts():
-    logits, labels = example()
-    weights = {"mle": 0.01, "smile": 0.5, "random": 0.3, "reverse": 0.19}
-    torch.manual_seed(3)
-    output = Objective(weights, label_smoothing=0.3, pad_token_id=0)(logits, labels)
-    torch.manual_seed(3)
-    words = torch.randint(50, (3, 6, 10))
-    expected = {  # with the original's first tokens
-        "mle": mle_loss(logits, labels, label_smoothing=0.3),
-        "smile": smile_loss(logits, labels, first_token_mle=True),
-        "random": random_subset_loss(logits, labels, words, pad_token_id=0),
-        "reverse": reverse_subset_loss(logits, labels, first_token_mle=True, pad_token_id=0),
-    }
-    torch.testing.assert_close(output.parts, {k: loss.detach() for k, loss in expected.items()})
-    assert list(output.parts) == list(weights)
-    loss = sum(weight * expected[name] for name, weight in weights.items())
-    torch.testing.assert_close(output.loss, loss)
-    assert output.tokens.item() == 16
+    inputs, labels = example()
+    spec = SPECS["all"]
+    output = from_logits(Objective(spec, 0.3), inputs, labels)
+    assert list(output.parts) == list(spec) and {*spec} == {*OBJECTIVES}
+    total = 0
+    for name, value in spec.items():
+        weight = value["weight"] if name == "selective_eos" else value
+        alone = from_logits(Objective(SPECS[name], 0.3), inputs, labels)
+        torch.testing.assert_close(output.parts[name], alone.loss.detach())
+        total = total + weight * alone.loss
+    torch.testing.assert_close(output.loss, total)
 
 
 @pytest.mark.parametrize("name", ["smile", "random", "reverse"])
-def test_first_tokens_by_mle_may_be_set(name):
-    (logits, labels), losses = example(), {}
-    for first in (True, False, None):
-        torch.manual_seed(3)
-        losses[first] = Objective(name, first_token_mle=first)(logits, labels).loss
+def test_first_tokens_by_mle_are_by_default_those_of_the_original(name):
+    inputs, labels = example()
+    losses = {
+        first: from_logits(Objective(name, first_token_mle=first), inputs, labels).loss
+        for first in (True, False, None)
+    }
     assert losses[True] != losses[False]
     assert losses[None] == losses[name != "random"]
+    if name == "smile":
+        for first in (True, False):
+            assert smile_loss(F.linear(*inputs), labels, first_token_mle=first) == losses[first]
 
 
 def test_random_subset_draws_anew_and_repeats_with_the_seed():
-    logits, labels = example()
-    objective = Objective("random", first_token_mle=False, random_subset_size=2)
-    torch.manual_seed(1)
-    first, second = objective(logits, labels).loss, objective(logits, labels).loss
-    torch.manual_seed(1)
-    assert objective(logits, labels).loss == first != second
-    everything = Objective("random", first_token_mle=False, random_subset_size=1000)
-    torch.testing.assert_close(everything(logits, labels).loss, mle_loss(logits, labels))
+    inputs, labels = example()
+    objective = Objective("random", random_subset_size=2)
+    for call in (objective.from_hidden, lambda *x: objective(F.linear(*x[:3]), x[3])):
+        torch.manual_seed(1)
+        first, second = (call(*inputs, labels).loss for _ in range(2))
+        torch.manual_seed(1)
+        assert call(*inputs, labels).loss == first != second
+    everything = Objective("random", random_subset_size=1000)
+    mle = from_logits(Objective("mle"), inputs, labels)
+    torch.testing.assert_close(from_logits(everything, inputs, labels).loss, mle.loss)
 
 
 @pytest.mark.parametrize(
@@ -69,10 +63,20 @@ def test_random_subset_draws_anew_and_repeats_with_the_seed():
         ({"mle": 0}, "give a number above 0"),
         ({"mle": "much"}, "'mle' has weight 'much'"),
         ({"mle": float("nan")}, "has weight nan"),
+        ({"mle": float("inf")}, "has weight inf"),
         ({"mle": True}, "has weight True"),
         ({"focal": {"weight": 0, "gamma": 1}}, "'focal' has weight 0; give a number above 0"),
         ({"focal": {"alpha": 1}}, "'focal' has no parameter 'alpha'; it has weight, gamma"),
         ({"mle": {"gamma": 1}}, "'mle' has no parameter 'gamma'; it has weight"),
+        ({"focal": {"gamma": -1}}, "'focal': gamma is -1; give a number from 0"),
+        ({"tailr": {"gamma": 1.5}}, "gamma is 1.5; give a number from 0 to 1"),
+        ({"tailr": {"min_weight": float("nan")}}, "min_weight is nan; give a number"),
+        ({"mixce": {"eta": "half"}}, "eta is 'half'; give a number"),
+        ({"mixce": {"eta": True}}, "eta is True; give a number"),
+        ({"scalegrad": {"gamma": 0}}, "gamma is 0; give a number from"),
+        ({"gem": {"beta": 0}}, "beta is 0; give a number from"),
+        ({"unlikelihood": {"alpha": float("inf")}}, "alpha is inf; give a number from 0"),
+        ({"selective_eos": {"eos_token_id": -1}}, "eos_token_id is -1; give a number from 0"),
     ],
 )
 def test_a_wrong_objective_is_one_line(spec, message):
@@ -89,20 +93,33 @@ def test_weights_with_and_without_parameters():
 
 @pytest.mark.parametrize("smoothing", [-0.1, 1.5, float("nan")])
 def test_a_wrong_smoothing_is_refused(smoothing):
-    with pytest.raises(ValueError, match=f"label_smoothing is {smoothing}; give a number"):
+    with raises_line(ValueError, f"label_smoothing is {smoothing}; give a number from 0 to 1"):
         Objective("mle", label_smoothing=smoothing)
 
 
-def test_every_image_has_as_many_captions():
-    assert captions_per_image([["a", "b"], ["c", "d"], ["e", "f"]], 3) == 2
-    for wrong, images in (([], 0), ([["a"], []], 2), ([[], []], 2), ([["a"]], 2)):
-        with pytest.raises(ValueError, match=f"captions for {images} images; give each"):
-            captions_per_image(wrong, images)
+def test_a_tokenizer_gives_the_ids_that_are_not_set():
+    inputs, labels = example()
+    with raises_line(ValueError, "selective_eos: eos_token_id is None; give the id of the end"):
+        from_logits(Objective("selective_eos"), inputs, labels)
+    with raises_line(ValueError, "eos_token_id is 23; give the id of the end token, below 23"):
+        from_logits(Objective("selective_eos").with_tokens(0, 23), inputs, labels)
+    plain = Objective({"selective_eos": 0.5, "reverse": 0.5})
+    theirs, kept = plain.with_tokens(1, EOS), Objective(SPECS["selective_eos"]).with_tokens(1, 5)
+    assert (plain.pad_token_id, theirs.pad_token_id, plain.options["selective_eos"]) == (
+        None,
+        1,
+        {},
+    )
+    own, given = (from_logits(each, inputs, labels).parts for each in (theirs, kept))
+    assert own["selective_eos"] == given["selective_eos"]
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
 def test_a_copy_is_the_same_objective(copied):
-    mixture = {"mle": 0.2, "focal": {"weight": 0.3, "gamma": 1.5}, "selective_eos": 0.5}
-    objective = Objective(mixture, label_smoothing=0.1).with_tokens(0, 1)
-    found = [each(*example()) for each in (objective, copied(objective)) if torch.manual_seed(1)]
+    objective = Objective(SPECS["all"], 0.1, False, 4).with_tokens(2, 5)
+    found = [
+        from_logits(each, *example())
+        for each in (objective, copied(objective))
+        if torch.manual_seed(1)
+    ]
     torch.testing.assert_close(found[1], found[0], rtol=0, atol=0)

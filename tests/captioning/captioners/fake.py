@@ -49,7 +49,7 @@ class FakeCaptioner(CaptionGenerator):
         return self.objective(*self.predictions(image, captions, prompts))
 
     def predictions(self, image, captions, prompts=None):
-        tokens, _, labels, p = training_tokens(self, captions, prompts, -100)
+        tokens, _, labels, p = training_tokens(self, captions, prompts)
         inputs = tokens[:, p - 1 : -1].unflatten(0, (len(image), -1))  # (B, k, N)
         return self.logits(inputs, self.encode(image)).flatten(0, 1), labels[:, p:]
 

@@ -88,8 +88,6 @@ def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_o
     mixed = [w for w in found if len(w) > 1]
     assert mixed == [{"mle": m, "smile": 1 - m} for m in (0.01, 0.1, 0.5)]
     assert len({variant.name for variant in variants}) == len(variants)
-    window = next(v for v in variants if v.name == "truncation")
-    assert settings_of(window).build_objective().alternatives["truncation"].window == 1000
     some = read_names("focal,mle,focal", OBJECTIVES, "an objective")
     assert [v.name for v in plan(objectives=some)] == ["mle", "focal"]
     with pytest.raises(UserError, match="'focl' is not an objective; give some of mle, smile"):

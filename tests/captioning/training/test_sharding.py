@@ -78,16 +78,10 @@ def test_it_learns_as_without_and_each_process_keeps_its_part(finished, config):
 
 
 @pytest.mark.slow
-def test_a_classic_captioner_and_losses_that_are_remembered(finished):
-    """Truncation drops captions by the losses of those before, which are rank 0's.
-
-    Weights before a normalisation have gradients of nothing but rounding, which Adam makes large.
-    """
-    settings = (*LSTM, "objective={truncation: {drop: 0.5, window: 12}}")
-    losses = each_step(finished(*settings), "loss")
-    assert each_step(finished(*settings, "sharding=fsdp"), "loss") == pytest.approx(
-        losses, rel=0.01
-    )
+def test_a_classic_captioner_learns_as_without(finished):
+    """Weights before a normalisation have gradients of rounding alone, which Adam makes large."""
+    losses = each_step(finished(*LSTM), "loss")
+    assert each_step(finished(*LSTM, "sharding=fsdp"), "loss") == pytest.approx(losses, rel=0.01)
 
 
 @pytest.mark.slow

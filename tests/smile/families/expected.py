@@ -1,9 +1,8 @@
 """What a family's loss has to be, from the logits of its unchanged model."""
 
-import torch
 import torch.nn.functional as F
 
-from smile import Objective
+from tests.smile.hf_steps import gradients
 
 
 def predictions(family, logits):
@@ -12,17 +11,24 @@ def predictions(family, logits):
     return (logits[:, :-1], labels[:, 1:]) if family.shift else (logits, labels)
 
 
-def of_routers(family):
-    """Return the term that the model adds to the cross-entropy of its labels."""
+def definition(family, objective, items=None, weights=None):
+    """Return the loss and its gradients, by name, of the unchanged model.
+
+    The loss is the objective's sum over tokens divided by `items`, by default by the tokens, plus
+    what the model adds to the cross-entropy of its labels, such as router losses.
+    """
+    family.model.zero_grad()
     own = family.model(**family.batch)
     logits, labels = predictions(family, own.logits)
-    tokens = labels.ne(-100)
-    return own.loss - F.cross_entropy(logits[tokens], labels[tokens])
-
-
-def expected_smile(family, tokens=None):
-    """Return SMILE of the unchanged model's logits, divided by `tokens`, plus router losses."""
-    with torch.no_grad():
-        logits = family.model(**family.batch).logits
-        result = Objective("smile")(*predictions(family, logits))
-        return result.loss * result.tokens / (tokens or result.tokens) + of_routers(family)
+    if weights is not None and family.shift:
+        weights = weights[:, 1:]
+    result = objective(logits, labels, weights=weights)
+    scored = labels.ne(-100)
+    routers = own.loss - F.cross_entropy(logits[scored], labels[scored])
+    loss = result.loss * result.tokens / (items or result.tokens)
+    if routers.abs() > 1e-4:  # otherwise the difference of float32 and float64
+        loss = loss + routers
+    loss.backward()
+    found = gradients(family.model)
+    family.model.zero_grad()
+    return loss.detach(), found
