@@ -14,10 +14,10 @@ from torch import Tensor
 from smile.loss import (
     IGNORE,
     at_least_float32,
+    first_labelled,
     mle_losses,
     own_words,
     subset_losses,
-    with_first_token_mle,
 )
 
 # MLE times a weight that has no gradient. These functions map MLE's losses to the weights.
@@ -143,11 +143,11 @@ def reverse(
         padding = padding.masked_fill(labels[:, -1:] == IGNORE, pad_token_id)
     excluded = torch.zeros(len(labels), nothing + 1, dtype=torch.bool, device=labels.device)
     excluded = excluded.scatter(1, labels.where(labels != IGNORE, padding), True)[:, None, :-1]
-    logits = at_least_float32(logits)
-    label = logits.gather(2, labels.clamp(min=0).unsqueeze(2)).squeeze(2)
-    others = logits.masked_fill(excluded, -math.inf).logsumexp(2)
-    losses = torch.logaddexp(others, label) - label
-    return with_first_token_mle(losses, logits, labels) if first_token_mle else losses
+    label = labels.clamp(min=0).unsqueeze(2)
+    keeps_all = (first_labelled(labels) & first_token_mle).unsqueeze(2)
+    left_out = (excluded & ~keeps_all).scatter(2, label, False)
+    kept = at_least_float32(logits).masked_fill(left_out, -math.inf)
+    return -kept.log_softmax(2).gather(2, label).squeeze(2)
 
 
 def random(logits: Tensor, labels: Tensor, sample: Callable) -> Tensor:

@@ -7,7 +7,6 @@ cross-entropy of Liger-Kernel (arXiv 2410.10989).
 """
 
 from collections.abc import Callable
-from functools import cached_property
 from typing import NamedTuple, Optional
 
 import torch
@@ -18,7 +17,7 @@ from smile.loss import IGNORE, MAX_MASKED_LOGIT, first_labelled, subset_losses
 
 # How many positions have their logits at a time (with fewer, reading and writing the weight's
 # gradient would take longer than the matrix products), and how many elements of the head's rows are
-# gathered at a time.
+# gathered, or converted to half precision, at a time.
 CPU, GPU = (256, 2**20), (1024, 2**24)
 
 
@@ -58,27 +57,35 @@ class Head:
         self.grads = [torch.zeros_like(x, dtype=self.wide) if need else None for x, need in pairs]
         self.has_grads = any(needs_grad)
         self.positions, self.elements = CPU if hidden.is_cpu else GPU
-
-    @cached_property
-    def whole_weight(self):  # SMILE does not convert it
-        return self.weight.to(self.dtype)
+        # Slices of the vocabulary keep what is converted to half precision in the cache.
+        size = len(weight) if dtype == self.wide else max(self.elements // weight.size(1), 1)
+        self.slices = [slice(i, i + size) for i in range(0, len(weight), size)]
 
     def logits(self, positions):
         """Return the logits (R, V) of positions (R,)."""
-        return F.linear(self.hidden[positions], self.whole_weight, self.bias).to(self.wide)
+        hidden = self.hidden[positions]
+        if len(self.slices) == 1:
+            return F.linear(hidden, self.weight.to(self.dtype), self.bias).to(self.wide)
+        logits = hidden.new_empty(len(positions), len(self.weight), dtype=self.wide)
+        for words in self.slices:
+            logits[:, words] = hidden @ self.weight[words].to(self.dtype).T
+        return logits if self.bias is None else logits.add_(self.bias)
 
     def backward(self, positions, d_logits) -> None:
         """Add the gradients of `logits(positions)`, whose own gradient is (R, V)."""
         d_hidden, d_weight, d_bias = self.grads
+        hidden = self.hidden[positions]
         if d_bias is not None:
             d_bias += d_logits.sum(0)
-        d = d_logits.to(self.dtype)
-        if d_hidden is not None:
-            d_hidden.index_add_(0, positions, (d @ self.whole_weight).to(self.wide))
-        if d_weight is not None and d.dtype == self.wide:
-            d_weight.addmm_(d.T, self.hidden[positions])
-        elif d_weight is not None:
-            d_weight += d.T @ self.hidden[positions]
+        for words in self.slices:
+            d = d_logits[:, words].to(self.dtype)
+            if d_hidden is not None:
+                d_words = d @ self.weight[words].to(self.dtype)
+                d_hidden.index_add_(0, positions, d_words.to(self.wide))
+            if d_weight is not None and self.dtype == self.wide:
+                d_weight[words].addmm_(d.T, hidden)
+            elif d_weight is not None:
+                d_weight[words] += d.T @ hidden
 
     def mle_losses(self, labels, terms: list[Term], factors) -> Tensor:
         """Return the losses (K, M) of K terms that are MLE's, where their factors (K, M) are not 0.
