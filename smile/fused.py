@@ -225,8 +225,8 @@ class _Sum(torch.autograd.Function):
             raise RuntimeError("from_hidden has no second derivative; compute it from logits")
         saved, grads, ctx.grads = ctx.saved_tensors, ctx.grads, None
         if grads is None:
-            factors, needs_grad = ctx.factors * d_loss, ctx.needs_input_grad[:3]
-            grads = ctx.compute(*saved, factors, needs_grad)[1]
+            factors = (ctx.factors * d_loss).masked_fill(ctx.factors == 0, 0)  # d_loss may be nan
+            grads = ctx.compute(*saved, factors, ctx.needs_input_grad[:3])[1]
         else:
             grads = [grad if grad is None else grad.mul_(d_loss) for grad in grads]
         pairs = zip(grads, saved)
