@@ -114,10 +114,11 @@ class Head:
                 row[at] = (weight * loss * (each != 0)).squeeze(1)
                 factor, smooth = factor + weight * each, smooth + weight * each * s
             if self.has_grads:
-                d_logits = p.mul_(factor).scatter_add_(1, label, smooth - factor)
+                p.mul_(factor).scatter_add_(1, label, smooth - factor)  # now the logits' gradient
                 if unmasked is not None:
-                    d_logits.addcmul_(smooth, unmasked, value=-1)
-                self.backward(at, d_logits)
+                    p.addcmul_(smooth, unmasked, value=-1)
+                self.backward(at, p)
+            del logits, p  # before the next are computed
         return losses
 
     def subset_losses(self, positions, words, is_new, factors) -> Tensor:
@@ -131,8 +132,7 @@ class Head:
         inputs = (x.split(step) for x in (positions, words, is_new, factors))
         for at, ids, new, each in zip(*inputs):
             weight = self.weight[ids].to(self.dtype)  # (g, J, D)
-            # Hidden states at padding may be nan, which a gradient of 0 would not remove.
-            hidden = self.hidden[at].masked_fill_((each == 0).unsqueeze(2), 0)
+            hidden = self.hidden[at]
             if self.bias is None:
                 own = hidden @ weight.mT  # (g, R, J)
             else:
@@ -159,11 +159,15 @@ class Head:
         for at, own, each in zip(*(x.split(step) for x in (positions, labels, factors))):
             logits = self.logits(at.flatten()).view(*own.shape, -1)
             logits.masked_fill_((each == 0).unsqueeze(2), 0)
-            loss, d = self._with_gradient(lambda z, own=own: losses(z, own), logits, each)
-            found.append(loss)
-            if self.has_grads:  # hidden states at padding may be nan
-                used = (each != 0).flatten()
-                self.backward(at.flatten()[used], d.flatten(0, 1)[used])
+            # Autograd needs several times the memory of what it gets.
+            few = max(len(own) // 4, 1)
+            for z, *y in zip(*(x.split(few) for x in (logits, own, each))):
+                loss, d = self._with_gradient(lambda z, own=y[0]: losses(z, own), z, y[1])
+                found.append(loss)
+                z.detach().copy_(d)  # now the logits' gradient
+            if self.has_grads:
+                self.backward(at.flatten(), logits.detach().flatten(0, 1))
+            del logits, z, d
         return torch.cat(found)
 
     def _with_gradient(self, losses: Callable, logits, factors) -> tuple[Tensor, Tensor]:
@@ -195,7 +199,9 @@ def fused_losses(hidden, weight, bias, labels, terms: list[Term], blocks, factor
     def compute(hidden, weight, bias, factors, needs_grad):
         """Return losses (K, B, N) and gradients. factors: (B, N), the losses' gradients."""
         with torch.autocast(device, enabled=False):
-            head = Head(hidden.flatten(0, 1), weight, bias, dtype, needs_grad)
+            # Hidden states at padding may be nan, which a gradient of 0 would not remove.
+            hidden = hidden.masked_fill((factors == 0).unsqueeze(2), 0).flatten(0, 1)
+            head = Head(hidden, weight, bias, dtype, needs_grad)
             losses = _compute(head, labels.flatten(), terms, blocks, subsets, factors.flatten())
         return losses.view(len(terms), *factors.shape), head.grads
 
