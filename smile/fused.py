@@ -111,7 +111,7 @@ class Head:
                 s = term.label_smoothing
                 loss = total - (1 - s) * own - s * mean
                 weight = term.weigh(loss.clamp(min=0))
-                row[at] = (weight * loss * (each != 0)).squeeze(1)
+                row[at] = (weight * loss).where(each != 0, 0).squeeze(1)
                 factor, smooth = factor + weight * each, smooth + weight * each * s
             if self.has_grads:
                 p.mul_(factor).scatter_add_(1, label, smooth - factor)  # now the logits' gradient

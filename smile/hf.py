@@ -30,7 +30,8 @@ REFUSED += "|ForRNNT|ForTDT|XLNet|XLMWithLMHead|Flaubert|ProphetNet|Rag(Token|Se
 # Decoders whose labels are already the next tokens.
 UNSHIFTED = "(Bart|BigBirdPegasus|Blenderbot|BlenderbotSmall|CpmAnt|MBart|Marian|Mvp|PLBart|Pegasus"
 UNSHIFTED += "|TrOCR|Whisper)ForCausalLM"
-MEDIA = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id")
+MEDIA = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
+MEDIA += ("audio_token_id", "audio_token_index")
 # Special tokens with which the labels of an encoder-decoder model may begin.
 OPENINGS = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id", "lang_to_id")
 OPENINGS += ("task_to_id", "no_timestamps_token_id")  # Whisper's
@@ -360,6 +361,7 @@ class SmileLossMixin:
             if key in logs and (parts := self._smile_parts[training]):
                 for name in parts[0]:
                     mean = sum(x[name] for x in parts).item() / len(parts)
-                    logs[key.replace("loss", name if "aux" in name else f"loss_{name}")] = mean
+                    title = name if name.endswith("_loss") else f"loss_{name}"  # a router's
+                    logs[key.replace("loss", title)] = mean
                 parts.clear()
         return super().log(logs, *args, **kwargs)
