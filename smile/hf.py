@@ -138,8 +138,10 @@ class _Forward:
         self.is_shifted = not any(getattr(x, "is_encoder_decoder", False) for x in configs)
         code = inspect.unwrap(type(model).forward).__code__
         self.calls_loss_function = self.is_shifted and "loss_function" in code.co_names
-        decoder = getattr(model, model.base_model_prefix, None) or model.get_decoder()
-        watched = [*model.children()][-1] if decoder in (None, model) else decoder
+        decoder = getattr(model, "get_decoder", lambda: None)()
+        base = getattr(model, model.base_model_prefix, None)
+        parts = (decoder, base, [*model.children()][-1])
+        watched = next(part for part in parts if part not in (None, model))
         self.guard = watched.register_forward_pre_hook(self.refuse)
 
     @property
