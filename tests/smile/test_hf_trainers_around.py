@@ -3,7 +3,6 @@
 import gc
 import json
 
-import accelerate
 import pytest
 import torch
 import torch.distributed as dist
@@ -202,9 +201,9 @@ def test_a_loss_of_trls_ends_in_its_first_step_and_runs_after_undo(kind, tmp_pat
 
 def in_each_process(folder):
     """Either process has two rows, which differ in tokens."""
-    accelerate.state.AcceleratorState._reset_state(
-        reset_partial_state=True
-    )  # that of the process that forked
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)  # that of the process that forked
     rows = parts.rows()[:4]
     steps = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "learning_rate": 0}
     steps.update(eval_dataset=parts.data_set(rows), per_device_eval_batch_size=2)
