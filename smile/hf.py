@@ -121,6 +121,12 @@ def _unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+def is_encoder_decoder(model: nn.Module) -> bool:
+    """Return whether the model is an encoder-decoder. If so, logits at n predict the label at n."""
+    configs = (model.config, getattr(model.config, "text_config", None))
+    return any(getattr(config, "is_encoder_decoder", False) for config in configs)
+
+
 class _Forward:
     """The forward of a model with an objective, which is computed from the output's logits.
 
@@ -134,8 +140,8 @@ class _Forward:
         is_built = isinstance(objective, Objective)
         self.objective = objective if is_built else Objective(objective or "smile")
         self.set_forward = model.__dict__.get("forward")  # by another library
-        configs = (model.config, getattr(model.config, "text_config", None))
-        self.is_shifted = not any(getattr(x, "is_encoder_decoder", False) for x in configs)
+        self.parameters = [*inspect.signature(type(model).forward).parameters][1:]
+        self.is_shifted = not is_encoder_decoder(model)
         code = inspect.unwrap(type(model).forward).__code__
         self.calls_loss_function = self.is_shifted and "loss_function" in code.co_names
         decoder = getattr(model, "get_decoder", lambda: None)()
@@ -172,8 +178,7 @@ class _Forward:
         return logits.new_zeros((), dtype=torch.float32)
 
     def __call__(self, *args, **kwargs) -> Any:
-        parameters = [*inspect.signature(type(self.model).forward).parameters]
-        inputs = {**dict(zip(parameters[1:], args)), **kwargs}
+        inputs = {**dict(zip(self.parameters, args)), **kwargs}
         if self.objective is None:
             return self._run(inputs)
         items, keep_logits = inputs.pop("num_items_in_batch", None), inputs.pop("keep_logits", True)
@@ -185,12 +190,12 @@ class _Forward:
             return self._run(inputs)
         targets = self.targets(**batch, position_ids=inputs.get("position_ids"))
         used = (targets[0] != IGNORE).any(0).nonzero().squeeze(1)
-        can_drop = self.calls_loss_function and "logits_to_keep" in parameters and len(used)
+        can_drop = self.calls_loss_function and "logits_to_keep" in self.parameters and len(used)
         if can_drop and not keep_logits and not getattr(self.model, "z_loss_coefficient", 0):
             # Negative, because a model may put an image in front.
             inputs["logits_to_keep"] = used - labels.size(1)
             targets = [x[:, used] if x is not None and x.dim() == 2 else x for x in targets]
-        if "use_cache" in parameters:
+        if "use_cache" in self.parameters:
             inputs["use_cache"] = False  # a recomputed layer would add to it twice
         return_dict = inputs.pop("return_dict", self.model.config.return_dict)
         output = self._run({**inputs, "labels": labels, "return_dict": True})
@@ -300,10 +305,11 @@ class SmileLossMixin:
         self.model = self._with_objective(self.model)
 
     def _with_objective(self, model: nn.Module) -> nn.Module:
-        forward = _unwrap(model).__dict__.get("forward")
-        if getattr(forward, "__name__", "") == "_chunked_ce_forward":
-            del _unwrap(model).forward  # of TRL 1.10 to 1.14, which does not call the class's
-        self._smile = _unwrap(use_smile(model, self._smile_objective))._smile
+        inner = _unwrap(model)
+        if getattr(inner.__dict__.get("forward"), "__name__", "") == "_chunked_ce_forward":
+            del inner.forward  # of TRL 1.10 to 1.14, which does not call the class's
+        use_smile(model, self._smile_objective)
+        self._smile = inner._smile
         coefficient = getattr(self, "router_aux_loss_coef", None)  # TRL's, set in the config alone
         for module in model.modules() if coefficient is not None else ():
             if hasattr(module, "router_aux_loss_coef"):

@@ -152,10 +152,11 @@ class Objective(nn.Module):
         # These zeros depend on the logits: the loss of a batch without labels has a gradient.
         zeros = factors.flatten() * 0 + logits[:0].sum()
         losses = [zeros] * len(self.weights)
+        terms = self._terms(logits.size(2), segments)
         for at, own in self._blocks(labels, segments):
             block = logits if own is labels else logits.flatten(0, 1)[at]
             scored = own != IGNORE
-            for number, term in enumerate(self._terms(logits.size(2), segments)):
+            for number, term in enumerate(terms):
                 found = term.losses(block, own)
                 if term.first_token_mle:
                     found = with_first_token_mle(found, block, own)
@@ -209,14 +210,14 @@ class Objective(nn.Module):
 
     def _term(self, name: str, share: float, vocabulary: int, padding: Optional[int]) -> Term:
         """Return an objective. padding: what `reverse` leaves out of rows that end in padding."""
-        function = partial(ALTERNATIVES.get(name, mle_losses), **self.options[name])
         if name == "mle":
             smoothing = self.label_smoothing
             losses = partial(mle_losses, label_smoothing=smoothing)
             return Term(share, losses, weigh=torch.ones_like, label_smoothing=smoothing)
-        if name in ALTERNATIVES and ALTERNATIVES[name] in WEIGHTS:
-            return Term(share, partial(alternatives.weighed, weigh=function), weigh=function)
         if name in ALTERNATIVES:
+            function = partial(ALTERNATIVES[name], **self.options[name])
+            if ALTERNATIVES[name] in WEIGHTS:
+                return Term(share, partial(alternatives.weighed, weigh=function), weigh=function)
             return Term(share, function)
         first = FIRST_TOKEN_MLE[name] if self.first_token_mle is None else self.first_token_mle
         if name == "smile":

@@ -13,14 +13,14 @@ from decoding import DecodingSettings, Generated, SettingsError
 from decoding.caption_generator import CaptionGenerator, captions_per_image
 from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
-from smile.hf import last_parts, use_smile
+from smile.hf import is_encoder_decoder, last_parts, use_smile
 from smile.loss import IGNORE
 from vlm.attention_map import run_with_cross_attention
 from vlm.collate import collate, collate_decoder_only, collate_encoder_decoder
 from vlm.feature_reuse import FeatureReuse
 from vlm.generation import generate
 from vlm.image_batch import ImageBatch
-from vlm.library import checkpointed_layers, is_encoder_decoder, language_head
+from vlm.library import checkpointed_layers, language_head
 from vlm.prompt import (
     GUIDED_FAMILIES,
     NEGATIVE_PROMPT,

@@ -14,9 +14,9 @@ from typing import Any, Optional
 import torch
 from torch import Tensor, nn
 
+from smile.hf import is_encoder_decoder
 from vlm.collate import collate
 from vlm.image_batch import ImageBatch
-from vlm.library import is_encoder_decoder
 
 PIXEL_VALUES, ENCODER_OUTPUTS = "pixel_values", "mm_encoder_outputs"
 # Attribute names of the image encoder in models of transformers.

@@ -21,12 +21,6 @@ REPACKING_FLAG = "support_avx512bf16_for_cpu"
 TRUST_REMOTE_CODE = "trust_remote_code"
 
 
-def is_encoder_decoder(model: nn.Module) -> bool:
-    """Return whether the model is an encoder-decoder. If so, logits at n predict the label at n."""
-    configs = (model.config, getattr(model.config, "text_config", None))
-    return any(getattr(config, "is_encoder_decoder", False) for config in configs)
-
-
 def language_head(model: nn.Module) -> nn.Module:
     """Return the layer that computes logits. Raises ValueError if there is none."""
     for owner in (*model.children(), model):
