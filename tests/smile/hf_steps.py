@@ -7,6 +7,7 @@ import re
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from smile import Objective
 from tests.smile import hf_models
@@ -40,20 +41,39 @@ def gradients(model):
     return found
 
 
+def predictions(family, logits):
+    """Return logits and labels, aligned."""
+    logits, labels = logits[:, family.before :], family.batch["labels"]
+    return (logits[:, :-1], labels[:, 1:]) if family.shift else (logits, labels)
+
+
+def formula(family, objective, items=None, weights=None):
+    """Return the loss and its gradients, by name, of the unchanged model.
+
+    The loss is the objective's sum over tokens divided by `items`, by default by the tokens, plus
+    what the model adds to the cross-entropy of its labels, such as router losses.
+    """
+    family.model.zero_grad()
+    own = family.model(**family.batch)
+    logits, labels = predictions(family, own.logits)
+    if weights is not None and family.shift:
+        weights = weights[:, 1:]
+    result = objective(logits, labels, weights=weights)
+    scored = labels.ne(-100)
+    routers = own.loss - F.cross_entropy(logits[scored], labels[scored])
+    loss = result.loss * result.tokens / (items or result.tokens)
+    if routers.abs() > 1e-4:  # otherwise the difference of float32 and float64
+        loss = loss + routers
+    loss.backward()
+    found = gradients(family.model)
+    family.model.zero_grad()
+    return loss.detach(), found
+
+
 @functools.cache
 def definition(name):
     """Return SMILE's loss and gradients, from the logits of the unchanged model."""
-    family = made(name)
-    batch = dict(family.batch)
-    labels = batch.pop("labels")
-    if family.shift:
-        logits, labels = family.model(**batch).logits[:, :-1], labels[:, 1:]
-    else:
-        batch["decoder_input_ids"] = family.model.prepare_decoder_input_ids_from_labels(labels)
-        logits = family.model(**batch).logits
-    loss = Objective("smile")(logits, labels).loss
-    loss.backward()
-    return loss.detach(), gradients(family.model)
+    return formula(made(name), Objective("smile"))
 
 
 def each_alone(model, rows, objective):

@@ -13,8 +13,15 @@ import transformers
 from smile import Objective
 from smile.hf import compute_loss_func, last_parts, undo, use_smile
 from tests.smile import hf_models
-from tests.smile.families.expected import definition, predictions
-from tests.smile.hf_steps import BOTH_KINDS, GPT2, gradients, made, one_line
+from tests.smile.hf_steps import (
+    BOTH_KINDS,
+    GPT2,
+    formula,
+    gradients,
+    made,
+    one_line,
+    predictions,
+)
 
 # One of each kind: a plain head, scaled, soft-capped, with a bias, tied and untied; router losses
 # and a z-loss; behind an image, an encoder of words or of pixels.
@@ -57,8 +64,8 @@ def test_loss_and_gradients_are_the_formulas_with_and_without_logits_of_the_prom
     weights = torch.rand(family.batch["labels"].shape, dtype=torch.float64)
     for training in (True, False):
         model = family.model.train(training)
-        expected = definition(family, mixture, 53)
-        weighted = definition(family, mixture, weights=weights)
+        expected = formula(family, mixture, 53)
+        weighted = formula(family, mixture, weights=weights)
         use_smile(model, mixture)
         for keep_logits in (True, False):
             more = {"keep_logits": keep_logits}
@@ -126,7 +133,7 @@ def test_generation_in_training_is_as_before():
 @pytest.mark.parametrize("items", [None, 50])
 def test_compute_loss_func_has_the_same_loss_and_leaves_the_model_alone(name, items):
     family = made(name)
-    expected, _ = definition(family, Objective(), items)
+    expected, _ = formula(family, Objective(), items)
     batch = dict(family.batch)
     labels, before = batch.pop("labels"), dict(vars(family.model))
     if not family.shift:
@@ -199,7 +206,7 @@ def test_labels_that_do_not_fit_are_one_line():
 @both_kinds
 def test_arguments_by_position_reach_a_forward_of_the_instance(name):
     family = made(name)
-    expected, _ = definition(family, Objective())
+    expected, _ = formula(family, Objective())
     model, batch, calls = family.model, dict(family.batch), []
     class_forward = type(model).forward
 
