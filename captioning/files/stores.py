@@ -1,36 +1,48 @@
-"""Reads and lists files in object stores through fsspec.
+"""Reads, writes and lists files on disk and in object stores, through fsspec.
 
-Functions that read a single file also accept a path on disk. The store's library finds the
-credentials. Addresses must not contain credentials, because logs and errors show addresses.
+Most functions accept a path or an address. The store's library finds the credentials. Addresses
+must not contain credentials, because logs and errors show addresses. A file in a store appears
+under its name only when it is complete.
 """
 
+import asyncio
 import contextlib
 import io
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Union
+from typing import Any, BinaryIO, Callable, NamedTuple, TypeVar, Union
 from urllib.parse import urlsplit
 
-from captioning.files.store_requests import (
-    LIBRARIES,
-    Missing,
-    StoreError,
-    call,
-    library_of,
-    no_answer,
-    no_such_file,
-    retry,
-    system_of,
-    web_module,
-)
+from captioning.files.writing import atomic_write, require_folder, user_errors
 from captioning.runtime.errors import UserError
 
+T = TypeVar("T")
 # [size in bytes or None, a value that changes when the file is written]. A list, as in JSON.
 Stamp = list[Any]
 
+# {supported scheme: the library that fsspec needs for it}. For hf it is datasets, which installs
+# both huggingface_hub, which implements the file system, and aiohttp.
+LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "hf": "datasets"}
+READ_ONLY = ("https", "hf")
+TRIES = 6  # requests in total, before a StoreError
+PAUSE_S = 0.5  # after the first failure; doubled after each further failure
 PAGE = 1000  # names per page of an S3 listing
 CHUNK_BYTES = 1 << 22  # bytes per request when a file is read sequentially
+THREADS = 16  # requests at once
+# Names under which the libraries report a version or a modification time.
+VERSIONS = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "updated")
+
+
+class StoreError(UserError):
+    """A store does not answer or refuses access. Skipping the requested file would not help."""
+
+
+class Missing(UserError):
+    """A store has no file of this name."""
 
 
 class ByteRange(NamedTuple):
@@ -41,17 +53,14 @@ class ByteRange(NamedTuple):
     count: int
 
 
-def is_store(address: str) -> bool:
-    scheme, separator, _ = address.partition("://")
+def is_store(name: str) -> bool:
+    scheme, separator, _ = name.partition("://")
     return bool(separator) and scheme in LIBRARIES
 
 
-def is_bucket_address(address: str) -> bool:
-    """Return whether an address is in a bucket (s3, gs, az), which can be listed and written.
-
-    False for https, the hub and paths.
-    """
-    return is_store(address) and not address.startswith(("https:", "hf:"))
+def is_bucket_address(name: str) -> bool:
+    """Return whether an address is in a bucket, which can be listed and written."""
+    return is_store(name) and not name.startswith(READ_ONLY)
 
 
 def check_address(address: str) -> None:
@@ -60,7 +69,7 @@ def check_address(address: str) -> None:
     if "@" in parts.netloc or parts.query:
         raise UserError(
             f"{without_secrets(address)}: an address with a user or a query may contain a secret; "
-            f"give credentials where {library_of(address)} finds them, in the environment or its "
+            f"give credentials where {_library_of(address)} finds them, in the environment or its "
             "own files"
         )
 
@@ -104,6 +113,86 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if in_store else str(Path(folder, name))
 
 
+def _library_of(address: str) -> str:
+    return LIBRARIES[address.partition("://")[0]]
+
+
+def system_of(address: str) -> tuple[Any, str]:
+    """Return fsspec's file system for an address, and the path of the address within it."""
+    import fsspec
+
+    settings = {}
+    try:
+        if address.startswith("http"):
+            from captioning.files.web import client
+
+            settings["get_client"] = client
+        return fsspec.core.url_to_fs(address, use_listings_cache=False, **settings)
+    except ImportError:
+        library = _library_of(address)
+        raise UserError(f"{address}: needs the {library} library: pip install {library}") from None
+
+
+def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
+    """Call a method of the file system with the path of `address`; see `retry`."""
+
+    def request() -> Any:
+        system, path = system_of(address)
+        return getattr(system, method)(path, *arguments, **settings)
+
+    return retry(address, request)
+
+
+def retry(address: str, request: Callable[[], T]) -> T:
+    """Return `request()`. Retry it after pauses, unless the file is missing or access is refused.
+
+    Raises UserError. The library's error may contain credentials, so that it is neither chained
+    nor quoted.
+    """
+    import tenacity
+
+    def is_temporary(error: BaseException) -> bool:
+        return isinstance(error, Exception) and _refusal(address, error) is None
+
+    tries = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(TRIES),
+        wait=tenacity.wait_exponential(PAUSE_S),
+        retry=tenacity.retry_if_exception(is_temporary),
+        reraise=True,
+    )
+    try:
+        return tries(request)
+    except Exception as error:
+        kind = type(_cause(error)).__name__
+        problem = _refusal(address, error) or StoreError(
+            f"{address}: {TRIES} requests failed ({kind}): check the address and the network, then "
+            "run the same command again"
+        )
+    raise problem
+
+
+def _refusal(address: str, error: Exception) -> Union[UserError, None]:
+    """Return the error to raise at once; None if the request may succeed later."""
+    error = _cause(error)
+    if isinstance(error, UserError):
+        return error
+    if isinstance(error, FileNotFoundError):
+        return Missing(f"{address}: no such file or bucket")
+    answer = getattr(error, "response", None)  # set in huggingface_hub's errors
+    status = getattr(error, "status", None) or getattr(answer, "status_code", None)
+    no_credentials = type(error).__name__ == "NoCredentialsError"
+    if isinstance(error, PermissionError) or status in (401, 403) or no_credentials:
+        where = _library_of(address)
+        return StoreError(f"{address}: not allowed: give credentials where {where} finds them")
+    return None
+
+
+def _cause(error: Exception) -> Exception:
+    """Return the failed connection, or our own error, for which fsspec raises FileNotFoundError."""
+    known = (UserError, OSError, asyncio.TimeoutError)
+    return error.__cause__ if isinstance(error.__cause__, known) else error
+
+
 @contextlib.contextmanager
 def read_errors(name: str) -> Iterator[None]:
     """Within the block, turn an OSError into a UserError that names the file."""
@@ -114,81 +203,57 @@ def read_errors(name: str) -> Iterator[None]:
 
 
 def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
-    """Read ranges of one store's files concurrently.
+    """Read ranges of files concurrently. The result for a range is its bytes or a UserError."""
 
-    The result for a range is its bytes, or a UserError if the range cannot be read. A missing file
-    does not affect other files. If the store stops answering, the result for every range that has
-    not arrived is a StoreError.
-    """
-    if not ranges:
-        return []
-    address = ranges[0][0]
-    breaker = web_module(address).circuit_breaker_of(address)
-    if not breaker.allows_request():
-        return [no_answer(address)] * len(ranges)
-    system, _ = system_of(address)
-    paths = [system._strip_protocol(each.address) for each in ranges]
-    starts = [each.first for each in ranges]
-    ends = [each.first + each.count for each in ranges]
-    found = system.cat_ranges(paths, starts, ends, on_error="return")
-    failed = [
-        number
-        for number, (data, each) in enumerate(zip(found, ranges))
-        if not isinstance(data, bytes) or len(data) != each.count
-    ]
-    if len(failed) < len(ranges):
-        breaker.record(None)
-    answer = b""
-    for number in failed:
-        # After a StoreError no more ranges are retried, so that the outage counts as one file.
-        if not isinstance(answer, StoreError):
-            try:
-                answer = read_range(*ranges[number])
-            except UserError as error:
-                answer = error
-        found[number] = answer
-    return found
+    def read(part: ByteRange) -> Union[bytes, UserError]:
+        try:
+            return read_range(*part)
+        except UserError as error:
+            return error
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(read, ranges))
 
 
-def read_range(address: str, first: int, count: int) -> bytes:
-    """Return `count` bytes of a file, on disk or in a store. Raises UserError."""
-    if is_store(address):
+def read_range(name: str, first: int, count: int) -> bytes:
+    """Return `count` bytes of a file. Raises UserError."""
+    if is_store(name):
 
         def request() -> bytes:
-            system, path = system_of(address)
+            system, path = system_of(name)
             data = system.cat_file(path, start=first, end=first + count)
             if len(data) != count:
                 raise OSError("wrong number of bytes")
             return data
 
-        return retry(address, request)
-    with read_errors(address), open_file(address) as file:
+        return retry(name, request)
+    with read_errors(name), open_file(name) as file:
         file.seek(first)
         data = file.read(count)
     if len(data) < count:
-        raise UserError(f"{address}: the file ends before byte {first + count}: it has changed")
+        raise UserError(f"{name}: the file ends before byte {first + count}: it has changed")
     return data
 
 
-def read_bytes(address: str) -> bytes:
+def read_bytes(name: str) -> bytes:
     """Return all bytes of a file. Raises UserError for a store, OSError for the disk."""
-    return call(address, "cat_file") if is_store(address) else Path(address).read_bytes()
+    return call(name, "cat_file") if is_store(name) else Path(name).read_bytes()
 
 
-def read_if_any(address: str) -> bytes:
+def read_if_any(name: str) -> bytes:
     """Return all bytes of a file; b"" if there is none. Raises the errors of `read_bytes`."""
     try:
-        return read_bytes(address)
+        return read_bytes(name)
     except (FileNotFoundError, Missing):
         return b""
 
 
-def open_file(address: str) -> BinaryIO:
-    """Open a file, on disk or in a store, for reading with seek. Raises UserError."""
-    if is_store(address):
-        return io.BufferedReader(_StoredFile(address), CHUNK_BYTES)
-    with read_errors(address):
-        return open(address, "rb")
+def open_file(name: str) -> BinaryIO:
+    """Open a file for reading with seek. Raises UserError."""
+    if is_store(name):
+        return io.BufferedReader(_StoredFile(name), CHUNK_BYTES)
+    with read_errors(name):
+        return open(name, "rb")
 
 
 class _StoredFile(io.RawIOBase):
@@ -248,29 +313,55 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
         query["ContinuationToken"] = page["NextContinuationToken"]
 
 
+def names_in(folder: str) -> list[str]:
+    """Return the names of the files in a folder, unsorted; [] if there is no such folder."""
+    if is_store(folder):
+        with contextlib.suppress(Missing):
+            return [name.rpartition("/")[2] for name in list_files(folder, recursive=False)]
+        return []
+    with read_errors(folder), contextlib.suppress(FileNotFoundError):
+        return os.listdir(folder)
+    return []
+
+
 def matching(pattern: str) -> list[str]:
     """Return the addresses of the files that match a pattern with "*", sorted. Raises UserError."""
     check_address(pattern)
     scheme = pattern.partition("://")[0]
     found = sorted(f"{scheme}://{name}" for name in call(pattern, "glob"))
     if not found:
-        raise no_such_file(pattern)
+        raise Missing(f"{pattern}: no such file or bucket")
     return found
 
 
-def stamp(address: str) -> Stamp:
-    """Return the stamp of a file, on disk or in a store. Raises UserError.
+def exists(name: str) -> bool:
+    """Return whether there is a file. Raises StoreError."""
+    return call(name, "exists") if is_store(name) else os.path.exists(name)
+
+
+def stamp(name: str) -> Stamp:
+    """Return the stamp of a file. Raises UserError.
 
     Raises Missing if a store has no file of this name, even if it has a folder of this name.
     """
-    if is_store(address):
-        info = call(address, "info")
+    if is_store(name):
+        info = call(name, "info")
         if info["type"] == "directory":
-            raise no_such_file(address)
+            raise Missing(f"{name}: no such file or bucket")
         return _stamp_of(info)
-    with read_errors(address):
-        found = os.stat(address)
+    with read_errors(name):
+        found = os.stat(name)
     return [found.st_size, found.st_mtime_ns]
+
+
+def stamp_if_any(name: str) -> Union[Stamp, None]:
+    """Return the stamp of a file; None if it is missing or unreadable. Raises StoreError."""
+    try:
+        return stamp(name)
+    except StoreError:
+        raise
+    except UserError:
+        return None
 
 
 def size_of(address: str, stamp: Stamp) -> int:
@@ -304,7 +395,90 @@ def stamps(folder: str) -> dict[str, Stamp]:
 
 
 def _stamp_of(info: Mapping[str, Any]) -> Stamp:
-    # Names under which the libraries report a version or a modification time.
-    names = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "updated")
-    version = next((info[name] for name in names if info.get(name)), "")
+    version = next((info[name] for name in VERSIONS if info.get(name)), "")
     return [info["size"], str(version).strip('"')]
+
+
+@contextlib.contextmanager
+def create(name: str) -> Iterator[BinaryIO]:
+    """Open a file to write. It appears when the block ends without an error. Raises UserError.
+
+    A file for a store is first written to a temporary file on disk, then uploaded.
+    """
+    if is_store(name):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "content")
+            with user_errors(path), open(path, "wb") as file:
+                yield file
+            upload(path, name)
+        return
+    with user_errors(Path(name)):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        with atomic_write(Path(name)) as file:
+            yield file
+
+
+def upload(path: Path, address: str) -> Stamp:
+    """Upload a file to a store; return its stamp in the store. Raises UserError."""
+    return _write_verified(
+        address, os.path.getsize(path), lambda system, target: system.put_file(str(path), target)
+    )
+
+
+def copy(source: str, address: str, size: int) -> Stamp:
+    """Copy a file within a store; return the copy's stamp. size: in bytes. Raises UserError."""
+    return _write_verified(
+        address, size, lambda system, target: system.cp_file(system._strip_protocol(source), target)
+    )
+
+
+def _write_verified(address: str, size: int, write: Callable[[Any, str], Any]) -> Stamp:
+    """Call `write`, and return the file's stamp when the store has `size` bytes; see `retry`.
+
+    write: writes the file; its arguments are fsspec's file system and the path within it.
+    """
+
+    def request() -> Stamp:
+        write(*system_of(address))
+        found = stamp(address)
+        if found[0] != size:
+            raise OSError("wrong number of bytes")
+        return found
+
+    return retry(address, request)
+
+
+def put(content: bytes, name: str) -> None:
+    """Write a small file. Raises UserError."""
+    if is_store(name):
+        call(name, "pipe_file", content)
+    else:
+        with create(name) as file:
+            file.write(content)
+
+
+def require_writable(folder: str) -> None:
+    """Raise UserError if a folder is not writable. To test this, writes and removes a file."""
+    if is_store(folder):
+        put(b"", join(folder, ".writable"))
+        remove(join(folder, ".writable"))
+    else:
+        require_folder(Path(folder))
+
+
+def remove(name: str) -> None:
+    """Remove a file, if it exists. Raises OSError for the disk, UserError for a store."""
+    with contextlib.suppress(FileNotFoundError, Missing):
+        if is_store(name):
+            call(name, "rm_file")
+        else:
+            os.remove(name)
+
+
+def remove_folder(folder: str) -> None:
+    """Remove a folder, if it exists. Raises OSError for the disk, UserError for a store."""
+    with contextlib.suppress(FileNotFoundError, Missing):
+        if is_store(folder):
+            call(folder, "rm", recursive=True)
+        else:
+            shutil.rmtree(folder)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from BLIP.weights.sharded_checkpoint import NON_TENSORS
-from captioning.files import stores, uploads
+from captioning.files import stores
 from captioning.files.cache import fetch
 from captioning.files.reading import read_json
 from captioning.files.writing import SUFFIX, user_errors, write_json
@@ -122,9 +122,9 @@ class StoredRun:
         while stores.stamps(target := f"{self.address}.{number}"):
             number += 1
         for name, stamp in stored.items():
-            uploads.copy(f"{self.address}/{name}", f"{target}/{name}", stamp[0])
+            stores.copy(f"{self.address}/{name}", f"{target}/{name}", stamp[0])
         for name in _markers_first(stored):
-            uploads.remove(f"{self.address}/{name}")
+            stores.remove(f"{self.address}/{name}")
         self._uploaded = {}
         return target if stored else None
 
@@ -193,14 +193,14 @@ class StoredRun:
         duplicates = (n for n, s in self._uploaded.items() if s == state and n != name)
         source, target = next(duplicates, None), f"{self.address}/{name}"
         if source is None:
-            uploads.upload(self.folder / name, target)
+            stores.upload(self.folder / name, target)
         else:
-            uploads.copy(f"{self.address}/{source}", target, state.size)
+            stores.copy(f"{self.address}/{source}", target, state.size)
         self._uploaded[name] = state
         self._write_record()
 
     def _remove(self, name: str) -> None:
-        uploads.remove(f"{self.address}/{name}")
+        stores.remove(f"{self.address}/{name}")
         del self._uploaded[name]
         self._write_record()
 

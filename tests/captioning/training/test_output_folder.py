@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from captioning.files import stores, uploads
+from captioning.files import stores
 from captioning.files.manifest import manifest_path
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json, write_text
@@ -55,7 +55,7 @@ def killed_at(monkeypatch):
 
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             for name in ("upload", "copy", "remove"):
-                patch.setattr(uploads, name, watched(getattr(uploads, name)))
+                patch.setattr(stores, name, watched(getattr(stores, name)))
             act()
             return True
         return False
@@ -208,8 +208,8 @@ def test_a_store_that_was_emptied_begins_anew_and_the_copy_stays(s3, on):
 def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
     output = uploaded(on("one"), 0)
     checkpoints.keep_as_best(output.folder, 0)
-    calls, copy = [], uploads.copy
-    monkeypatch.setattr(uploads, "copy", lambda *given: calls.append(given) or copy(*given))
+    calls, copy = [], stores.copy
+    monkeypatch.setattr(stores, "copy", lambda *given: calls.append(given) or copy(*given))
     output.upload()
     epoch, best = f"{ADDRESS}/checkpoint_00.pth", f"{ADDRESS}/{checkpoints.BEST}"
     assert [given[:2] for given in calls] == [(epoch, best)]
