@@ -47,7 +47,7 @@ ONLY = {
     ),
     "import_module": ({"adapters/lazy.py"}, {}),
     "Image.open": ({"captioning/data/image.py", "BLIP/onnx_runner.py"}, {}),
-    "urllib.request.build_opener": ({"BLIP/weights/download.py", "captioning/files/chat.py"}, {}),
+    "urllib.request.build_opener": ({"BLIP/weights/download.py"}, {}),
 }
 
 

@@ -23,14 +23,13 @@ from captioning.bulk.shards import OutputLine
 from captioning.config import Config
 from captioning.data.image import decode, open_image
 from captioning.data.randomness import derived_seed
-from captioning.files.chat import ChatServer, NoAnswer
+from captioning.files.chat import ChatServer, Reply, RequestFailed
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
 
 KEY = "CAPTION_API_KEY"  # environment variable with the server's API key
 PROMPT = "Describe this image in one sentence."
-TIMEOUT_S = 300  # seconds until the next byte; long, because a busy server queues requests
 STOP_CHECK_S = 2  # seconds between two checks of stop_requested
 AHEAD = 4  # prefetch: request this many images per concurrent request in advance
 
@@ -102,7 +101,7 @@ class ServedModel:
     def __init__(
         self, prompt: ChatPrompt, url: str, concurrency: int, batch_size: int, num_workers: int
     ):
-        self.server = server_at(url)
+        self.server = ChatServer(url, "--url", KEY)
         self.prompt, self.batch_size, self.num_workers = prompt, batch_size, num_workers
         self.read = as_data_url
         settings = {"prompt": prompt.prompt, **prompt.fields}
@@ -116,7 +115,7 @@ class ServedModel:
         models = self._result(self.pool.submit(self.server.list_models))
         try:
             contents = self._result(self.pool.submit(self._send, GREY))
-        except NoAnswer as error:
+        except RequestFailed as error:
             others = ", ".join(models[:5])
             unknown = models and prompt.name not in models
             raise UserError(f"{error} (its models: {others})" if unknown else str(error)) from None
@@ -186,33 +185,30 @@ class ServedModel:
 
         Raises _ImageError if the cause is the image, and UserError if the cause is the server.
         """
-        if self.cancelled.is_set():
-            raise UserError("cancelled")
         try:
-            contents = self._send(image, name, prompt)
-        except NoAnswer as error:
-            if self.cancelled.is_set():
-                raise
+            replies = self._send(image, name, prompt)
+        except RequestFailed as error:
             self._send(GREY)  # if this fails, too, the cause is the server, not the image
-            if error.code is not None:  # the server refused the request for this image
+            if not error.is_temporary:  # the server refused the request for this image
                 raise _ImageError(str(error)) from None
             try:  # the server was busy or broken, but answers again
-                contents = self._send(image, name, prompt)
-            except NoAnswer as second:
+                replies = self._send(image, name, prompt)
+            except RequestFailed as second:
                 raise _ImageError(str(second)) from None
-        # JSON may contain half of a surrogate pair, which cannot be written to a file.
-        texts = (text.encode("utf-8", "replace").decode() if text else "" for text in contents)
-        captions = [" ".join(text.split()) for text in texts]
-        if not all(captions):
-            raise _ImageError("the answer has no caption")
+        captions = [{"caption": " ".join(reply.text.split())} for reply in replies]
+        for caption, reply in zip(captions, replies):
+            if not caption["caption"]:
+                lacking = "only thoughts" if reply.has_thoughts else "no caption"
+                advice = ": raise --max_length" if reply.is_cut else ""
+                raise _ImageError(f"the answer has {lacking}{advice}")
+            if any(each.is_cut for each in replies):
+                caption["cut"] = reply.is_cut
         if len(captions) != self.prompt.num_return:
             wanted = self.prompt.num_return
             raise _ImageError(f"the answer has {len(captions)} captions instead of {wanted}")
-        return [{"caption": caption} for caption in captions]
+        return captions
 
-    def _send(
-        self, image: str, name: str = "", prompt: Optional[str] = None
-    ) -> list[Optional[str]]:
+    def _send(self, image: str, name: str = "", prompt: Optional[str] = None) -> list[Reply]:
         return self.server.ask(self.prompt.body(image, name, prompt), self.cancelled)
 
     def _cancel(self) -> None:
@@ -222,17 +218,6 @@ class ServedModel:
 
 class _ImageError(Exception):
     """Says why an image has no caption although the server works."""
-
-
-def server_at(url: str) -> ChatServer:
-    """Return a client of the server at a URL. Appends /v1 to a URL without a path.
-
-    Raises UserError for an unusable URL.
-    """
-    server = ChatServer(url, "--url", KEY, TIMEOUT_S)
-    if server.url.count("/") == 2:
-        server.url += "/v1"
-    return server
 
 
 def as_data_url(path: str, data: Optional[BinaryIO] = None, prompt: Optional[str] = None) -> str:
@@ -300,7 +285,7 @@ def check_flags(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
                 f"--num_return {arguments.num_return} needs --do_sample: without sampling, all "
                 "captions of an image are the same"
             )
-    server_at(arguments.url)
+    ChatServer(arguments.url, "--url", KEY)
 
 
 def model_loader(arguments: argparse.Namespace) -> CaptionerLoader:

@@ -1,167 +1,206 @@
-"""Sends requests to servers with OpenAI's chat interface, and retries temporary failures.
+"""Sends requests to servers with OpenAI's chat interface, and repeats them after temporary errors.
 
-OpenAI's own client is not used, because its pauses between retries cannot be interrupted, and
-because it limits neither the size nor the total time of an answer.
+OpenAI's own client limits neither the size nor the total time of an answer, and its pauses cannot
+be interrupted.
 """
 
-import http.client
 import json
 import os
+import re
+import ssl
 import time
-import urllib.error
-import urllib.request
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from functools import cache
 from threading import Event
-from typing import Any, Optional
-from urllib.parse import urlsplit
+from typing import Any, Callable, NamedTuple, Optional
+
+import httpx
+import tenacity
 
 from captioning.runtime.errors import UserError, one_line
+from captioning.runtime.progress import log_line
 
-TIMEOUT_S = 60  # the longest wait for the next byte
-ANSWER_S = 300  # the longest wait for the last byte of an answer
-WAITS_S = (1, 2, 4, 8)  # pauses between the tries of a request
-MAX_WAIT_S = 60  # a longer pause that a server asks for is shortened to this
+TRIES = 5
+FIRST_PAUSE_S = 1  # before the second try; each further pause is twice as long
+MAX_PAUSE_S = 60  # a longer pause that a server asks for is shortened to this
+TIMEOUT_S = 300  # for a whole answer
+CONNECT_S = 60
 MAX_ANSWER_BYTES = 4 << 20
-TEMPORARY = {408, 409, 425, 429, 500, 502, 503, 504, 529}  # status codes that are retried
 
-_LOCAL = {"localhost", "127.0.0.1", "::1"}
+# <think>, <seed:think>, [THINK] ...
+_TAG = r"[<◁]{0}(?:\w+:)?th(?:ink|inking|ought)[>▷]|\[{0}THINK\]"
 
 
-class NoAnswer(UserError):
-    """A request failed. code: the HTTP status if the server refused the request.
+class RequestFailed(UserError):
+    """A request has no usable answer.
 
-    code is None if the last try failed temporarily.
+    code: the HTTP status; None if the server did not answer.
+    pause_s: the pause before the next try that the server asks for.
     """
 
-    def __init__(self, reason: str, code: Optional[int] = None):
+    def __init__(self, reason: str, code: Optional[int] = None, pause_s: float = 0):
         super().__init__(reason)
-        self.code = code
+        self.code, self.pause_s = code, pause_s
+        self.is_temporary = self.code in (None, 200, 408, 409, 425, 429) or self.code >= 500
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect, so that the key is sent to no other server."""
+class Reply(NamedTuple):
+    """One choice of an answer.
 
-    def redirect_request(self, *request):
-        return None
-
-
-class _TemporaryError(Exception):
-    """A failure that is retried.
-
-    wait: the pause in seconds that the server asks for; 0 if it asks for no pause; None if the
-    server did not answer, or the answer was too long or too slow.
+    text: the content without thoughts.
+    is_cut: whether the content ended at the limit of tokens.
+    has_thoughts: whether the content or a field beside it has thoughts.
     """
 
-    def __init__(self, reason: str, wait: Optional[float] = None):
-        super().__init__(reason)
-        self.wait = wait
+    text: str
+    is_cut: bool
+    has_thoughts: bool
 
 
 class ChatServer:
-    """The server at `url`, such as https://api.openai.com/v1.
+    """The server at `url`, such as https://api.openai.com/v1. Redirects are not followed.
 
-    key: the environment variable with the server's key, if it needs one; the key is never logged.
-    setting: the name of the option that contains `url`, for errors. timeout: the longest wait for
-    the next byte, in seconds. The constructor raises UserError for an address that cannot be used.
+    url: /v1 is appended to an address without a path.
+    setting: the name of the option that contains `url`, for errors.
+    key_variable: the environment variable with the server's key, if any; the key is never logged.
+
+    The constructor raises UserError for an address or a key that cannot be used.
     """
 
-    def __init__(self, url: str, setting: str, key: str, timeout: float = TIMEOUT_S):
+    def __init__(self, url: str, setting: str, key_variable: str):
         try:
-            parts = urlsplit(url)
-            usable = parts.scheme in ("http", "https") and parts.hostname and min(url) > " "
-            _ = parts.port  # raises ValueError
-            secret = parts.username or parts.password or parts.query or parts.fragment
-        except ValueError:
-            usable, secret = None, None
-        if secret:
-            raise UserError(f"{setting}: give only the address, and the key in {key}")
-        if not usable:
-            shown = " is" if "@" in url or "?" in url else f": {url} is"  # may hold a secret
-            raise UserError(f"{setting}{shown} no address: expected https://host/v1")
-        self.key_name, self.key = key, os.environ.get(key, "").strip()
-        if not self.key.isascii() or not self.key.isprintable():
-            raise UserError(
-                f"{key} in the environment has characters that are not allowed: set it again"
+            address = httpx.URL(url)
+        except httpx.InvalidURL:
+            address = httpx.URL()
+        secret = address.userinfo or address.query or address.fragment
+        if secret or not address.host or address.scheme not in ("http", "https"):
+            raise UserError(  # does not show the address, which may contain the key
+                f"{setting} has to be an address such as https://host/v1, without a password or "
+                f"key: put the key into the environment variable {key_variable}"
             )
-        if self.key and parts.scheme == "http" and parts.hostname not in _LOCAL:
-            raise UserError(f"{setting}: {key} is set, and a key is sent only over https://")
-        self.url, self.timeout = url.rstrip("/"), timeout
-        self.opener = urllib.request.build_opener(_NoRedirects)
+        self.url, self.key_variable = url.rstrip("/"), key_variable
+        if address.path == "/":
+            self.url += "/v1"
+        self.api_key = os.environ.get(key_variable, "").strip()
+        if not (self.api_key.isascii() and self.api_key.isprintable()):
+            raise UserError(f"{key_variable} in the environment has characters that no key has")
+        headers = {"Content-Type": "application/json"}
+        if self.api_key:
+            headers["Authorization"] = f"Bearer {self.api_key}"
+            if address.scheme == "http" and address.host not in ("localhost", "127.0.0.1", "::1"):
+                _warn(f"warning: {key_variable} is sent unencrypted, because {setting} is http://")
+        self.client = httpx.Client(
+            headers=headers,
+            timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
+            limits=httpx.Limits(),  # the callers limit the number of requests at once
+            verify=ssl.create_default_context(),  # the system's certificates
+        )
 
     def list_models(self) -> list[str]:
         """Return the names of the server's models; [] if the server does not list them.
 
-        Raises UserError if the server does not answer, or refuses the key.
+        Raises RequestFailed if the server does not answer, or refuses the key.
         """
         try:
-            return [str(model["id"]) for model in json.loads(self._fetch("/models"))["data"]]
-        except _TemporaryError as error:
-            if error.wait is None:
-                raise UserError(f"{self.url}: {error}") from None
-        except NoAnswer as error:
-            if error.code in (401, 403):
+            return self._fetch(
+                "/models", lambda answer: [str(each["id"]) for each in answer["data"]]
+            )
+        except RequestFailed as error:
+            if error.code in (None, 401, 403):
                 raise
-        except (ValueError, LookupError, TypeError, RecursionError):
-            pass
-        return []
+            return []
 
-    def ask(self, body: dict[str, Any], given_up: Event) -> list[Optional[str]]:
-        """Return the content of each choice in the server's answer, after retries if necessary.
+    def ask(self, body: dict[str, Any], cancelled: Event) -> list[Reply]:
+        """Return the choices in the server's answer, after retries if necessary.
 
-        body: the request, see OpenAI's chat completions. given_up: an event that the caller sets
-        when it no longer needs the answer. Raises NoAnswer.
+        body: the request, see OpenAI's chat completions.
+        cancelled: set by the caller when it no longer needs the answer; ends a pause at once.
+
+        Raises RequestFailed, and CancelledError if no answer is needed any more.
         """
-        for pause in (*WAITS_S, None):
-            try:
-                return _contents(self._fetch("/chat/completions", body))
-            except _TemporaryError as error:
-                asked_for = min(error.wait or 0.0, MAX_WAIT_S)
-                if pause is None or given_up.wait(max(pause, asked_for)):
-                    tries = len(WAITS_S) + 1
-                    raise NoAnswer(f"{self.url}: {error}, after {tries} tries") from None
-        raise AssertionError("the last try returns or raises")
 
-    def _fetch(self, path: str, body: Optional[dict[str, Any]] = None) -> bytes:
-        """Return the answer's body. Raises _TemporaryError, or NoAnswer for a final refusal."""
-        headers = {"Content-Type": "application/json"}
-        if self.key:
-            headers["Authorization"] = f"Bearer {self.key}"
-        data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self.url + path, data, headers)
-        end = time.monotonic() + max(ANSWER_S, self.timeout)
+        def attempt() -> list[Reply]:
+            if cancelled.is_set():
+                raise CancelledError
+            return self._fetch("/chat/completions", _replies, body)
+
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception(lambda error: getattr(error, "is_temporary", False)),
+            stop=tenacity.stop_after_attempt(TRIES),
+            wait=_pause_s,
+            sleep=tenacity.sleep_using_event(cancelled),
+        )
         try:
-            with self.opener.open(request, timeout=self.timeout) as response:
-                answer = b""
-                while piece := response.read1(1 << 16):
+            return retrying(attempt)
+        except tenacity.RetryError as error:
+            last = error.last_attempt
+            reason = f"{last.exception()}, after {last.attempt_number} tries"
+            raise RequestFailed(reason, last.exception().code) from None
+
+    def _fetch(self, path: str, read: Callable[[Any], list], body: Any = None) -> list:
+        """Return `read(answer)` of the server's JSON. Raises RequestFailed."""
+        method, content = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
+        answer, end = bytearray(), time.monotonic() + TIMEOUT_S
+        try:
+            with self.client.stream(method, self.url + path, content=content) as response:
+                for piece in response.iter_bytes():
                     answer += piece
                     if len(answer) > MAX_ANSWER_BYTES or time.monotonic() > end:
-                        raise _TemporaryError("the answer is too long or too slow")
-                return answer
-        except urllib.error.HTTPError as error:
-            if error.code not in TEMPORARY:
-                raise self._refused(error) from None
-            wait = error.headers.get("Retry-After", "")
-            seconds = float(wait) if wait.isdecimal() else 0.0
-            raise _TemporaryError(f"{error.code} {one_line(error.reason)}", seconds) from None
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise _TemporaryError(one_line(getattr(error, "reason", error))) from None
-
-    def _refused(self, error: urllib.error.HTTPError) -> NoAnswer:
-        try:
-            text = error.read(MAX_ANSWER_BYTES).decode("utf-8", "replace")
-        except (OSError, http.client.HTTPException):
-            text = ""
-        text = text.replace(self.key, "(the key)") if self.key else text
-        hint = f" (is {self.key_name} right?)" if error.code in (401, 403) else ""
-        reason = f"{self.url}: {error.code} {one_line(text or error.reason)}{hint}"
-        return NoAnswer(reason, error.code)
+                        raise httpx.ReadError("the answer is too long or too slow")
+        except httpx.RequestError as error:
+            raise RequestFailed(f"{self.url}: {one_line(error)}") from None
+        code, text, hint = response.status_code, answer.decode("utf-8", "replace"), ""
+        if response.is_success:
+            with suppress(ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                return read(json.loads(text))
+            text = "the answer does not follow OpenAI's chat interface"
+        elif code in (401, 403):
+            hint = f" (is {self.key_variable} right?)"
+        if self.api_key:
+            text = text.replace(self.api_key, "(the key)")
+        pause = response.headers.get("Retry-After", "")
+        raise RequestFailed(
+            f"{self.url}: {code} {one_line(text.strip() or response.reason_phrase)}{hint}",
+            code,
+            float(pause) if pause.isdecimal() else 0,
+        )
 
 
-def _contents(answer: bytes) -> list[Optional[str]]:
-    """Return each choice's content; None for a choice without one. Raises _TemporaryError."""
-    try:
-        found = [choice["message"]["content"] for choice in json.loads(answer)["choices"]]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        found = []
-    if not found or not all(content is None or isinstance(content, str) for content in found):
-        raise _TemporaryError("the answer does not follow OpenAI's chat interface", 0.0)
-    return found
+@cache
+def _warn(line: str) -> None:
+    """Log a line, once also if there are several clients."""
+    log_line(line)
+
+
+def _pause_s(state: tenacity.RetryCallState) -> float:
+    asked_for = state.outcome.exception().pause_s
+    return max(FIRST_PAUSE_S * 2 ** (state.attempt_number - 1), min(asked_for, MAX_PAUSE_S))
+
+
+def _replies(answer: Any) -> list[Reply]:
+    """Return the choices of an answer. Raises several errors if it is not OpenAI's."""
+    replies = []
+    for choice in answer["choices"]:
+        message = choice["message"]
+        content = message.get("content") or ""
+        if isinstance(content, list):  # Mistral's models send thoughts as parts of other types
+            content = "".join(part["text"] for part in content if part["type"] == "text")
+        # JSON may contain half of a surrogate pair, which cannot be written to a file.
+        content = content.encode("utf-8", "replace").decode()
+        text = without_thoughts(content)
+        thoughts = message.get("reasoning") or message.get("reasoning_content") or text != content
+        replies.append(Reply(text, choice.get("finish_reason") == "length", bool(thoughts)))
+    if not replies:
+        raise ValueError
+    return replies
+
+
+def without_thoughts(content: str) -> str:
+    """Return the text after a model's thoughts, which end with a tag such as </think>.
+
+    The opening tag may be missing because it was part of the prompt, and the closing tag because
+    the answer was cut. In the latter case nothing is returned.
+    """
+    answer = re.split(_TAG.format("/"), content)[-1]
+    return re.split(_TAG.format(""), answer)[0]

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
 from threading import Event, Lock
 from typing import Annotated, Any, Callable, Optional
@@ -11,7 +11,7 @@ from typing import Annotated, Any, Callable, Optional
 from pydantic import Field
 
 from captioning.files.cache import cache_folder, cache_key
-from captioning.files.chat import ChatServer
+from captioning.files.chat import ChatServer, without_thoughts
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.evaluator import Evaluator
@@ -23,6 +23,7 @@ from captioning.runtime.progress import log_line, progress
 KEY_VARIABLE = "JUDGE_API_KEY"  # the environment variable with the server's key
 MAX_TRIES = 3  # attempts to get a valid reply, as in CLAIR's code
 CONCURRENCY = 8  # questions at a time
+STOP_CHECK_S = 1  # seconds between two checks of stop_requested
 MAX_CHARACTERS = 20_000  # of a reply; the rest is not parsed
 
 
@@ -82,41 +83,43 @@ class JudgeEvaluator(Evaluator):
         reply. The question is then asked again, up to MAX_TRIES times in all; the result is None if
         no reply is valid. Raises UserError.
         """
-        given_up, pool = Event(), ThreadPoolExecutor(CONCURRENCY)
-        verdicts = {}
-        with progress(len(readers), "judge", "caption") as bar, pool:
-            questions = {
-                pool.submit(self._verdict, question, read, given_up): question
-                for question, read in readers.items()
-            }
-            try:
-                for future in as_completed(questions):
-                    verdicts[questions[future]] = future.result()
-                    bar.update()
+        cancelled, pool, verdicts = Event(), ThreadPoolExecutor(CONCURRENCY), {}
+        questions = {
+            pool.submit(self._verdict, question, read, cancelled): question
+            for question, read in readers.items()
+        }
+        waiting = set(questions)
+        try:
+            with progress(len(questions), "judge", "caption") as bar:
+                while waiting:
+                    answered, waiting = wait(waiting, STOP_CHECK_S, FIRST_EXCEPTION)
+                    for future in answered:
+                        verdicts[questions[future]] = future.result()
+                    bar.update(len(answered))
                     if signals.stop_requested():
                         raise UserError("asked to stop")
-            finally:
-                given_up.set()
-                pool.shutdown(wait=False, cancel_futures=True)
+        finally:
+            cancelled.set()
+            pool.shutdown(wait=False, cancel_futures=True)
         return verdicts
 
-    def _verdict(self, question: str, read: Callable[[str], Any], given_up: Event) -> Any:
+    def _verdict(self, question: str, read: Callable[[str], Any], cancelled: Event) -> Any:
         """Return the verdict on a question, from the cache if possible; None without a valid reply.
 
-        given_up: an event after which the question is not asked again.
+        cancelled: an event after which the question is not asked again.
         """
         model = self.options.judge_model
         path = self.cache / f"{cache_key(json.dumps([model, question]))}.json"
         try:
-            verdict = read(str(read_json(path)["reply"]))
+            verdict = read(without_thoughts(str(read_json(path)["reply"])))
         except (UserError, LookupError, TypeError):  # there is no such file, or it is damaged
             verdict = None
         messages = [{"role": "user", "content": question}]
         for _ in range(MAX_TRIES):
-            if verdict or given_up.is_set():
+            if verdict or cancelled.is_set():
                 break
             body = {"model": model, "messages": messages, "temperature": 0}
-            reply = self.server.ask(body, given_up)[0] or ""
+            reply = self.server.ask(body, cancelled)[0].text
             verdict = read(reply)
             if verdict:
                 try:

@@ -6,9 +6,12 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 
-def said(*texts):
-    """Return the answer with these choices."""
-    return 200, {}, json.dumps({"choices": [{"message": {"content": text}} for text in texts]})
+def said(*texts, finish_reason="stop", **fields):
+    """Return the answer with these choices. fields: further fields of each message."""
+    choices = [
+        {"message": {"content": text, **fields}, "finish_reason": finish_reason} for text in texts
+    ]
+    return 200, {}, json.dumps({"choices": choices})
 
 
 class Server(ThreadingHTTPServer):
@@ -19,12 +22,14 @@ class Server(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
-        self.answers, self.asked, self.usual = [], [], None
+        self.answers, self.asked, self.usual = [], [], lambda: said("well")
         self.models = (200, {}, "{}")
         self.over = threading.Event()
 
 
 class Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
     def log_message(self, *_):
         pass
 
@@ -38,6 +43,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(answers.pop(0) if answers else self.server.usual())
 
     def answer(self, answer):
+        self.close_connection = isinstance(answer, str)
         if answer == "hang":
             self.server.over.wait(20)
         elif answer == "drip":
@@ -48,9 +54,8 @@ class Handler(BaseHTTPRequestHandler):
         elif answer != "close":
             code, headers, text = answer
             self.send_response(code)
-            for name, value in headers.items():
+            for name, value in {"Content-Length": len(text.encode()), **headers}.items():
                 self.send_header(name, value)
-            self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text.encode())
 

@@ -36,8 +36,8 @@ def is_grey(body):
 @pytest.fixture
 def server(monkeypatch, photos, loaded):
     """Return a server whose caption is the photo's name; faults: earlier answers, by name."""
-    monkeypatch.setattr(chat, "WAITS_S", (0, 0.01, 0.01))
-    monkeypatch.setattr(served, "TIMEOUT_S", 20)
+    monkeypatch.setattr(chat, "FIRST_PAUSE_S", 0)
+    monkeypatch.setattr(chat, "TIMEOUT_S", 20)
     monkeypatch.delenv(KEY, raising=False)
     names = {path.read_bytes(): path.stem for path in photos.rglob("*.png")}
     with serving() as server:
@@ -152,40 +152,16 @@ def test_the_concurrency_is_used_and_not_exceeded(division, server, photos, tmp_
     assert len(read_lines(tmp_path / "c.jsonl")) == 8 and max(most) == 4
 
 
-BUSY = (503, {}, "busy")
-
-
-def test_temporary_errors_are_retried(run, server, photos, monkeypatch):
-    """Four times, and once more where the server answers for another image."""
-    monkeypatch.setattr(served, "TIMEOUT_S", 1)
-    server.faults["scene_000001"] = [BUSY, "hang", BUSY, BUSY, said("at last")]
-    lines, log = run(photos)
-    assert "done 10" in log and "failed 0" in log
-    assert sum(line["caption"] == "at last" for line in lines) == 1
-    assert len(server.asked) >= 11 + 5  # a busy machine may be late with another
-
-
-def test_retry_after_is_waited_for(server, monkeypatch):
-    waited = []
-
-    class Patient(threading.Event):
-        def wait(self, timeout=None):
-            waited.append(timeout)
-            return False
-
-    server.usual = lambda: said("now")
-    server.answers = [(429, {"Retry-After": asked}, "") for asked in ("7", "9999")]
-    client = chat.ChatServer(server.url, "--url", KEY)
-    assert client.ask(served.ChatPrompt("m", "p", {}, 1, None).body("", ""), Patient()) == ["now"]
-    assert waited == [7, chat.MAX_WAIT_S]
-
-
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
         ((400, {}, "cannot identify image"), "400 cannot identify image"),
-        ((500, {}, "crash"), "500 Internal Server Error, after 4 tries"),
+        ((500, {}, "crash"), "500 crash, after 5 tries"),
         (said(None), "the answer has no caption"),
+        (
+            said("<think>Is it", finish_reason="length"),
+            "the answer has only thoughts: raise --max_length",
+        ),
     ],
 )
 def test_an_image_that_fails_does_not_end_the_run(run, server, photos, tmp_path, fault, reason):
@@ -199,11 +175,19 @@ def test_an_image_that_fails_does_not_end_the_run(run, server, photos, tmp_path,
     assert refused["error"].startswith(refused["image"]) and reason in refused["error"]
 
 
+def test_captions_that_are_cut_are_marked(run, server, photos):
+    thoughts = said("<think>A disc?</think> a star ", finish_reason="length", reasoning="Hm")
+    server.faults["scene_000001"] = [thoughts]
+    lines, _ = run(photos)
+    [cut] = [line for line in lines if "cut" in line]
+    assert cut["cut"] is True and cut["caption"] == "a star" and len(lines) == 10
+
+
 def test_a_server_that_goes_away_loses_nothing(run, server, photos):
     faults = {f"scene_{i:06d}": ["close"] for i in range(5, 10)}
     server.faults.update(faults, grey=[said("well"), *["close"] * 99])
     _, log = run(photos, "--batch_size", "2", code=2)
-    line = one_error_line(log, "after 4 tries; run the same command again to continue")
+    line = one_error_line(log, "after 5 tries; run the same command again to continue")
     assert server.url in line
     server.faults.clear()
     before = len(server.asked)
@@ -273,7 +257,7 @@ def test_a_server_that_refuses_all_is_one_line_at_once(run, server, photos, tmp_
         (["--temperature", "0.7"], "--temperature needs --do_sample"),
         (["--num_return", "2"], "--num_return 2 needs --do_sample"),
         (["--do_sample", "--top_p", "2"], "--top_p is 2.0; it must be 1 or less"),
-        (["--url", "https://me:secret@host/v1"], "--url: give only the address, and the key in"),
+        (["--url", "https://me:secret@host/v1"], "--url has to be an address"),
         (["--url", ""], "--backend openai needs --url"),
         (["--backend", "checkpoint"], "--url is for --backend openai"),
     ],

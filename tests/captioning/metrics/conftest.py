@@ -49,7 +49,7 @@ def fake_java(monkeypatch, tmp_path, own_meteor):
 @pytest.fixture
 def server(monkeypatch):
     """Return a server of a language model, which is asked one question at a time."""
-    monkeypatch.setattr(chat, "WAITS_S", (0, 0.01, 0.01))
+    monkeypatch.setattr(chat, "FIRST_PAUSE_S", 0)
     monkeypatch.setattr(judge, "CONCURRENCY", 1)
     monkeypatch.delenv(judge.KEY_VARIABLE, raising=False)
     with serving() as server:
