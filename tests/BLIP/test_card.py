@@ -1,7 +1,6 @@
-"""Cards of exported weights, read by the Hub's own parser, and the check before publishing."""
+"""Cards of exported weights, read by the Hub's own parser."""
 
 import json
-from functools import partial
 
 import pytest
 import torch
@@ -9,9 +8,8 @@ from huggingface_hub import ModelCard
 
 from adapters.card import MARK, is_repository
 from BLIP.convert import hf_config, settings_of
-from tests.programs import one_error_line, run_program
+from tests.programs import run_program
 
-publish = partial(run_program, "captioning.publish")
 METRICS = {"CIDEr": (0.9, 0.8, 1.0, 5), "Distinct": (61.0, None, None, 5)}
 
 
@@ -41,8 +39,6 @@ def test_the_hub_reads_licence_scores_and_intervals(checkpoint, tmp_path):
     assert first.metric_args == {"interval_95": [0.8, 1.0]} and second.metric_args is None
     for text in ('{"mle": 0.01, "smile": 0.99}', "coco, t.json", "| CIDEr | 0.9 | 0.8 to 1 |"):
         assert text in card.text
-    code, out, _ = publish(folder)
-    assert code == 0 and f"hf upload OWNER/hf {folder} --repo-type model" in out
     # Scores of another checkpoint are not this one's, and another author's card stays.
     (checkpoint.parent / "result/test/run.json").write_text('{"checkpoint": "other.pth"}')
     assert run_program(*to_hf).code == 0
@@ -50,24 +46,6 @@ def test_the_hub_reads_licence_scores_and_intervals(checkpoint, tmp_path):
     text = (folder / "README.md").read_text().replace(MARK, "mine")
     (folder / "README.md").write_text(text)
     assert run_program(*to_hf).code == 0 and (folder / "README.md").read_text() == text
-
-
-def test_publish_prints_a_line_for_each_problem_of_a_folder(checkpoint, tmp_path):
-    folder = tmp_path / "hf"
-    assert run_program("BLIP.convert", "to-hf", checkpoint, folder).code == 0
-    (folder / "extra.bin").touch()
-    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "/home/me/base.pth"}')
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:100])
-    code, out, error = publish(folder)
-    found = out.splitlines()
-    wanted = ("no licence", "not OWNER/NAME", "cannot be read", "extra.bin is pickled")
-    assert (code, len(found)) == (2, 4) and all(text in line for text, line in zip(wanted, found))
-    one_error_line(error, "is not ready: the 4 lines above say why")
-    (folder / "README.md").write_text("---\nlicense: [\n---\n")
-    code, out, _ = publish(folder)
-    assert code == 2 and "its metadata cannot be read" in out
-    assert publish(tmp_path / "none").code == publish(tmp_path).code == 2
 
 
 def test_a_name_of_the_hub_is_owner_and_name_and_no_path_that_exists(tmp_path, monkeypatch):

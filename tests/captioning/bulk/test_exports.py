@@ -12,7 +12,7 @@ from captioning.bulk.xmp import with_description
 from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import killed_at
 from tests.captioning.hub import serving
-from tests.programs import one_error_line, run_program
+from tests.programs import one_error_line
 
 pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
 
@@ -72,7 +72,6 @@ def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(run, call
     assert content[known]["tags"] == "1girl" and len(lines) == 10
     card = DatasetCard.load(tmp_path / "data" / "README.md").data
     assert (card.license, card.language, card.size_categories) == ("cc-by-4.0", "en", "n<1K")
-    assert run_program("captioning.publish", photos).code == 0
     before = metadata.read_bytes()
     run(photos, *flags)  # nothing is left to caption
     assert metadata.read_bytes() == before
@@ -85,26 +84,6 @@ def test_tables_and_cards_after_a_kill_are_those_of_an_undisturbed_run(run, call
         loaded = loaded.cast_column("image", datasets.Image(decode=False))
         found = {row["image"]["path"]: row["text"] for row in loaded}
         assert found == {line["image"]: line["caption"] for line in lines}
-    moved = next((photos / "within").glob("*.png")).rename(tmp_path / "moved.png")
-    with open(photos / "metadata.jsonl", "a") as file:
-        file.write(json.dumps({"file_name": str(moved), "text": "a photo"}) + "\n")
-    code, out, _ = run_program("captioning.publish", photos)
-    outside, missing = out.splitlines()
-    assert code == 2 and outside.endswith(f"1 images are outside, the first is {moved}")
-    assert "1 images are missing, the first is within" in missing
-
-
-@pytest.mark.slow
-def test_a_table_for_others_has_no_path_of_this_machine(run, photos, tmp_path, monkeypatch):
-    flags = ["--parquet", "data/train.parquet", "--license", "cc0-1.0"]
-    monkeypatch.chdir(tmp_path)
-    run(photos, *flags)
-    code, out, _ = run_program("captioning.publish", "data")
-    first = min(photos.rglob("*.png"))
-    assert code == 2 and f"10 images are paths of this machine, the first is {first}" in out
-    run("photos", *flags, folder="relative")
-    code, out, _ = run_program("captioning.publish", "data")
-    assert code == 0 and "hf upload OWNER/data data --repo-type dataset" in out
 
 
 @pytest.mark.parametrize(
