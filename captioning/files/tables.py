@@ -18,7 +18,7 @@ from captioning.files.stores import is_store, matching
 from captioning.runtime.errors import UserError, one_line
 
 IMAGE = "image"  # the name of the column with images
-_TABLE = r"\.(?:parquet|arrow)"
+_TABLE = r"(?i:\.(?:parquet|arrow))"
 _ROW = re.compile(rf"(.+{_TABLE})/(\d+)", re.DOTALL)
 
 
@@ -52,18 +52,12 @@ def image_bytes(name: StrPath) -> bytes:
     data = _opened(file)
     if int(number) >= len(data):
         raise UserError(f"{name}: no such row: {file} has {len(data)}")
-    value = data[int(number)][IMAGE]
-    content = value if isinstance(value, bytes) else (value or {}).get("bytes")
-    if content is None and value and value.get("path"):
-        path, folder = Path(value["path"]), Path(file).parent
-        if path.is_absolute() or ".." in path.parts or not (folder / path).is_file():
-            raise UserError(
-                f"{name}: its image {path} is not in {folder}: embed the images, as save_to_disk "
-                "and push_to_hub of datasets do, and its to_parquet does not"
-            )
-        return (folder / path).read_bytes()
+    content = (data[int(number)][IMAGE] or {}).get("bytes")
     if not content:
-        raise UserError(f"{name}: the row has no image: leave it out")
+        raise UserError(
+            f"{name}: the row has no image: leave it out, or embed it, as save_to_disk and "
+            "push_to_hub of datasets do, and its to_parquet does not"
+        )
     return content
 
 
@@ -88,23 +82,20 @@ def _opened(file: str) -> Any:
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # the logged errors are also raised
     copy = str(local(file))
     try:
-        if file.endswith(".arrow"):
+        if file.lower().endswith(".arrow"):
             data = datasets.Dataset.from_file(copy)
         else:
             data = datasets.Dataset.from_parquet(copy, cache_dir=str(cache_folder() / "datasets"))
+        kind = data.features.get(IMAGE)
+        if kind is None or kind == datasets.Value("string"):
+            names = ", ".join(data.column_names)
+            raise UserError(
+                f"{file} has no column {IMAGE} with image files, only {names}: rename the one with "
+                "images; give paths in a list (.csv, .jsonl), or embed the images"
+            )
+        return data.cast_column(IMAGE, datasets.Image(decode=False))
+    except UserError:
+        raise
     except Exception as error:  # the library wraps the errors of pyarrow
         reason = one_line(error.__cause__ or error)
         raise UserError(f"{file}: cannot be read ({reason}): write or download it again") from None
-    kind = data.features.get(IMAGE)
-    if kind is None:
-        names = ", ".join(data.column_names)
-        raise UserError(f"{file} has no column {IMAGE}, only {names}: rename the one with images")
-    if isinstance(kind, datasets.Image):
-        return data.cast_column(IMAGE, datasets.Image(decode=False))
-    held = getattr(kind, "dtype", "lists")
-    if not (isinstance(kind, dict) and "bytes" in kind) and held not in ("binary", "large_binary"):
-        raise UserError(
-            f"{file}: column {IMAGE} holds {held}, not image files: give paths in a list (.csv, "
-            ".jsonl), or embed the images"
-        )
-    return data

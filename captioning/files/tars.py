@@ -1,72 +1,61 @@
-"""Expands name patterns of tar shards in webdataset's format, and reads tars within size limits."""
+"""Reads tars of samples in webdataset's format, for bulk captioning and training.
+
+A sample is the adjacent members with one key. The key is a member's name up to the first dot of its
+file name. A sample has an image, the first member with the suffix of an image, and captions: the
+lines of KEY.txt, or those in KEY.json, which may have other columns, too.
+"""
 
 import os
 import re
 import tarfile
 from collections.abc import Iterator
-from typing import Any
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, NamedTuple, Optional
 
 from captioning.files import stores
-from captioning.runtime.errors import UserError
+from captioning.files.columns import Row, row_of
+from captioning.files.images import is_image
+from captioning.files.reading import parse_json
+from captioning.runtime.errors import UserError, one_line
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 # Limits for a member of a tar, because a small compressed tar can be huge when unpacked. The second
 # limit is for the member's headers, such as long names, PAX records and maps of sparse files.
 MAX_MEMBER_BYTES = 1 << 30
 MAX_HEADER_BYTES = 1 << 20
-MAX_TEXT_BYTES = 1 << 24  # limit for a member with captions or other fields
+MAX_TEXT_BYTES = 1 << 24  # limit for a member with captions or other columns
 
 _META = re.compile(r"__[^/]*__(/|$)")  # names of members with webdataset's metadata of the tar
 
 
-def is_tars(source: str) -> bool:
-    path = source.partition("?")[0] if stores.is_store(source) else source
-    return path.endswith(SUFFIXES)
+class BrokenTar(UserError):
+    """A tar is cut off or damaged. An error of the disk or the store is another UserError."""
 
 
-class Tar(tarfile.TarFile):
-    """A tar that is read sequentially. The size of headers is limited."""
+class Sample(NamedTuple):
+    """A sample of a tar.
 
-    def __init__(self, name=None, mode="r", fileobj=None, **settings: Any):
-        super().__init__(name, mode, _LimitedFile(fileobj), **settings)
-
-    def each(self) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-        """Yield (key of the sample, suffix, member) for each file that belongs to a sample.
-
-        Members are not kept in memory. Raises TarError, EOFError, zlib.error.
-        """
-        from webdataset.tariterators import base_plus_ext
-
-        for member in self:  # in Python 3.9, next() fails at the end of an empty tar
-            self.members = []
-            self.fileobj.left = MAX_HEADER_BYTES
-            key, suffix = base_plus_ext(member.name)
-            if key is not None and member.isreg() and not _META.match(member.name):
-                yield key, suffix.lower(), member
-
-    def content(self, member: tarfile.TarInfo) -> bytes:
-        """Return the bytes of the member that `each` has just yielded."""
-        self.fileobj.left += member.size
-        return self.extractfile(member).read()
-
-
-class _LimitedFile:
-    """A file of which `left` more bytes may be read.
-
-    Without a limit, tarfile would read a header of any size into memory.
+    - name: TAR/KEY.SUFFIX, in which TAR is the tar's path or address
+    - position, size: where the image's bytes are in the unpacked tar
+    - data: these bytes, if they were asked for
+    - row: the columns of KEY.json, with the captions of KEY.txt
+    - error: why KEY.json or KEY.txt cannot be read
     """
 
-    def __init__(self, file: Any):
-        self.file, self.left = file, MAX_HEADER_BYTES
+    name: str
+    key: str
+    position: int
+    size: int
+    data: Optional[bytes]
+    row: Row
+    error: Optional[str] = None
 
-    def read(self, size: int) -> bytes:
-        self.left -= size
-        if self.left < 0:
-            raise tarfile.ReadError(f"a header has more than {MAX_HEADER_BYTES:,} bytes")
-        return self.file.read(size)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
+def is_tars(source: str) -> bool:
+    """Return whether a name is that of a tar or a pattern of tars."""
+    path = source.partition("?")[0] if stores.is_store(source) else source
+    return path.lower().endswith(SUFFIXES) and not os.path.isdir(path)
 
 
 def expand(source: str) -> list[str]:
@@ -80,7 +69,7 @@ def expand(source: str) -> list[str]:
     if stores.is_store(source):
         stores.check_address(source)
     try:
-        urls = expand_urls(source)
+        urls = expand_urls(os.path.expanduser(source))
     except ValueError as error:
         raise UserError(f"{source}: not a pattern of tars: {error}") from None
     for url in filter(stores.is_store, urls):
@@ -91,3 +80,102 @@ def expand(source: str) -> list[str]:
             f"{len(missing)} of {len(urls)} tars are missing, the first is {missing[0]}"
         )
     return urls
+
+
+def samples(
+    url: str, with_data: bool = True, left_out: Optional[list[str]] = None
+) -> Iterator[Sample]:
+    """Yield the samples of a tar that have an image. Raises BrokenTar, UserError.
+
+    The sample in which a broken tar ends is not yielded.
+
+    - with_data: whether to read the images. Without them the tar must not be compressed
+    - left_out: a list that gets the names of images that are not yielded: further images of a
+      sample, and images with the name of an earlier image
+    """
+    left_out, seen = [] if left_out is None else left_out, set()
+    with stores.read_errors(url), stores.open_file(url) as file:
+        try:
+            with Tar.open(fileobj=file, mode="r|*" if with_data else "r:") as tar:
+                for key, members in groupby(tar.each(), itemgetter(0)):
+                    image, texts = None, {}
+                    for _, suffix, member in members:
+                        name = f"{url}/{key}.{suffix}"
+                        if suffix in ("json", "txt") and member.size <= MAX_TEXT_BYTES:
+                            texts.setdefault(suffix, tar.content(member))
+                        elif is_image(name) and (image or name in seen):
+                            left_out.append(name)
+                        elif is_image(name):
+                            if member.size > MAX_MEMBER_BYTES:
+                                raise tarfile.ReadError(f"{name} has {member.size:,} bytes")
+                            data = tar.content(member) if with_data else None
+                            image = name, key, member.offset_data, member.size, data
+                    if image:
+                        seen.add(image[0])
+                        yield Sample(*image, *_row_and_error(texts, f"{url}/{key}"))
+        except (UserError, OSError):
+            raise
+        except Exception as error:  # of tarfile or a decompressor
+            raise BrokenTar(f"{url}: cannot be read further: {one_line(error)}") from None
+
+
+def _row_and_error(texts: dict[str, bytes], where: str) -> tuple[Row, Optional[str]]:
+    """Return `row` and `error` of a Sample. texts: {suffix: content}. where: TAR/KEY."""
+    try:
+        found = {suffix: text.decode("utf-8-sig") for suffix, text in texts.items()}
+        columns = parse_json(found.get("json", "{}"), f"{where}.json")
+    except UnicodeDecodeError:
+        return row_of({}, where), f"{where}: its captions are not UTF-8 text"
+    except UserError as error:
+        return row_of({}, where), str(error)
+    columns = dict(columns) if isinstance(columns, dict) else {}
+    columns.pop("image_id", None)  # the key is the id
+    if "txt" in found:
+        columns["captions"] = list(map(str.strip, found["txt"].split("\n")))
+    return row_of(columns, where), None
+
+
+class Tar(tarfile.TarFile):
+    """A tar that is read sequentially. The size of headers is limited."""
+
+    def __init__(self, name=None, mode="r", fileobj=None, **settings: Any):
+        super().__init__(name, mode, _LimitedFile(fileobj), **settings)
+
+    def each(self) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+        """Yield (key of the sample, suffix, member) for each file that belongs to a sample."""
+        from webdataset.tariterators import base_plus_ext
+
+        for member in self:
+            self.members = []  # tarfile would keep all
+            self.fileobj.left = MAX_HEADER_BYTES
+            key, suffix = base_plus_ext(member.name)
+            if key is None or not member.isreg() or member.issparse() or _META.match(member.name):
+                continue
+            yield key, suffix.lower(), member
+        if self.fileobj.last != bytes(tarfile.BLOCKSIZE):
+            raise tarfile.ReadError("it has no end marker: it was cut off or is damaged")
+
+    def content(self, member: tarfile.TarInfo) -> bytes:
+        """Return the bytes of the member that was yielded last."""
+        self.fileobj.left += member.size
+        return self.extractfile(member).read()
+
+
+class _LimitedFile:
+    """A file of which `left` more bytes may be read. last: what was read last.
+
+    Without a limit, tarfile would read a header of any size into memory.
+    """
+
+    def __init__(self, file: Any):
+        self.file, self.left, self.last = file, MAX_HEADER_BYTES, b""
+
+    def read(self, size: int) -> bytes:
+        self.left -= size
+        if self.left < 0:
+            raise tarfile.ReadError(f"a header has more than {MAX_HEADER_BYTES:,} bytes")
+        self.last = self.file.read(size)
+        return self.last
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.file, name)

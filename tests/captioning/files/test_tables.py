@@ -86,8 +86,14 @@ def test_captions_of_several_files_meet_their_references(rows, tmp_path):
 
 
 BAD = {
-    "text": ([{"image": "a.jpg", "text": "x"}], "column image holds string, not image files"),
-    "none": ([{"photo": b"x", "text": "x"}], "has no column image, only photo, text"),
+    "text": (
+        [{"image": "a.jpg", "text": "x"}],
+        "has no column image with image files, only image, text: rename",
+    ),
+    "none": (
+        [{"photo": b"x", "text": "x"}],
+        "has no column image with image files, only photo, text",
+    ),
     "prompt": ([{"image": b"x", "text": "x", "prompt": 3}], "has the prompt 3: expected text"),
 }
 

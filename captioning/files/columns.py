@@ -1,0 +1,102 @@
+"""Names the columns of rows with images, captions and ids, the same for every kind of file."""
+
+import os
+import re
+from collections.abc import Collection
+from typing import Any, Optional
+
+from captioning.runtime.errors import UserError
+
+# {key of a row: names of its column}. The first name with a value of the key's type counts.
+COLUMNS = {
+    "image": (
+        *("image", "file_name", "path", "filename", "filepath"),
+        *("image_path", "image_name", "file"),
+    ),
+    "captions": ("captions", "caption", "text", "comment"),
+    "image_id": ("image_id", "cocoid", "imgid", "id"),
+}
+_COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # {column} in a prompt
+
+
+class Row(dict):
+    """The columns of a row, and those of COLUMNS as far as the row has them.
+
+    image: a file, by its `normal_name`. captions: a list of texts. image_id: an int or a str.
+    The attribute `where` is the file and the place in it, for errors, such as "a.csv: line 3".
+    """
+
+    where: str
+
+
+def row_of(
+    columns: Any, where: str, column: Optional[str] = None, needs: Collection[str] = ()
+) -> Row:
+    """Return the row of an object, or of a file name.
+
+    column: the name of the column with the image. needs: keys that the row must have. Raises
+    UserError.
+    """
+    columns = {column or "image": columns} if isinstance(columns, str) else columns
+    if not isinstance(columns, dict):
+        raise UserError(f"{where} is not an object: expected {{image, caption}}")
+    row = Row(columns)
+    row.where = where
+    for key, names in COLUMNS.items():
+        names = (column,) if column and key == "image" else names
+        values = (_typed(key, columns.get(name)) for name in names)
+        row[key] = next((value for value in values if value is not None), None)
+        if row[key] is None:
+            del row[key]
+            if key in needs:
+                names = ", ".join(names)
+                raise UserError(f"{where} has no {key}: expected text in a column {names}")
+    image_id = columns.get("image_id")
+    if image_id not in (None, "") and "image_id" not in row:
+        raise UserError(f"{where} has image_id {image_id!r}: expected an integer or a string")
+    return row
+
+
+def _typed(key: str, value: Any) -> Any:
+    """Return the value of a key of COLUMNS; None for a value of another type."""
+    if key == "image_id":
+        return value if type(value) in (int, str) and value != "" else None  # true is no id
+    if key == "image":
+        return normal_name(value) if isinstance(value, str) and value else None
+    texts = [value] if isinstance(value, str) else value
+    are_texts = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    return texts if are_texts else None
+
+
+def normal_name(name: str) -> str:
+    """Return the one name of a path or address that can be written in several ways."""
+    scheme, separator, place = name.partition("://")
+    if separator:
+        return f"{scheme}://{'/'.join(part for part in place.split('/') if part not in ('', '.'))}"
+    return os.path.normpath(name)
+
+
+def prompt_of(row: Row, template: Optional[str] = None) -> Optional[str]:
+    """Return the prompt of a row, or None. Raises UserError.
+
+    template: the value of --prompt. Without a template, the prompt is the row's column `prompt`. In
+    a template such as "a {colour} bird", {colour} is replaced by the row's column `colour`. For a
+    template without columns the result is None: the caller uses the template for all images.
+    """
+    if template is None:
+        prompt = row.get("prompt") or ""
+        if not isinstance(prompt, str):
+            raise UserError(f"{row.where} has the prompt {prompt!r}: expected text")
+        return prompt.strip() or None
+    if not has_columns(template):
+        return None
+    try:
+        return _COLUMN.sub(lambda match: str(row[match[1]]), template)
+    except KeyError as error:
+        names = ", ".join(map(str, row))
+        raise UserError(f"{row.where} has no column {error} of --prompt, only {names}") from None
+
+
+def has_columns(template: Optional[str]) -> bool:
+    """Return whether a prompt contains a {column}. Double braces are text."""
+    return bool(_COLUMN.search(template or ""))

@@ -1,0 +1,192 @@
+"""Reads rows of images, captions and ids: lists, annotations, predictions and references.
+
+- `.json`: a list of rows or of file names; COCO's {images, annotations}; Karpathy's {images};
+  {id: file}; {id: [captions]}
+- `.jsonl`: a row per line
+- `.csv`, `.tsv`, and `.txt` or `.token` with a header that names image and caption
+- Flickr8k's and Flickr30k's `.token` files and `results.csv`
+- `.txt`, `.token`: a file name per line
+- Parquet and Arrow data sets that contain the images, see `captioning.files.tables`
+- a folder of photos with metadata.jsonl or metadata.csv, or with a `.txt` beside each photo
+"""
+
+import csv
+import io
+import os
+import re
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Optional
+
+from captioning.files import stores, tables
+from captioning.files.columns import COLUMNS, Row, row_of
+from captioning.files.images import images_in
+from captioning.files.reading import StrPath, parse_json, parse_json_lines, read_json
+from captioning.runtime.errors import UserError
+
+SUFFIXES = (".txt", ".token", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow")
+METADATA = ("metadata.jsonl", "metadata.csv")  # names of a caption file in a folder of photos
+
+# A line of Flickr8k's .token files, or of Flickr30k's results.csv, one of whose lines lacks its
+# second bar.
+_FLICKR = re.compile(r"([^\t|]+?)(?:#\d+\t|\s*\|\s*\d+(?:\s*\||\s)\s*)(.*)")
+
+# The place of a row, such as "line 3", and its columns, see `row_of`.
+_Place = tuple[str, Any]
+
+
+def is_list(path: StrPath) -> bool:
+    """Return whether a name is that of a file of rows, or of a data set with images inside."""
+    has_suffix = os.path.splitext(path)[1].lower() in SUFFIXES
+    return tables.is_table(path) or (has_suffix and not os.path.isdir(path))
+
+
+def read(
+    path: StrPath,
+    split: Optional[str] = None,
+    column: Optional[str] = None,
+    needs: Collection[str] = (),
+) -> Iterator[Row]:
+    """Yield the rows of a file or folder. Only `.json` files are read at once.
+
+    - split: the split to read from a file in Karpathy's format; None for all
+    - column: the name of the column with the image, if it is not in COLUMNS
+    - needs: keys of COLUMNS that every row must have
+
+    Raises UserError, which names file and row.
+    """
+    path = os.path.expanduser(path)
+    for place, columns in _rows(path, split):
+        yield row_of(columns, f"{path}: {place}", column, needs)
+
+
+def _rows(path: str, split: Optional[str]) -> Iterator[_Place]:
+    suffix = os.path.splitext(path)[1].lower()
+    if tables.is_table(path):
+        return tables.rows(path)
+    if os.path.isdir(path):
+        return _folder_rows(path)
+    if not (stores.is_store(path) or os.path.exists(path)):
+        raise UserError(f"{path}: no such file: put it there, or correct the path")
+    if suffix == ".jsonl":
+        return ((f"line {n}", row) for n, row in parse_json_lines(_lines(path), path))
+    if suffix in SUFFIXES and suffix != ".json":
+        return _text_rows(path, suffix)
+    document = read_json(path)
+    if isinstance(document, dict):
+        if not document.keys().isdisjoint(("images", "annotations")):
+            return _coco_rows(document, path, split)
+        keys = {str: "image", list: "caption"}
+        document = [{"image_id": i, keys.get(type(v), ""): v} for i, v in document.items()]
+    if isinstance(document, list):
+        return ((f"row {n}", row) for n, row in enumerate(document, start=1))
+    raise UserError(
+        f"{path}: not a list of images or captions: expected rows of {{image, caption}}, COCO's or "
+        "Karpathy's {images}, {id: file} or {id: [captions]}"
+    )
+
+
+def _folder_rows(folder: str) -> Iterator[_Place]:
+    for name in METADATA:
+        if os.path.isfile(path := os.path.join(folder, name)):
+            yield from ((f"{name}: {place}", columns) for place, columns in _rows(path, None))
+            return
+    photo = None
+    for photo in map(Path, images_in(folder)):
+        text, columns = photo.with_suffix(".txt"), {"image": str(photo.relative_to(folder))}
+        if text.is_file():
+            columns["captions"] = list(map(str.strip, _lines(str(text))))
+        yield columns["image"], columns
+    if photo is None:
+        raise UserError(f"{folder}: the folder has no photos and no {METADATA[0]}")
+
+
+def _lines(path: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text, with their ends. Raises UserError."""
+    try:
+        with stores.read_errors(path), stores.open_file(path) as file:
+            yield from io.TextIOWrapper(file, "utf-8-sig", newline="")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text: {error.reason}: convert it") from None
+
+
+def _text_rows(path: str, suffix: str) -> Iterator[_Place]:
+    lines = _lines(path)
+    first = next(lines, "")
+    lines = chain([first], lines)
+    header = set(re.split(r'[\s",]+', first))
+    if re.match(r"[^\t]+#\d+\t|image_name\s*\|", first):
+        return _flickr_rows(lines, path)
+    if suffix in (".csv", ".tsv") or all(
+        header.intersection(COLUMNS[k]) for k in ("image", "captions")
+    ):
+        return _table_rows(lines, "\t" if "\t" in first else ",", path)
+    names = ((f"line {n}", line.strip()) for n, line in enumerate(lines, start=1))
+    return ((place, name) for place, name in names if name)
+
+
+def _flickr_rows(lines: Iterable[str], path: str) -> Iterator[_Place]:
+    for number, line in enumerate(lines, start=1):
+        if match := _FLICKR.fullmatch(line.rstrip("\r\n")):
+            yield f"line {number}", {"image": match[1], "caption": match[2]}
+        elif line.strip() and number > 1:  # the first line may be a header
+            raise UserError(
+                f"{path}: line {number} is neither NAME#NUMBER, a tab and a caption, nor "
+                "NAME| NUMBER| caption: correct it"
+            )
+
+
+def _table_rows(lines: Iterable[str], delimiter: str, path: str) -> Iterator[_Place]:
+    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    try:
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        for columns in reader:
+            place = f"line {reader.line_num}"
+            if None in columns:  # DictReader's key for values without a column
+                raise UserError(
+                    f"{path}: {place} has more values than line 1: put captions in double quotes"
+                )
+            for name in COLUMNS["image_id"]:  # CSV has no types: 42 is an integer, 007 is text
+                if re.fullmatch("0|[1-9][0-9]{,99}", columns.get(name) or ""):
+                    columns[name] = int(columns[name])
+            captions = columns.get("captions") or ""
+            if captions.startswith("["):  # a list as in JSON
+                columns["captions"] = parse_json(captions, f"{path}: {place}: captions")
+            yield place, columns
+    except csv.Error as error:
+        line = reader.reader.line_num  # counts the bad row, which DictReader does not
+        raise UserError(f"{path}: not valid CSV at line {line}: {error}") from None
+
+
+def _coco_rows(document: dict, path: str, split: Optional[str]) -> Iterator[_Place]:
+    """Yield a row for each of `images`, then for each other id that has captions.
+
+    The captions of an image are in `annotations`, or, in Karpathy's format, in its `sentences`.
+    """
+    # The authors of the split also train on "restval", the rest of COCO's validation images.
+    wanted = ("train", "restval") if split == "train" else (split,)
+    images, annotations = (
+        value if isinstance(value := document.get(key), list) else []
+        for key in ("images", "annotations")
+    )
+    captions = defaultdict(list)
+    for number, entry in enumerate(annotations, start=1):
+        where = f"{path}: row {number} of annotations"
+        row = row_of(entry, where, needs=("image_id", "captions"))
+        captions[row["image_id"]] += row["captions"]
+    for number, entry in enumerate(images, start=1):
+        place = f"row {number} of images"
+        row = row_of(entry, f"{path}: {place}")
+        found = captions.pop(row.get("image_id"), None)
+        if "sentences" in row:
+            try:
+                found = [sentence["raw"] for sentence in row["sentences"]]
+                row["image"] = os.path.join(row.get("filepath", ""), row["image"])
+            except (KeyError, TypeError):
+                raise UserError(f"{path}: {place} lacks filename, or sentences with raw") from None
+        if split is None or row.get("split", split) in wanted:
+            yield place, {**row, "caption": found} if found else row
+    for image_id, found in captions.items():
+        yield f"captions of image_id {image_id!r}", {"image_id": image_id, "caption": found}

@@ -1,0 +1,56 @@
+"""Writes tars of samples in webdataset's format: images with their captions."""
+
+import io
+import json
+import os
+from collections.abc import Iterator
+from itertools import takewhile
+from typing import Any, BinaryIO, Optional
+
+from PIL import Image
+
+from captioning.files import stores, tables
+from captioning.files.images import FORMATS
+from captioning.files.tars import samples
+
+Line = dict[str, Any]  # a line of bulk captioning: image, caption, and captions if it has several
+
+
+def write_samples(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) -> None:
+    """Write a tar with a sample for each line of captions: image, KEY.txt and KEY.json (the line).
+
+    tar: the tar that has the images and their keys; None for images in files or tables. Their keys
+    are `number` (5 digits) and the index of the line (6 digits). An image that was removed since it
+    was captioned is left out.
+    """
+    from webdataset import TarWriter
+
+    with TarWriter(file, encoder=False, mtime=0, format="PAX_FORMAT") as writer:
+        for key, suffix, data, line in _of_tar(tar, lines) if tar else _of_files(number, lines):
+            captions = "\n".join(line.get("captions", [line["caption"]]))
+            texts = {"txt": captions.encode(), "json": json.dumps(line).encode()}
+            writer.write({"__key__": key, suffix: data, **texts})
+
+
+def _of_tar(tar: str, lines: list[Line]) -> Iterator[tuple]:
+    by_name = {line["image"]: line for line in lines}
+    for sample in takewhile(lambda _: by_name, samples(tar)):  # until all are found
+        if line := by_name.pop(sample.name, None):
+            yield sample.key, sample.name.rpartition(".")[2], sample.data, line
+
+
+def _of_files(number: int, lines: list[Line]) -> Iterator[tuple]:
+    for place, line in enumerate(lines):
+        key, name = f"{number:05d}{place:06d}", line["image"]
+        suffix = os.path.splitext(name)[1][1:].lower()
+        if tables.is_row(name):
+            data = tables.image_bytes(name)
+            suffix = FORMATS.get(Image.open(io.BytesIO(data)).format, [".jpg"])[0][1:]
+        elif stores.is_store(name) or os.path.isfile(name):  # reading a pipe would block
+            try:
+                data = stores.read_bytes(name)
+            except (FileNotFoundError, stores.Missing):
+                continue
+        else:
+            continue
+        yield key, suffix, data, line

@@ -1,0 +1,176 @@
+"""Rows of every kind of file: one table of columns, suffixes in any case, errors with lines."""
+
+import itertools
+import json
+import tracemalloc
+
+import pytest
+
+from captioning.files import rows
+from captioning.files.columns import COLUMNS, has_columns, normal_name, prompt_of, row_of
+from captioning.runtime.errors import UserError
+from tests.captioning.data.caption_formats import FILES, flat
+from tests.programs import raises_line
+
+CAPTIONS = {
+    "1000268201_693b08cb0e.jpg": ["A child , in a pink dress .", 'A girl says "hi"'],
+    "1001773457_577c3a7d05.jpg": ["4 dogs | a cat", "Ein Hund läuft 🐕", "two dogs"],
+}
+
+
+@pytest.mark.parametrize("change", [str, str.upper], ids=["as it is", "in capitals"])
+@pytest.mark.parametrize("name", FILES)
+def test_captions_of_each_format_are_those_that_were_written(tmp_path, name, change):
+    path = tmp_path / f"a{change(name[name.rindex('.') :])}"
+    path.write_text(FILES[name](CAPTIONS), encoding="utf-8-sig", newline="\r\n")
+    found = [(row["image"], n, text) for row in rows.read(path) for n, text in _numbered(row)]
+    assert [(image, text) for image, _, text in found] == [(i, t) for i, _, t in flat(CAPTIONS)]
+    assert rows.is_list(path)
+
+
+def _numbered(row):
+    return enumerate(row["captions"])
+
+
+NAMES = ["one.jpg", "in/two.jpg"]
+LISTS = {  # of NAMES; {file: (content, ids)}
+    "a.txt": ("./one.jpg\n\n in//two.jpg \n", [None, None]),
+    "b.csv": ("id, image_path\r\n7,one.jpg\r\n007,in/./two.jpg\r\n", [7, "007"]),
+    "c.tsv": ("path\timage_id\none.jpg\t7\nin/two.jpg\t\n", [7, None]),
+    "d.jsonl": (
+        '{"file_name": "x/../one.jpg", "image_id": 7}\n{"image": "in/two.jpg", "id": 8}\n',
+        [7, 8],
+    ),
+    "e.json": ('["one.jpg", "in/two.jpg"]', [None, None]),
+    "f.json": ('[{"image": "one.jpg", "image_id": "7"}, {"filepath": "in/two.jpg"}]', ["7", None]),
+    "g.json": ('{"images": [{"file_name": "one.jpg", "id": 7}, {"file_name": "in/two.jpg"}]}', 0),
+    "h.json": ('{"7": "one.jpg", "8": "in/two.jpg"}', ["7", "8"]),
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_a_list_gives_the_one_name_of_each_image_and_its_id(tmp_path, name):
+    content, ids = LISTS[name]
+    (tmp_path / name).write_text(content, encoding="utf-8-sig")
+    found = list(rows.read(tmp_path / name, needs=["image"]))
+    assert [row["image"] for row in found] == NAMES
+    assert [row.get("image_id") for row in found] == (ids or [7, None])
+
+
+@pytest.mark.parametrize("key", COLUMNS)
+def test_each_name_of_a_column_counts_and_other_columns_stay(tmp_path, key):
+    for name in COLUMNS[key]:
+        (tmp_path / "a.jsonl").write_text(json.dumps({name: "./7", "colour": ["red"]}))
+        (row,) = rows.read(tmp_path / "a.jsonl", needs=[key])
+        assert row["colour"] == ["red"]
+        assert row[key] == {"image": "7", "captions": ["./7"], "image_id": "./7"}[key]
+    (row,) = rows.read(tmp_path / "a.jsonl", column="colour")
+    assert "image" not in row  # a list is no name
+    assert row_of({"image": 5, "path": "a.jpg", "x": "b.jpg"}, "")["image"] == "a.jpg"
+    assert row_of({"image": "a.jpg", "x": "b.jpg"}, "", column="x")["image"] == "b.jpg"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("./p1.png", "p1.png"),
+        ("a//b/../p1.png", "a/p1.png"),
+        ("../photos/", "../photos"),
+        ("/data/./photos/", "/data/photos"),
+        ("s3://bucket//a/./b/", "s3://bucket/a/b"),
+        ("https://host/a/../b.png", "https://host/a/../b.png"),  # a server may mean another file
+    ],
+)
+def test_a_file_has_one_name(name, expected):
+    assert normal_name(name) == expected == normal_name(expected)
+
+
+def test_line_ends_within_texts_are_kept(tmp_path):
+    (tmp_path / "a.csv").write_text('image,caption\na.jpg,"red, green\nand blue"\n')
+    (tmp_path / "b.jsonl").write_text('{"image": "a.jpg", "caption": "o\u2028e"}\n', "utf-8")
+    (tmp_path / "c.csv").write_text('image,captions\na.jpg,"[""a dog"", ""b""]"\n')
+    expected = {"a.csv": ["red, green\nand blue"], "b.jsonl": ["o\u2028e"], "c.csv": ["a dog", "b"]}
+    for name, captions in expected.items():
+        (row,) = rows.read(tmp_path / name)
+        assert row["captions"] == captions
+
+
+BAD = [
+    (
+        "a.csv",
+        "name,size\nx,1\n",
+        "line 2 has no image: expected text in a column image, file_name",
+    ),
+    ("a.csv", 'image\n"x"y\n', "not valid CSV at line 2"),
+    ("a.csv", 'image,id\nx,"1\ny,2\n', "not valid CSV at line 3: unexpected end of data"),
+    ("a.TXT", "image,caption\nx.jpg,a dog, asleep\n", "line 2 has more values than line 1: put"),
+    ("a.token", "x.jpg#0\ta\nx.jpg#1 a\n", "line 2 is neither NAME#NUMBER, a tab and a caption"),
+    ("a.csv", "image_name| \nx.jpg| 0| a\nx.jpg 1 a\n", "line 3 is neither NAME#NUMBER, a tab"),
+    ("a.jsonl", '{"image": "x"}\n\n{"image"\n', "not valid JSON at line 3"),
+    ("a.jsonl", '["x"]', "line 1 is not an object"),
+    ("a.json", '{"x": 1}', "row 1 has no image"),
+    ("a.json", "[[1]]", "row 1 is not an object"),
+    ("a.json", "3", "not a list of images or captions: expected rows of {image, caption}"),
+    ("a.json", '[{"image": "x", "image": "y"}]', "'image' occurs twice in an object: keep one"),
+    (
+        "a.json",
+        '[{"image": "x", "image_id": true}]',
+        "row 1 has image_id True: expected an integer",
+    ),
+    (
+        "a.json",
+        '{"images": [{"sentences": [1], "filename": "x"}]}',
+        "row 1 of images lacks filename",
+    ),
+    ("a.txt", b"x.jpg\n\xff.jpg\n", "not UTF-8 text: invalid start byte: convert it"),
+    ("a.txt", None, "no such file: put it there, or correct the path"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "message"), BAD)
+def test_an_error_is_one_line_that_names_file_and_row(tmp_path, name, content, message):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with raises_line(UserError, start=f"{path}: {message}"):
+        list(rows.read(path, needs=["image"]))
+
+
+def test_a_list_is_read_row_by_row(tmp_path):
+    for name, line in (("a.txt", "{}.jpg\n"), ("a.csv", "{}.jpg,x\n"), ("a.jsonl", '"{}.jpg"\n')):
+        lines = (line.format(f"{number:060d}") for number in range(50_000))  # 3 MB
+        start = ["image,size\n"] if name == "a.csv" else []
+        (tmp_path / name).write_text("".join([*start, *lines]))
+        tracemalloc.start()
+        count = sum(1 for _ in rows.read(tmp_path / name))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        assert count == 50_000 and peak < 1_000_000
+    first, second = itertools.islice(rows.read(tmp_path / "a.jsonl"), 2)
+    assert (first.where, second.where) == tuple(f"{tmp_path}/a.jsonl: line {n}" for n in (1, 2))
+
+
+def test_the_home_folder_is_found(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "a.txt").write_text("a.jpg\n")
+    assert [row["image"] for row in rows.read("~/a.txt")] == ["a.jpg"]
+
+
+def test_photos_and_folders_are_no_lists(tmp_path):
+    (tmp_path / "b.json").mkdir()
+    assert not any(map(rows.is_list, ["a.png", "a.TIFF", "a.tar", tmp_path, tmp_path / "b.json"]))
+    assert all(map(rows.is_list, ["a.tsv", "T.CSV", "s3://bucket/a.Token", "data/*.PARQUET"]))
+
+
+def test_columns_of_a_prompt_are_filled_in_and_other_braces_stay():
+    row = row_of({"image": "a.jpg", "prompt": " the ", "place": "Rome"}, "a.csv: line 2")
+    assert prompt_of(row) == "the"
+    assert prompt_of(row, "In {place}: {prompt} {{x}}") == "In Rome:  the  {{x}}"
+    assert prompt_of(row, "for all") is None
+    assert not has_columns('Answer as {"caption": "..."}')
+    for message, arguments in {
+        "a.csv: line 2 has no column 'x' of --prompt, only image, prompt, place": (row, "{x}"),
+        "a: line 1 has the prompt 3: expected text": (row_of({"prompt": 3}, "a: line 1"),),
+    }.items():
+        with raises_line(UserError, start=message):
+            prompt_of(*arguments)

@@ -1,0 +1,231 @@
+"""Samples of tars, as webdataset sees them; and tars that are broken, or made to do harm."""
+
+import contextlib
+import gzip
+import io
+import json
+import random
+import tarfile
+import tracemalloc
+
+import pytest
+import webdataset
+
+from captioning.files import tars
+from captioning.files.stores import read_range
+from captioning.files.tar_writing import write_samples
+from captioning.runtime.errors import UserError
+from tests.captioning.tar_files import write_members
+from tests.programs import raises_line
+
+MEMBERS = [  # of six samples, two of which have no image
+    ("__meta__/x.png", b"of no sample"),
+    ("in.a/k.left.PNG", b"first"),
+    ("in.a/k.right.png", b"second"),
+    ("in.a/k.txt", b"\xef\xbb\xbf a dog \r\n\na cat\n"),
+    ("notes.txt", b"of no image"),
+    ("b.json", b'{"text": "a bus", "image_id": 5.5, "prompt": "the", "width": 3}'),
+    ("b.jpg", b"third"),
+    ("c.json", b"[1]"),
+    ("c.png", b"fourth"),
+    ("b.jpg", b"of a name that came before"),
+    ("d.json", b"{"),
+    ("d.jpg", b"fifth"),
+]
+
+
+@pytest.fixture
+def tar(tmp_path):
+    path = str(tmp_path / "a.tar")
+    write_members(path, MEMBERS)
+    return path
+
+
+@contextlib.contextmanager
+def memory_below(most):
+    tracemalloc.start()
+    yield
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < most
+
+
+@pytest.mark.parametrize("with_data", [True, False])
+def test_a_sample_has_one_image_its_place_and_its_columns(tar, with_data):
+    left_out = []
+    found = list(tars.samples(tar, with_data, left_out))
+    assert [(s.name, s.key) for s in found] == [
+        (f"{tar}/in.a/k.left.png", "in.a/k"),
+        *((f"{tar}/{key}.{suffix}", key) for key, suffix in zip("bcd", ("jpg", "png", "jpg"))),
+    ]
+    content = [b"first", b"third", b"fourth", b"fifth"]
+    assert [read_range(tar, s.position, s.size) for s in found] == content
+    assert [s.data for s in found] == (content if with_data else [None] * 4)
+    assert [s.row.get("captions") for s in found] == [
+        ["a dog", "", "a cat", ""],
+        ["a bus"],
+        *2 * [None],
+    ]
+    assert (found[1].row["prompt"], found[1].row["width"], found[1].row.where) == (
+        "the",
+        3,
+        f"{tar}/b",
+    )
+    assert left_out == [f"{tar}/in.a/k.right.png", f"{tar}/b.jpg"]
+    assert found[3].error.startswith(f"{tar}/d.json: not valid JSON at line 1")
+    assert all(s.error is None for s in found[:3])
+
+
+def test_numbers_after_a_dot_are_images_of_one_sample(tmp_path):
+    write_members(tmp_path / "a.tar", [(f"holiday.2023.{n}.png", b"x") for n in range(4)])
+    left_out = []
+    (sample,) = tars.samples(str(tmp_path / "a.tar"), left_out=left_out)
+    assert sample.name.endswith("/holiday.2023.0.png") and len(left_out) == 3
+
+
+@pytest.mark.parametrize(
+    "cut", ["in an image", "in a header", "before the end marker", "to nothing"]
+)
+@pytest.mark.parametrize("with_data", [True, False])
+def test_a_tar_that_ends_early_gives_what_is_whole_and_then_one_line(tmp_path, cut, with_data):
+    path = tmp_path / "a.tar"
+    starts = write_members(path, [("a.png", b"x" * 99), ("b.png", b"y" * 99), ("c.png", b"z" * 99)])
+    size, names, line = {
+        "in an image": (starts["c.png"] + 50, "ab", "unexpected end of data"),
+        "in a header": (starts["c.png"] - 300, "a", "it has no end marker: it was cut off"),
+        "before the end marker": (starts["c.png"] + 512, "ab", "it has no end marker: it was"),
+        "to nothing": (0, "", "empty file"),
+    }[cut]
+    path.write_bytes(path.read_bytes()[:size])
+    found = []
+    with raises_line(tars.BrokenTar, start=f"{path}: cannot be read further: {line}"):
+        for sample in tars.samples(str(path), with_data):
+            found.append(sample.key)
+    assert found == list(names)
+
+
+@pytest.mark.parametrize("kind", ["w", "w:gz", "w:bz2", "w:xz"])
+def test_any_damage_is_one_line(tmp_path, kind):
+    data, change = io.BytesIO(), random.Random(0)
+    with tarfile.open(fileobj=data, mode=kind) as tar:
+        for number in range(20):
+            member = tarfile.TarInfo(f"{number}.png")
+            member.size = 2000
+            tar.addfile(member, io.BytesIO(change.randbytes(2000)))
+    errors = []
+    for _ in range(60):
+        damaged = bytearray(data.getvalue())
+        for _ in range(change.randint(1, 5)):
+            damaged[change.randrange(len(damaged))] = change.randrange(256)
+        (tmp_path / "a.tar").write_bytes(damaged[: change.randrange(len(damaged))])
+        try:
+            list(tars.samples(str(tmp_path / "a.tar")))
+        except tars.BrokenTar as error:
+            errors.append(str(error))
+    assert len(errors) > 40 and all(len(error.splitlines()) == 1 for error in errors)
+
+
+def test_an_image_that_claims_to_be_huge_is_not_read(tmp_path):
+    path = tmp_path / "a.tar"
+    write_members(path, [("a.png", b"x")])
+    huge = tarfile.TarInfo("huge.jpg")
+    huge.size = 1 << 40
+    with tarfile.open(path, "a") as tar:
+        tar.fileobj.write(huge.tobuf())
+    for with_data in (True, False):
+        with memory_below(1 << 22), pytest.raises(tars.BrokenTar, match=r"huge.*1,099,511,627,776"):
+            list(tars.samples(str(path), with_data))
+
+
+def header(kind, size):
+    entry = tarfile.TarInfo("a")
+    entry.type, entry.size = kind, size
+    return entry.tobuf(tarfile.GNU_FORMAT)
+
+
+SIZE = 1 << 24
+HUGE = {
+    "a long name": header(tarfile.GNUTYPE_LONGNAME, SIZE) + b"a" * SIZE,
+    "names of names": (header(tarfile.GNUTYPE_LONGNAME, 1 << 17) + b"a" * (1 << 17)) * 200,
+}
+
+
+@pytest.mark.parametrize("what", HUGE)
+def test_a_header_that_is_huge_is_not_read(tmp_path, what):
+    write_members(tmp_path / "a.tar", [("a.png", b"x"), ("b.png", b"y")])
+    members = (tmp_path / "a.tar").read_bytes().rstrip(b"\0")
+    members += bytes(-len(members) % 512)
+    with gzip.open(tmp_path / "a.tar.gz", "wb", compresslevel=1) as file:
+        file.write(members + HUGE[what] + header(tarfile.REGTYPE, 0) + bytes(1024))
+    found = tars.samples(str(tmp_path / "a.tar.gz"))
+    assert next(found).data == b"x"
+    with memory_below(1 << 23), pytest.raises(UserError, match="header has more than 1,048,576"):
+        next(found)
+
+
+def test_only_one_image_of_a_sample_and_no_large_text_is_read(tmp_path):
+    sizes = {"png": 9, "json": 4 * SIZE, "txt": 2 * SIZE, "mask.png": SIZE, "seg": SIZE}
+    members = [(f"a.{suffix}", bytes(size)) for suffix, size in sizes.items()]
+    members += [(f"{n}.txt", b"") for n in range(3000)]  # whose headers have 1.5 MB
+    write_members(tmp_path / "a.tar", members)
+    with memory_below(1 << 23):
+        (found,) = tars.samples(str(tmp_path / "a.tar"))
+    assert found.data == bytes(9) and "captions" not in found.row
+
+
+def test_images_are_held_one_at_a_time(tmp_path):
+    write_members(tmp_path / "a.tar", [(f"{n}.png", bytes(1 << 22)) for n in range(8)])
+    with memory_below(4 << 22):  # the loop holds one, too, and a file is joined from parts
+        for sample in tars.samples(str(tmp_path / "a.tar")):
+            assert sample.size == 1 << 22
+
+
+@pytest.mark.parametrize("source", ["pipe:touch ran; cat {}", "file:{}"])
+def test_a_tar_name_runs_no_command(source, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_members(tmp_path / "00.tar", [])
+    with pytest.raises(UserError, match="1 of 1 tars are missing"):
+        tars.expand(source.format("00.tar"))
+    (tmp_path / "pipe:touch ran; cat 00.tar").write_bytes((tmp_path / "00.tar").read_bytes())
+    assert list(tars.samples("pipe:touch ran; cat 00.tar")) == []
+    assert not (tmp_path / "ran").exists()
+
+
+def test_patterns_are_expanded_and_a_folder_is_no_tar(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for number in range(2):
+        write_members(tmp_path / f"{number}.tar", [])
+    assert tars.expand("~/{0..1}.tar") == [str(tmp_path / f"{n}.tar") for n in range(2)]
+    for pattern, line in {
+        "~/{0..2}.tar": "1 of 3 tars are missing",
+        "~/{0..": "not a patt",
+    }.items():
+        with pytest.raises(UserError, match=line):
+            tars.expand(pattern)
+    with pytest.raises(UserError, match=r"^s3://b/\{0\.\.: an address with a user") as raised:
+        tars.expand("s3://key:S3CR3T@b/{0..")
+    assert "S3CR3T" not in str(raised.value)
+    (tmp_path / "photos.tar").mkdir()
+    assert not tars.is_tars(str(tmp_path / "photos.tar"))
+    assert all(map(tars.is_tars, ["a.tar", "A.TAR.GZ", "s3://b/{0..9}.tgz?x=1"]))
+
+
+def test_samples_are_written_as_webdataset_reads_them(tar, tmp_path):
+    lines = [
+        {"image": s.name, "caption": s.key, "captions": [s.key, "x"]} for s in tars.samples(tar)
+    ]
+    with open(tmp_path / "b.tar", "wb") as file:
+        write_samples(file, 0, lines[:2], tar)
+    found = list(webdataset.WebDataset(str(tmp_path / "b.tar"), shardshuffle=False))
+    assert [sample["png" if n == 0 else "jpg"] for n, sample in enumerate(found)] == [
+        b"first",
+        b"third",
+    ]
+    assert [json.loads(sample["json"]) for sample in found] == lines[:2]
+    assert [sample["txt"] for sample in found] == [b"in.a/k\nx", b"b\nx"]
+    (tmp_path / "x.PNG").write_bytes(b"of a file")
+    images = [str(tmp_path / "x.PNG"), str(tmp_path / "gone.png"), str(tmp_path)]
+    with open(tmp_path / "c.tar", "wb") as file:
+        write_samples(file, 3, [{"image": image, "caption": "a"} for image in images], None)
+    (sample,) = webdataset.WebDataset(str(tmp_path / "c.tar"), shardshuffle=False)
+    assert (sample["__key__"], sample["png"], sample["txt"]) == ("00003000000", b"of a file", b"a")
