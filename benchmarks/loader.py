@@ -1,10 +1,10 @@
-"""Measures training images per second of our loader and of the original implementation's loader.
+"""Measures training images per second of our loader and of one like the original's.
 
     bash scripts/benchmark.sh loader [--quick]
 
 Both contenders read the same files and return normalised float batches (B, 3, 384, 384) on the
-device. A round is one epoch. "original" decodes and augments images like the original
-implementation (`input: exact`, which needs OpenCV), in a plain DataLoader.
+device. A round is one epoch. "original" decodes whole photos and resizes them with Pillow, like the
+original implementation, in a plain DataLoader. Both have the same RandAugment.
 """
 
 import argparse
@@ -18,13 +18,16 @@ import numpy as np
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
+from torchvision import transforms
+from torchvision.transforms import InterpolationMode
 
 from benchmarks.measure import Cases, Work, compare
 from captioning.data.annotations import Sample
-from captioning.data.augmentation import training_transform
+from captioning.data.augmentation import AREA, ASPECT, training_transform
 from captioning.data.dataset import TrainingDataset
-from captioning.data.image import normalise, open_image
+from captioning.data.image import decode, normalise, open_image, pixels_of
 from captioning.data.loader import Prefetcher, training_loader
+from captioning.data.randaugment import rand_augment
 
 ROUNDS = 5
 WORKERS = {"cpu": (1, 2, 4), "cuda": (4, 8, 16)}  # {device: numbers of worker processes}
@@ -58,7 +61,9 @@ def contenders(
     samples = [Sample(str(path), ("a photo",), index) for index, path in enumerate(paths)]
     dataset = TrainingDataset(samples, "", training_transform(side), seed=0)
     loader, epochs = training_loader(dataset, batch, 0, num_workers=workers), itertools.count()
-    transform = training_transform(side, exact=True)
+    crop = transforms.RandomResizedCrop(side, AREA, ASPECT, InterpolationMode.BICUBIC)
+    flip = transforms.RandomHorizontalFlip()
+    transform = transforms.Compose([decode, crop, flip, rand_augment, pixels_of])
 
     def read(paths):
         images = []

@@ -2,4 +2,4 @@
 # ruff: noqa: F401
 
 from captioning.config.config import Config, config_class, every_key, keys_of, parse_config
-from captioning.config.loading import explained, load_config, write_config
+from captioning.config.loading import explained, load_config, parse_overrides, write_config

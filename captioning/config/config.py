@@ -40,6 +40,9 @@ from decoding.rerank import Reranking
 from smile import Objective, parse_objective
 from smile.objective import FIRST_TOKEN_MLE
 
+# Keys that are gone, with the value that has the meaning of today's program: checkpoints and files
+# of earlier runs may have it. Another value is an unknown key.
+GONE = {"input": "fast"}
 LAST = "last"  # the value of `select` that selects the last epoch instead of the best by metrics
 
 
@@ -244,6 +247,8 @@ def parse_config(values: Any) -> Config:
     Keys that only other captioners have are validated and then left out. Options of metrics,
     rewards and rerankers that the configuration does not use are kept if they are set.
     """
+    if isinstance(values, dict):
+        values = {key: value for key, value in values.items() if (key, value) not in GONE.items()}
     model = values.get("model", "blip") if isinstance(values, dict) else None
     if not isinstance(model, str) or model not in CAPTIONERS:
         return config_class().model_validate(values)  # raises ValidationError

@@ -99,7 +99,6 @@ class Keys(BaseModel):
     max_tokens: int = Field(40, gt=2)
     augmentation: Literal["blip", "weak", "none"] = "blip"
     augmentation_strength: float = Field(0.1, ge=0, le=1)
-    input: Literal["fast", "exact"] = "fast"
     skip_bad_images: bool = False
     shuffle_buffer: PositiveInt = 50_000
     num_workers: Speed[int] = Field(4, ge=0, le=1000)

@@ -34,11 +34,8 @@ def load_config(
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected lines of 'key: value', found {_shorten(values)}")
     changed = {*(flags or ())}
-    for override in overrides:
-        key, equals, value = override.partition("=")
-        if not equals or not key:
-            raise UserError(f"override {override!r} is not of the form key=value")
-        _set_value(values, key, parse_yaml(value, f"override {override!r}"))
+    for key, value in parse_overrides(overrides).items():
+        _set_value(values, key, value)
         changed.add(key.partition(".")[0])
     values.update(flags or {})
     values.setdefault("output_dir", f"output/{Path(path).stem}")
@@ -48,6 +45,17 @@ def load_config(
         wrong_keys = {detail["loc"][0] if detail["loc"] else None for detail in error.errors()}
         source = "command line" if wrong_keys <= changed else path
         raise UserError(f"{source}: {explained(error, values)}") from error
+
+
+def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
+    """Return {key: value} of arguments of the form key=value, with values in YAML."""
+    values = {}
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals or not key:
+            raise UserError(f"override {override!r} is not of the form key=value")
+        values[key] = parse_yaml(value, f"override {override!r}")
+    return values
 
 
 def write_config(config: Config, path: Path) -> None:

@@ -1,12 +1,15 @@
-"""Reads annotation files of several formats: images, their captions and their ids."""
+"""Groups the rows of annotation files into samples: images, their captions and their ids."""
 
+import os
 import re
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple, Optional, Union
+from collections.abc import Collection
+from pathlib import PurePosixPath
+from typing import NamedTuple, Optional, Union
 
-from captioning.data.formats import CAPTION_NAMES, IMAGE_NAMES, captions_file, read_rows
-from captioning.files.image_lists import prompt_field
+from captioning.files import rows
+from captioning.files.columns import prompt_of
 from captioning.files.reading import StrPath
+from captioning.files.tables import is_table
 from captioning.runtime.errors import UserError
 
 ImageId = Union[int, str]
@@ -22,20 +25,15 @@ class Sample(NamedTuple):
 
 
 def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]:
-    """Return the samples of an annotation file, in the order of its images.
+    """Return the samples of a file or folder, in the order of its images.
 
-    The format is detected from the extension and the content:
-      - JSON list, `.jsonl` or `.csv` of rows {image, caption or captions, image_id (optional)}; a
-        caption is a string or (not in CSV) a list of strings. BLIP's files have this format. Rows
-        of the same image become one sample; blank captions are left out.
-      - Karpathy's `dataset_*.json`. Only `split` is read (train, val or test; None for all).
-      - COCO's `captions_*.json`.
-      - Flickr8k's and Flickr30k's `.token` files, `captions.txt` and `results.csv`.
-      - A folder of photos with `metadata.jsonl` or `metadata.csv`, or with a `.txt` file for each
-        photo.
-      - A Parquet or Arrow data set that contains the images, see `captioning.files.tables`.
+    path: in a format of `captioning.files.rows`.
 
-    A row may have a `prompt`, which has to be the same in all rows of an image.
+    split: the split to read from a file in Karpathy's format (train, val or test); None for all.
+
+    Rows of one image become one sample; blank captions are left out. The rows must agree on
+    `image_id` and `prompt`, as far as they have them. An `id` that differs between the rows of an
+    image numbers the captions and is not used.
 
     If an image has no `image_id`, its id is the number at the end of its file name
     (COCO_val2014_000000000042.jpg is 42), or its path if there is no number. If two such numbers
@@ -45,73 +43,62 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
     Raises UserError, which names file and row, for missing or malformed entries and for two images
     with the same id.
     """
-    path = captions_file(Path(path))
-    captions, first_row, ids, prompts = {}, {}, {}, {}  # each {image: value}
-    for where, fields in read_rows(path, split):
-        image, texts, image_id = checked_row(fields, f"{path}: {where}")
-        captions.setdefault(image, []).extend(texts)
-        first_row.setdefault(image, where)
-        prompt = prompt_field(fields, f"{path}: {where}")
-        if prompts.setdefault(image, prompt) != prompt:
-            raise UserError(
-                f"{path}: {where}: {image} has the prompt {prompt!r} here and {prompts[image]!r} "
-                "before: give an image one prompt"
-            )
-        if image_id is not None and ids.setdefault(image, image_id) != image_id:
-            raise UserError(
-                f"{path}: {where}: {image} has image_id {image_id!r} here and "
-                f"{ids[image]!r} before: give an image one image_id"
-            )
-    if not captions:
+    samples = read_samples(path, split, needs=("image", "captions"))
+    if not samples:
         in_split = f" of split {split}" if split else ""
         raise UserError(f"{path}: no samples{in_split}: check that this is the right file")
+    return samples
+
+
+def read_samples(
+    path: StrPath, split: Optional[str] = None, needs: Collection[str] = ()
+) -> list[Sample]:
+    """Like `read_annotations`, but a sample may have no captions, or no image if it has an id.
+
+    needs: keys that each row must have; images must have captions if rows must have them. A sample
+    without an image has its id as image.
+    """
+    in_table = is_table(path)
+    captions, first_row, known = {}, {}, {"image_id": {}, "prompt": {}}  # each {image: value}
+    are_of_captions = False  # whether the column `id` numbers captions
+    for row in rows.read(path, split, needs=needs):
+        image_id = row.get("image_id")
+        image = row.get("image", image_id)
+        if image is None:
+            raise UserError(f"{row.where} has no image and no image_id: add one")
+        if in_table:
+            image = os.path.abspath(image)  # a relative path would be looked for in image_root
+        first_row.setdefault(image, row.where)
+        texts = captions.setdefault(image, [])
+        found = row.get("references") or row.get("captions", ())
+        texts += (text for text in found if text.strip())
+        for key, value in (("image_id", image_id), ("prompt", prompt_of(row))):
+            earlier = known[key].setdefault(image, value) if value is not None else value
+            if earlier != value and key == "image_id" and value == row.get("id"):
+                are_of_captions = True
+            elif earlier != value:
+                raise UserError(
+                    f"{row.where}: {image} has the {key} {value!r} here and {earlier!r} before: "
+                    f"give an image one {key}"
+                )
+    ids, prompts = {} if are_of_captions else known["image_id"], known["prompt"]
     derived = {image: derived_id(image) for image in captions if image not in ids}
     if len(set(derived.values())) < len(derived):
         derived = {image: image for image in derived}
-    ids.update(derived)
-    owner = {}  # {image id: image}
+    ids = {**ids, **derived}
+    image_of = {}
     for image, texts in captions.items():
-        if not texts:
-            raise UserError(f"{path}: {first_row[image]}: {image} has no caption: add one")
-        other = owner.setdefault(ids[image], image)
-        if other != image:
+        if "captions" in needs and not texts:
+            raise UserError(f"{first_row[image]}: {image} has no caption: add one")
+        if image_of.setdefault(ids[image], image) != image:
             raise UserError(
-                f"{path}: {other} and {image} have the same image id {ids[image]!r}: "
-                "give each image a different image_id"
+                f"{path}: {image_of[ids[image]]} and {image} have the same image id "
+                f"{ids[image]!r}: give each image a different image_id"
             )
     return [
-        Sample(image, tuple(texts), ids[image], prompts[image]) for image, texts in captions.items()
+        Sample(image, tuple(texts), ids[image], prompts.get(image))
+        for image, texts in captions.items()
     ]
-
-
-class CheckedRow(NamedTuple):
-    """The fields of a row of annotations, without blank captions."""
-
-    image: str
-    captions: list[str]
-    image_id: Optional[ImageId]
-
-
-def checked_row(fields: Any, where: str) -> CheckedRow:
-    """Return the fields of a row after checks of their types.
-
-    where: the file and row, for errors. Raises UserError for a malformed row.
-    """
-    if not isinstance(fields, dict):
-        raise UserError(f"{where} is not an object: expected {{image, caption}}")
-    image = next((fields[name] for name in IMAGE_NAMES if name in fields), None)
-    texts = next((fields[name] for name in CAPTION_NAMES if name in fields), None)
-    image_id = fields.get("image_id")
-    if not isinstance(image, str) or not image:
-        raise UserError(f"{where} has no image: give the path of the image file")
-    if texts is None:
-        raise UserError(f"{where} has no caption: add caption or captions")
-    texts = [texts] if isinstance(texts, str) else texts
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise UserError(f"{where} has a caption that is not text: expected a string or strings")
-    if image_id is not None and type(image_id) not in (int, str):  # isinstance would accept true
-        raise UserError(f"{where} has image_id {image_id!r}: expected an integer or a string")
-    return CheckedRow(image, [text for text in texts if text.strip()], image_id)
 
 
 def derived_id(image: str) -> ImageId:

@@ -11,7 +11,7 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
 from captioning.data.image import decode, pixels_of, resize
-from captioning.data.randaugment import EXACT_OPERATIONS, OPERATIONS, rand_augment
+from captioning.data.randaugment import rand_augment
 
 AREA = (0.5, 1.0)  # the area of a training crop, relative to the image
 ASPECT = (3 / 4, 4 / 3)  # width / height of a training crop
@@ -22,17 +22,16 @@ NOISE = 64.0
 
 
 def training_transform(
-    image_size: int, augmentation: str = "blip", strength: float = 0.0, exact: bool = False
+    image_size: int, augmentation: str = "blip", strength: float = 0.0
 ) -> Callable:
     """Return a function from an opened or decoded image to pixels, uint8 (S, S, 3).
 
-    S is `image_size`. augmentation: "blip" (`augmented`, or `augmented_as_published` if `exact`),
-    "weak" (`weakly_augmented` with `strength`) or "none" (the same pixels as in evaluation). Pixels
-    stay uint8, which takes a quarter of the memory of float32, until `normalise` converts a batch
-    to the model's input.
+    S is `image_size`. augmentation: "blip" (`augmented`), "weak" (`weakly_augmented` with
+    `strength`) or "none" (the same pixels as in evaluation). Pixels stay uint8, which takes a
+    quarter of the memory of float32, until `normalise` converts a batch to the model's input.
     """
     if augmentation == "blip":
-        return partial(augmented_as_published if exact else augmented, image_size=image_size)
+        return partial(augmented, image_size=image_size)
     last = partial(weakly_augmented, strength=strength) if augmentation == "weak" else pixels_of
     return transforms.Compose([decode, partial(resize, image_size=image_size), last])
 
@@ -57,19 +56,7 @@ def augmented(image: Image.Image, image_size: int) -> Tensor:
     if flipped:
         square = square.flip(2)
     square = Image.fromarray(square.permute(1, 2, 0).numpy())
-    return pixels_of(rand_augment(square, OPERATIONS))
-
-
-def augmented_as_published(image: Image.Image, image_size: int) -> Tensor:
-    """Apply BLIP's augmentation, pixel-identical to BLIP's code.
-
-    The image is decoded at full size, Pillow resizes the crop, and RandAugment uses
-    EXACT_OPERATIONS, which need OpenCV; see `check_opencv`. With the same random numbers, crop,
-    flip and operations are the same as in `augmented`.
-    """
-    crop = RandomResizedCrop(image_size, AREA, ASPECT, InterpolationMode.BICUBIC)
-    square = transforms.RandomHorizontalFlip()(crop(decode(image)))
-    return pixels_of(rand_augment(square, EXACT_OPERATIONS))
+    return pixels_of(rand_augment(square))
 
 
 def weakly_augmented(image: Image.Image, strength: float) -> Tensor:

@@ -7,7 +7,7 @@ from typing import Any, Callable
 
 from captioning.data.annotations import Sample
 from captioning.data.randomness import derived_seed
-from captioning.files.image_lists import read_list
+from captioning.files import rows
 from captioning.runtime.errors import UserError
 
 SPLITS = ("train", "val", "test")
@@ -84,7 +84,7 @@ def _split_by_lists(
     split_of = {}
     for name, file in split.items():
         path = path_of(file)
-        listed = [item.image for item in read_list(path)]
+        listed = [row["image"] for row in rows.read(path, needs=["image"])]
         unknown = [image for image in listed if image not in known]
         if unknown:
             raise UserError(

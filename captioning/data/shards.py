@@ -10,8 +10,9 @@ import io
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate, chain
-from typing import NamedTuple, Optional
+from typing import NamedTuple, Union
 
 import torch
 from PIL import Image
@@ -19,25 +20,10 @@ from PIL import Image
 from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset, group_and_position
 from captioning.data.image import open_image
 from captioning.data.randomness import derived_seed, permutation
-from captioning.data.tar_index import IndexRow, read_rows, summaries
+from captioning.data.tar_index import TarSample, read_rows, summaries
 from captioning.files import stores
 from captioning.runtime.errors import UserError
-
-
-class TarSample(NamedTuple):
-    """A sample in a tar, with the position of its image; see `annotations.Sample`."""
-
-    image: str  # the tar's path, a slash and the name in it
-    captions: tuple[str, ...]
-    image_id: str  # the same as image
-    span: stores.ByteRange  # of the image in the tar
-    prompt: Optional[str] = None
-
-
-def _sample_of(tar: str, row: IndexRow) -> TarSample:
-    name = f"{tar}/{row['image']}"
-    span = stores.ByteRange(tar, row["at"], row["size"])
-    return TarSample(name, tuple(row["captions"]), name, span, row.get("prompt"))
+from captioning.runtime.progress import log_line
 
 
 class Shards:
@@ -52,6 +38,12 @@ class Shards:
         if not len(self):
             first = next((s["first"] for s in self.summaries if s["first"]), "none has an image")
             raise UserError(f"{self.tars[0]}: no samples in {len(self.tars)} tars: {first}")
+        left_out = [name for summary in self.summaries for name in summary["left_out"]]
+        if left_out:
+            _log_once(
+                f"{len(left_out):,} images of the tars are not used, such as {left_out[0]}: a "
+                "sample has one image, and its key ends at the first dot of the name"
+            )
 
     def __len__(self) -> int:
         return sum(summary["samples"] for summary in self.summaries)
@@ -65,26 +57,23 @@ class Shards:
 
     def _samples(self, numbers: Iterable[int]) -> Iterator[TarSample]:
         for number in numbers:
-            rows = (row for row in self.rows(number) if "error" not in row)
-            yield from (_sample_of(self.tars[number], row) for row in rows)
+            yield from (row for row in self.rows(number) if isinstance(row, TarSample))
 
-    def rows(self, number: int) -> list[IndexRow]:
+    def rows(self, number: int) -> list[Union[TarSample, str]]:
+        """Return the samples of a tar, and the errors of those that cannot be used."""
         return read_rows(self.tars[number], self.summaries[number])
 
 
+@cache
+def _log_once(line: str) -> None:
+    log_line(line)
+
+
 class _TarRows(NamedTuple):
-    """The rows of a tar's index, and the number of items up to the end of each row."""
+    """The samples and errors of a tar, and the number of items up to the end of each of them."""
 
-    rows: list[IndexRow]
+    rows: list[Union[TarSample, str]]
     items_up_to: list[int]
-
-
-class _Item(NamedTuple):
-    """An item's tar and row, and its caption's position; [] if captions_per_image is above 1."""
-
-    tar: str
-    row: IndexRow
-    captions: list[int]
 
 
 @dataclass(eq=False, repr=False)
@@ -152,11 +141,9 @@ class ShardDataset(TrainingDataset):
 
         keys: (epoch, index) of the items. Images on disk are not prefetched.
         """
-        spans = []
-        for _, index in keys:
-            tar, row, _ = self._find(index)
-            if "error" not in row and stores.is_store(tar):
-                spans.append(_sample_of(tar, row).span)
+        rows = (self._find(index)[0] for _, index in keys)
+        spans = [row.span for row in rows if isinstance(row, TarSample)]
+        spans = [span for span in spans if stores.is_store(span.address)]
         self._prefetched = dict(zip(spans, stores.read_ranges(spans)))
 
     def _candidates(self, index: int) -> Iterator[int]:
@@ -165,24 +152,29 @@ class ShardDataset(TrainingDataset):
         yield from torch.randint(len(self), (MAX_REPLACEMENTS,), generator=random).tolist()
 
     def _sample_and_captions(self, index: int) -> tuple[TarSample, list[int]]:
-        found = self._find(index)
-        if "error" in found.row:
-            raise UserError(found.row["error"])
-        return _sample_of(found.tar, found.row), found.captions
+        row, captions = self._find(index)
+        if isinstance(row, str):
+            raise UserError(row)
+        return row, captions
 
-    def _find(self, index: int) -> _Item:
-        number, item = group_and_position(self._up_to, index)
-        tar, (rows, items_up_to) = self.samples.tars[number], self._rows_of(number)
+    def _find(self, index: int) -> tuple[Union[TarSample, str], list[int]]:
+        """Return an item's sample or error, and [position of its caption].
+
+        The list is empty if captions_per_image is above 1.
+        """
+        tar, item = group_and_position(self._up_to, index)
+        rows, items_up_to = self._rows_of(tar)
         if self.captions_per_image > 1:
-            return _Item(tar, rows[item], [])
+            return rows[item], []
         position, caption = group_and_position(items_up_to, item)
-        return _Item(tar, rows[position], [caption])
+        return rows[position], [caption]
 
     def _rows_of(self, tar: int) -> _TarRows:
         if tar not in self._rows:
             rows = self.samples.rows(tar)
             # With captions_per_image 1, each caption is an item, and each error is one item.
-            items_up_to = list(accumulate(len(row.get("captions", [""])) for row in rows))
+            sizes = (len(row.captions) if isinstance(row, TarSample) else 1 for row in rows)
+            items_up_to = list(accumulate(sizes))
             items = items_up_to[-1] if self.captions_per_image == 1 else len(rows)
             if items != self._sizes[tar]:
                 raise UserError(f"{self.samples.tars[tar]}: it has changed since training began")

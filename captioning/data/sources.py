@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Optional, Union
 
 from captioning.data.annotations import ImageId, Sample, read_annotations
-from captioning.data.caption_files import by_id, read_references
+from captioning.data.caption_files import of_images, read_references
 from captioning.data.division import divided
 from captioning.data.shards import Shards
 from captioning.files.cache import local, local_path_in
@@ -188,7 +188,7 @@ def references(config, split: str, samples: Iterable[Sample]) -> dict[ImageId, l
     path = _reference_path(config, split)
     if path is None:
         return captions
-    matched = by_id(captions, read_references(path))
+    matched = of_images(captions, read_references(path))
     missing = [sample for sample in samples if not matched[sample.image_id]]
     if missing:
         raise UserError(

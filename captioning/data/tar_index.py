@@ -1,25 +1,21 @@
 """Builds and caches the index of a tar: the positions and captions of the samples in the tar."""
 
 import os
-import tarfile
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Optional, TypedDict
+from typing import NamedTuple, Optional, TypedDict, Union
 
-from captioning.data.annotations import checked_row
 from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
-from captioning.files.image_lists import prompt_field
-from captioning.files.images import is_image
-from captioning.files.reading import parse_json, read_lines
-from captioning.files.tars import MAX_MEMBER_BYTES, MAX_TEXT_BYTES, Tar
+from captioning.files.columns import prompt_of
+from captioning.files.reading import read_lines
+from captioning.files.tars import BrokenTar, Sample, samples
 from captioning.files.writing import user_errors, write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
-VERSION = 2  # format of the cached files; a file of another version is rebuilt
+VERSION = 3  # format of the cached files; a file of another version is rebuilt
 AT_ONCE = 16  # tars to read concurrently; reading from a store waits for the network
 
 
@@ -30,20 +26,31 @@ class TarSummary(TypedDict):
     stamp: stores.Stamp  # of the tar
     samples: int
     captions: int
+    prompts: int  # samples with a prompt
     errors: int  # samples that cannot be used
     first: Optional[str]  # the first error
-    prompts: int  # samples with a prompt
+    left_out: list[str]  # images that are not used, see `tars.samples`
 
 
 class IndexRow(TypedDict, total=False):
-    """A sample of a tar, or the error of a sample that cannot be used."""
+    """A further line of an index: a sample, or the error of a sample that cannot be used."""
 
     image: str  # name in the tar
-    at: int  # the image's first byte
+    position: int  # of the image's first byte
     size: int  # bytes of the image
     captions: list[str]
-    prompt: str  # left out without a prompt
-    error: str  # an error line; the only key
+    prompt: Optional[str]
+    error: str  # the only key of a sample that cannot be used
+
+
+class TarSample(NamedTuple):
+    """A sample in a tar, with the position of its image; see `annotations.Sample`."""
+
+    image: str  # the tar's path, a slash and the name in it
+    captions: tuple[str, ...]
+    image_id: str  # the same as image
+    span: stores.ByteRange  # of the image in the tar
+    prompt: Optional[str] = None
 
 
 def index_path(tar: str) -> Path:
@@ -84,18 +91,18 @@ def _build_index(tar: str) -> Optional[TarSummary]:
     """Read a tar, write its index and return its summary. Returns None after a stop request."""
     if signals.stop_requested():
         return None
-    path, stamp = index_path(tar), stores.stamp(tar)
-    rows = _read_samples(tar)
-    captions = [len(row["captions"]) for row in rows if "error" not in row]
-    errors = [row["error"] for row in rows if "error" in row]
+    path, stamp, left_out = index_path(tar), stores.stamp(tar), []
+    rows = _index_rows(tar, left_out)
+    good = [row for row in rows if "error" not in row]
     summary = TarSummary(
         version=VERSION,
         stamp=stamp,
-        samples=len(captions),
-        captions=sum(captions),
-        errors=len(errors),
-        first=errors[0] if errors else None,
-        prompts=sum("prompt" in row for row in rows),
+        samples=len(good),
+        captions=sum(len(row["captions"]) for row in good),
+        prompts=sum(row["prompt"] is not None for row in good),
+        errors=len(rows) - len(good),
+        first=next((row["error"] for row in rows if "error" in row), None),
+        left_out=left_out,
     )
     with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -103,98 +110,49 @@ def _build_index(tar: str) -> Optional[TarSummary]:
     return summary
 
 
-def read_rows(tar: str, summary: TarSummary) -> list[IndexRow]:
-    """Return the samples of a tar. Raises UserError if the tar has changed since `summary`.
+def read_rows(tar: str, summary: TarSummary) -> list[Union[TarSample, str]]:
+    """Return the samples of a tar, and the errors of those that cannot be used.
 
     The tar itself is read if its index is damaged, or if another machine that shares the cache
-    folder has indexed another tar under the same path.
+    folder has indexed another tar under the same path. Raises UserError if the tar has changed
+    since `summary`.
     """
-    rows = list(read_lines(index_path(tar)))
-    if rows and None not in rows and rows[0]["stamp"] == summary["stamp"]:
-        return rows[1:]
-    if stores.stamp(tar) != summary["stamp"]:
-        raise UserError(f"{tar}: it has changed since training began: start again")
-    return _read_samples(tar)
+    first, *rows = [*read_lines(index_path(tar))] or [None]
+    if not first or None in rows or first["stamp"] != summary["stamp"]:
+        if stores.stamp(tar) != summary["stamp"]:
+            raise UserError(f"{tar}: it has changed since training began: start again")
+        rows = _index_rows(tar, [])
+    return [row["error"] if "error" in row else _sample_of(tar, row) for row in rows]
 
 
-def _read_samples(tar: str) -> list[IndexRow]:
-    """Read the samples of a tar. Raises UserError if the disk or the store fails."""
-    with stores.read_errors(tar), stores.open_file(tar) as file:
-        return list(_rows_of_members(file, tar))
+def _sample_of(tar: str, row: IndexRow) -> TarSample:
+    name, span = f"{tar}/{row['image']}", stores.ByteRange(tar, row["position"], row["size"])
+    return TarSample(name, tuple(row["captions"]), name, span, row["prompt"])
 
 
-def _rows_of_members(file: BinaryIO, tar: str) -> Iterator[IndexRow]:
-    """Yield the samples of a tar. A sample consists of adjacent members with the same key.
-
-    The key is the member's name without its suffix, which begins at the first dot. A sample without
-    an image is skipped. If a sample has several images, the first is used. The captions are the
-    lines of a `.txt` member, or `caption` or `captions` of a `.json` member, which may also have a
-    `prompt`.
-    """
-    keys = set()
-    key, members = "", {}  # {suffix: [(member, content of a .txt or .json member, else None)]}
+def _index_rows(tar: str, left_out: list[str]) -> list[IndexRow]:
+    """Read the samples of a tar. left_out: see `tars.samples`. Raises UserError."""
+    rows = []
     try:
-        with Tar.open(fileobj=file, mode="r:") as opened:
-            for member_key, suffix, member in opened.each():
-                if member.issparse():
-                    continue
-                if member_key != key:
-                    yield from _row_of_sample(tar, key, members, keys)
-                    key, members = member_key, {}
-                is_text = suffix in ("txt", "json") and member.size <= MAX_TEXT_BYTES
-                text = opened.content(member) if is_text else None
-                members.setdefault(suffix, []).append((member, text))
-            file.seek(opened.offset)
-            if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-                raise tarfile.ReadError("it has no end marker: it was cut off or is damaged")
-        yield from _row_of_sample(tar, key, members, keys)
-    except (tarfile.TarError, EOFError) as error:  # drops the last sample: it may be incomplete
-        yield {"error": f"{tar}: the rest cannot be read: {error}"}
+        for sample in samples(tar, with_data=False, left_out=left_out):
+            rows.append(_index_row(sample, tar))
+    except BrokenTar as error:
+        rows.append({"error": str(error)})
+    return rows
 
 
-def _row_of_sample(tar: str, key: str, members: dict, keys: set[str]) -> Iterator[IndexRow]:
-    """Yield the row of a sample, if it has an image, and add its key to `keys`.
-
-    members: see `_rows_of_members`. keys: the keys of the earlier samples, to detect repeated keys.
-    """
-    images = [alike[0] for suffix, alike in members.items() if is_image(f"{key}.{suffix}")]
-    if not images:
-        return
-    where, (image, _) = f"{tar}/{key}", images[0]
-    if key in keys or any(len(alike) > 1 for alike in members.values()):
-        yield {"error": f"{where}: two samples have this key: rename one"}
-    elif image.size > MAX_MEMBER_BYTES:
-        yield {
-            "error": f"{where}: the image has {image.size:,} bytes, more than {MAX_MEMBER_BYTES:,}"
-        }
-    else:
-        texts = {suffix: text for suffix, [(_, text), *_] in members.items()}
-        place = {"image": image.name, "at": image.offset_data, "size": image.size}
-        try:
-            yield {**place, **_captions_and_prompt(texts, where)}
-        except UserError as error:
-            yield {"error": str(error)}
-    keys.add(key)
-
-
-def _captions_and_prompt(texts: dict[str, Optional[bytes]], where: str) -> dict[str, Any]:
-    """Return {"captions": list} of a sample, and "prompt" if it has one. Raises UserError.
-
-    texts: {suffix: content}.
-    """
-    fields = {}
+def _index_row(sample: Sample, tar: str) -> IndexRow:
+    captions = [text.strip() for text in sample.row.get("captions", ()) if text.strip()]
+    if sample.error or not captions:
+        return {"error": sample.error or f"{tar}/{sample.key} has no caption: add one"}
     try:
-        if texts.get("json") is not None:
-            fields = parse_json(texts["json"].decode("utf-8-sig"), f"{where}.json")
-        prompt = prompt_field(fields, where) if isinstance(fields, dict) else None
-        if texts.get("txt") is not None:
-            fields = {"captions": texts["txt"].decode("utf-8-sig").split("\n")}
-    except UnicodeDecodeError:
-        raise UserError(f"{where}: its captions are not UTF-8 text") from None
-    if isinstance(fields, dict):
-        fields = {**fields, "image": where, "image_id": None}
-    captions = checked_row(fields, where).captions
-    if not captions:
-        raise UserError(f"{where} has no caption: add one")
-    found = {"captions": [caption.strip() for caption in captions]}
-    return {**found, "prompt": prompt} if prompt else found
+        prompt = prompt_of(sample.row)
+    except UserError as error:
+        return {"error": str(error)}
+    return IndexRow(
+        image=sample.name[len(tar) + 1 :],
+        position=sample.position,
+        size=sample.size,
+        captions=captions,
+        prompt=prompt,
+    )

@@ -133,10 +133,10 @@ def preprocessing_of(config: Config) -> Preprocessing:
     if functions is None:
         from captioning.data.augmentation import training_transform
 
-        strength, exact = config.augmentation_strength, config.input == "exact"
+        augmentation, strength = config.augmentation, config.augmentation_strength
         return Preprocessing(
             evaluation=evaluation_transform(config.image_size),
-            training=training_transform(config.image_size, config.augmentation, strength, exact),
+            training=training_transform(config.image_size, augmentation, strength),
             normalise=normalise,
             is_deterministic=config.augmentation == "none",
         )

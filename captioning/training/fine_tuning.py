@@ -236,10 +236,6 @@ class FineTuning:
         self.evaluation = SplitEvaluation(config, "val", self.folder, self.device)
         check_monitor(config, self.evaluation)
         check_select(config, self.evaluation)
-        if config.input == "exact" and config.augmentation == "blip":
-            from captioning.data.randaugment import check_opencv
-
-            check_opencv()
         self.preprocessing = preprocessing_of(config)
         with distributed.first_on_each_machine():
             self.samples = read_split(config, "train")

@@ -57,6 +57,12 @@ def test_overrides_are_yaml_and_reach_into_mappings(blips):
     assert (config.prompt, config.seed, config.output_dir) == ("the ", 7, "1")
 
 
+def test_a_key_of_an_earlier_version_is_accepted_with_the_value_that_still_holds(blips):
+    assert load_config(blips, ["input=fast"]) == load_config(blips)
+    with pytest.raises(UserError, match="unknown key 'input'"):
+        load_config(blips, ["input=exact"])
+
+
 def test_an_image_of_any_size_suits_a_classic_captioner(blips):
     """Of BLIP it has to be a multiple of 16: tests/captioning/bad_input/test_config.py."""
     assert load_config(blips, ["model=rnn", "image_size=100"]).image_size == 100

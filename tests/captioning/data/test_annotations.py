@@ -1,9 +1,12 @@
+"""Samples of annotation files: rows grouped by image, ids, splits, and what is refused."""
+
 import json
 
 import pytest
 
 from captioning.data import Sample, read_annotations
 from captioning.runtime.errors import UserError
+from tests.programs import raises_line
 
 
 @pytest.fixture
@@ -20,31 +23,21 @@ def write(tmp_path):
 BLIP = [
     {"image": "b/x_2.jpg", "caption": "one", "image_id": "coco_2"},
     {"image": "a/x_1.jpg", "caption": "two", "image_id": "coco_1"},
-    {"image": "b/x_2.jpg", "caption": "three", "image_id": "coco_2"},
+    {"image": "./b//x_2.jpg", "caption": "three", "image_id": "coco_2", "prompt": "the"},
 ]
-GROUPED = [Sample("b/x_2.jpg", ("one", "three"), "coco_2"), Sample("a/x_1.jpg", ("two",), "coco_1")]
-JSONL = '{"image": "a.jpg", "caption": "o\u2028e"}\n\n{"image": "b.jpg", "captions": ["x"]}\n'
-OF_JSONL = [Sample("a.jpg", ("o\u2028e",), "a.jpg"), Sample("b.jpg", ("x",), "b.jpg")]
-CSV = 'image_id,image,caption\r\n5,a.jpg,"red, green\nand blue"\r\n,b_3.jpg,two\r\n'
-CSV += "007,c.jpg,three\r\n5,a.jpg,four\r\n"
-OF_CSV = [Sample("a.jpg", ("red, green\nand blue", "four"), 5), Sample("b_3.jpg", ("two",), 3)]
+CSV = "image_id,image,caption\n5,a.jpg,red\n,b_3.jpg,two\n007,c.jpg,three\n5,./a.jpg,four\n"
 
 
-@pytest.mark.parametrize(
-    ("content", "name", "expected"),
-    [
-        (BLIP, "a.json", GROUPED),
-        (JSONL, "a.jsonl", OF_JSONL),
-        (
-            'image,captions\nb_3.jpg,"[""a dog"", ""b""]"\n',
-            "a.csv",
-            [Sample("b_3.jpg", ("a dog", "b"), 3)],
-        ),
-        (CSV, "a.csv", [*OF_CSV, Sample("c.jpg", ("three",), "007")]),
-    ],
-)
-def test_rows_of_an_image_are_one_sample(write, content, name, expected):
-    assert read_annotations(write(content, name)) == expected
+def test_rows_of_an_image_are_one_sample_however_its_name_is_written(write):
+    assert read_annotations(write(BLIP)) == [
+        Sample("b/x_2.jpg", ("one", "three"), "coco_2", "the"),
+        Sample("a/x_1.jpg", ("two",), "coco_1"),
+    ]
+    assert read_annotations(write(CSV, "a.CSV")) == [
+        Sample("a.jpg", ("red", "four"), 5),
+        Sample("b_3.jpg", ("two",), 3),
+        Sample("c.jpg", ("three",), "007"),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -56,7 +49,7 @@ def test_rows_of_an_image_are_one_sample(write, content, name, expected):
         ({"image": "scan.v2.png"}, ("a", 2)),
         ({"image": "00017"}, ("a", 17)),
         ({"image": "x_1.jpg", "image_id": 0}, ("a", 0)),
-        ({"image": "x_1.jpg", "image_id": "seven"}, ("a", "seven")),
+        ({"image": "x_1.jpg", "id": "seven"}, ("a", "seven")),
         ({"image": "x_1.jpg", "image_id": None}, ("a", 1)),
         ({"image": "x_1.jpg", "caption": ["b", " ", "c\n"]}, ("b", "c\n", 1)),
     ],
@@ -66,29 +59,76 @@ def test_an_id_is_the_number_that_the_name_ends_in_unless_there_is_one(write, ro
     assert found == Sample(row["image"], sample[:-1], sample[-1])
 
 
-def test_where_two_names_end_in_the_same_number_all_images_have_their_paths(write):
+def test_where_names_or_ids_are_ambiguous_images_have_other_ids(write):
     names = ["111_ab5.jpg", "222_cd05.jpg", "9.jpg", "x.jpg"]  # Flickr8k's names end in hashes
     rows = [{"image": name, "caption": "a"} for name in names]
     rows[3]["image_id"] = 3
     assert [sample.image_id for sample in read_annotations(write(rows))] == [*names[:3], 3]
-
-
-def karpathy_entry(filename, split, **ids):
-    sentences = [{"raw": f"{filename} one", "tokens": []}, {"raw": f"{filename} two"}]
-    return {"filename": filename, "split": split, "sentences": sentences, **ids}
+    rows = [{"image": f"{n // 2}.jpg", "caption": "a", "id": n} for n in range(4)]  # of captions
+    assert [sample.image_id for sample in read_annotations(write(rows))] == [0, 1]
 
 
 def test_a_split_of_karpathys_file_has_its_photos_and_train_those_of_restval(write):
+    ids = {"x_5": ("train", {"filepath": "train2014", "cocoid": 5, "imgid": 0})}
+    ids.update({"y": ("val", {"imgid": 1}), "z": ("restval", {"imgid": 2})})
+    sentences = [{"raw": "one", "tokens": []}, {"raw": "two"}]
     entries = [
-        karpathy_entry("x_5.jpg", "train", filepath="train2014", cocoid=5, imgid=0),
-        karpathy_entry("y.jpg", "val", imgid=1),
-        karpathy_entry("z.jpg", "restval", imgid=2),
+        {"filename": f"{name}.jpg", "split": split, "sentences": sentences, **more}
+        for name, (split, more) in ids.items()
     ]
     path = write({"images": entries, "dataset": "coco"})
     train = read_annotations(path, "train")
-    assert train[0] == Sample("train2014/x_5.jpg", ("x_5.jpg one", "x_5.jpg two"), 5)
+    assert train[0] == Sample("train2014/x_5.jpg", ("one", "two"), 5)
     assert [sample.image_id for sample in train] == [5, 2]
     assert [sample.image for sample in read_annotations(path, "val")] == ["y.jpg"]
     assert len(read_annotations(path)) == 3
     with pytest.raises(UserError, match="no samples of split test"):
         read_annotations(path, "test")
+
+
+ROW = {"image": "x.jpg", "caption": "a dog"}
+COCO = {"images": [{"id": 1, "file_name": "x.jpg"}]}
+COCO["annotations"] = [{"image_id": 1, "caption": "a"}]
+NO_IMAGE, NO_CAPTION = (
+    "has no {}: expected text in a column".format(k) for k in ("image", "captions")
+)
+BAD = [  # content, what is said of it, the file's name
+    (" \n\n", "the file is empty: download or write it again"),
+    ("\n", "no samples: check that this is the right file", "a.csv"),
+    ("[" * 100_000, "not valid JSON: it is nested too deeply"),
+    ([], "no samples: check that this is the right file"),
+    ([{"image_id": 1, "caption": "a"}], f"row 1 {NO_IMAGE}"),
+    ([{"image": "x.jpg"}], f"row 1 {NO_CAPTION}"),
+    ([{"image": "x.jpg", "caption": [1]}], f"row 1 {NO_CAPTION}"),
+    ("x.jpg a dog\n", f"line 1 {NO_CAPTION}", "a.txt"),
+    ({"x.jpg": ["a"]}, f"row 1 {NO_IMAGE}"),
+    ({**COCO, "images": [{"id": 1}]}, f"row 1 of images {NO_IMAGE}"),
+    ({**COCO, "annotations": [{"id": 1}]}, f"row 1 of annotations {NO_CAPTION}"),
+    ({**COCO, "annotations": []}, f"row 1 of images {NO_CAPTION}"),
+    ({**COCO, "images": []}, f"captions of image_id 1 {NO_IMAGE}"),
+    ([ROW, {"image": "y.jpg", "captions": ["", " \n"]}], "row 2: y.jpg has no caption: add one"),
+    (
+        [{**ROW, "image_id": i} for i in (1, 2)],
+        "row 2: x.jpg has the image_id 2 here and 1 before: ",
+    ),
+    ([{**ROW, "prompt": p} for p in "ab"], "row 2: x.jpg has the prompt 'b' here and 'a' before"),
+    ([{**ROW, "image_id": 1}, {**ROW, "image": "b/01.jpg"}], "x.jpg and b/01.jpg have the same im"),
+]
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_bad_file_is_refused_in_one_line(write, case):
+    content, message, *named = case
+    path = write(content, *named)
+    with raises_line(UserError, start=f"{path}: {message}"):
+        read_annotations(path)
+
+
+def test_a_folder_of_photos_without_captions_is_refused(tmp_path):
+    with raises_line(
+        UserError, start=f"{tmp_path}: the folder has no photos and no metadata.jsonl"
+    ):
+        read_annotations(tmp_path)
+    (tmp_path / "a.png").touch()
+    with raises_line(UserError, start=f"{tmp_path}: a.png {NO_CAPTION}"):
+        read_annotations(tmp_path)
