@@ -14,6 +14,7 @@ COLUMNS = {
         *("image_path", "image_name", "file"),
     ),
     "captions": ("captions", "caption", "text", "comment"),
+    "references": ("references",),  # human captions beside a prediction
     "image_id": ("image_id", "cocoid", "imgid", "id"),
 }
 _COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # {column} in a prompt
@@ -22,8 +23,8 @@ _COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # {column} in a prompt
 class Row(dict):
     """The columns of a row, and those of COLUMNS as far as the row has them.
 
-    image: a file, by its `normal_name`. captions: a list of texts. image_id: an int or a str.
-    The attribute `where` is the file and the place in it, for errors, such as "a.csv: line 3".
+    image: a file, by its `normal_name`. captions, references: lists of texts. image_id: an int or a
+    str. The attribute `where` is the file and the place in it, for errors, such as "a.csv: line 3".
     """
 
     where: str

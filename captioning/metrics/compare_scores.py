@@ -13,7 +13,7 @@ from typing import Optional
 
 import numpy as np
 
-from captioning.data.caption_files import Captions, by_id
+from captioning.data.caption_files import Captions, of_images
 from captioning.metrics.bootstrap import RESAMPLES, mean_estimate, resampled_sums
 from captioning.metrics.evaluator import Scores
 from captioning.metrics.registry import METRICS, Metric, metric_of
@@ -45,7 +45,7 @@ def same_images(first: Captions, second: Captions) -> Captions:
 
     Raises UserError for an image that is missing in one of the two.
     """
-    matched = by_id(first, second)
+    matched = of_images(first, second)
     for image_id, caption in matched.items():
         if caption == ():
             raise UserError(

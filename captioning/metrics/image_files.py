@@ -6,7 +6,7 @@ from pathlib import Path
 
 from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import ImageId, ids_by_name, of_images
-from captioning.files.image_lists import read_list
+from captioning.files import rows
 from captioning.files.images import images_in
 from captioning.files.tables import is_row, is_table
 from captioning.runtime.errors import UserError
@@ -16,8 +16,8 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
     """Return {image id: image file} for all of `ids`.
 
     source: a folder, a JSON file {image id: image file}, a Parquet or Arrow data set that contains
-    the images, or another list with ids (see `captioning.files.image_lists.read_list`). Paths in a
-    JSON file or list are relative to its folder.
+    the images, or another list with ids (see `captioning.files.rows`). Paths in a JSON file or list
+    are relative to its folder.
 
     For a folder, the file names are read from `references`, if this is an annotation file or has
     COCO's format with file_name. For other ids, the folder and its subfolders are searched: a file
@@ -32,7 +32,8 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
     elif source.is_dir():
         named = {i: source / name for name, i in ids_by_name(references).items()}
     else:
-        named = {item.image_id: source.parent / item.image for item in read_list(source)}
+        found = rows.read(source, needs=["image"])
+        named = {row.get("image_id"): source.parent / row["image"] for row in found}
         if not named or None in named:
             expected = "expected {image id: image file}, or give a folder of images"
             raise UserError(f"{source}: {expected}")

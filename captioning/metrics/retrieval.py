@@ -10,9 +10,10 @@ import numpy as np
 from pydantic import Field
 
 from captioning.data.sources import annotation_paths
+from captioning.files import rows
 from captioning.files.cache import local
-from captioning.files.image_lists import LISTS, read_list
 from captioning.files.images import images_in
+from captioning.files.tables import is_table
 from captioning.metrics.bootstrap import median_estimate
 from captioning.metrics.clip import ClipOptions
 from captioning.metrics.clip_features import READ_ERRORS, ClipEvaluator, read_arrays
@@ -141,7 +142,7 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
     """Return the images of a pool. Raises UserError. `path` is one of:
 
     - a folder; its subfolders are included
-    - a list, see `captioning.files.image_lists.read_list`. In a list of names only, file names are
+    - a list, see `captioning.files.rows`. In a list of names only, file names are
       relative to the list's folder. In rows with fields, as in .csv and annotation files, they are
       relative to `root` (default: the list's folder). Repeated rows count once
     - an `.npz` file with `features`, CLIP features (P, D), and `files`, P file names. The files
@@ -152,12 +153,13 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
         pool = Pool([image for image in found if image.is_file()])  # leaves out broken links
     elif path.suffix == ".npz":
         pool = _read_features(path)
-    elif path.suffix in LISTS:
-        listed = dict.fromkeys(read_list(path))
+    elif rows.is_list(path) and not is_table(path):
         row_folder = root or path.parent
-        pool = Pool([(row_folder if i.in_row else path.parent) / i.image for i in listed])
+        listed = rows.read(path, needs=["image"])
+        files = ((row_folder if len(row) > 1 else path.parent) / row["image"] for row in listed)
+        pool = Pool(list(dict.fromkeys(files)))
     else:
-        raise UserError(f"pool: {path} is not a folder and not a {', '.join(LISTS)} or .npz file")
+        raise UserError(f"pool: {path} is not a folder, a list of images or an .npz file")
     if not pool.files:
         raise UserError(f"pool: {path} holds no images")
     return pool

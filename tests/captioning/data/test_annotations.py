@@ -89,9 +89,7 @@ def test_a_split_of_karpathys_file_has_its_photos_and_train_those_of_restval(wri
 ROW = {"image": "x.jpg", "caption": "a dog"}
 COCO = {"images": [{"id": 1, "file_name": "x.jpg"}]}
 COCO["annotations"] = [{"image_id": 1, "caption": "a"}]
-NO_IMAGE, NO_CAPTION = (
-    "has no {}: expected text in a column".format(k) for k in ("image", "captions")
-)
+NO_IMAGE, NO_CAPTION = (f"has no {k}: expected text in a column" for k in ("image", "captions"))
 BAD = [  # content, what is said of it, the file's name
     (" \n\n", "the file is empty: download or write it again"),
     ("\n", "no samples: check that this is the right file", "a.csv"),

@@ -1,4 +1,4 @@
-"""Predictions and references in every format; bad files are in bad_input/test_predictions.py."""
+"""Predictions and references in every format, and how they are matched."""
 
 import json
 
@@ -7,50 +7,75 @@ import pytest
 from captioning.data.caption_files import (
     ids_by_name,
     match_ids,
+    predictions_by_id,
     read_predictions,
     read_references,
     with_references,
 )
 from captioning.runtime.errors import UserError
+from tests.captioning.data.caption_formats import coco, karpathy
+from tests.programs import raises_line
 
 
 @pytest.fixture
 def write(tmp_path):
     """Return a function that writes a file, as JSON unless it is text, and gives its path."""
 
-    def write_file(content):
-        path = tmp_path / "file.json"
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    def write_file(content, name="file.json"):
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(content if isinstance(content, str) else json.dumps(content), "utf-8")
         return path
 
     return write_file
 
 
-def test_predictions_keep_the_ids_of_the_file_also_after_a_byte_order_mark(write):
-    entries = [{"image_id": 5, "caption": "a"}, {"image_id": "5", "caption": "", "score": 1.5}]
-    assert read_predictions(write(entries)) == {5: "a", "5": ""}
-    assert read_predictions(write("\ufeff" + json.dumps(entries[:1]))) == {5: "a"}
+def lines(*objects):
+    return "".join(json.dumps(each) + "\n" for each in objects)
 
 
-def test_lines_of_bulk_captioning_are_predictions(tmp_path):
-    path = tmp_path / "captions.jsonl"
-    lines = [{"image": "a/photo_7.jpg", "caption": "a"}, {"image_id": "x", "caption": "b"}]
-    path.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    assert read_predictions(path) == {7: "a", "x": "b"}
+SCORED = {
+    "results.json": [
+        {"image_id": 7, "caption": "a", "score": 1.5},
+        {"image_id": "x", "caption": ""},
+    ],
+    "captions.jsonl": lines(
+        {"image": "a/photo_7.jpg", "caption": "a"}, {"image_id": "x", "captions": ["", "c"]}
+    ),
+    "capevalkit.jsonl": lines(
+        {"id": 7, "caption": "a", "references": ["r"]}, {"id": "x", "caption": [""]}
+    ),
+    "captions.CSV": "caption,image_id\na,7\n,x\na,7\n",
+    "dict.json": {"x": [""], "a/7.jpg": ["a"]},
+}
 
 
-def test_the_lines_of_bulk_captioning_have_the_ids_that_references_give_their_images(tmp_path):
+@pytest.mark.parametrize("name", SCORED)
+def test_predictions_have_the_ids_of_the_file(write, name):
+    path, expected = write(SCORED[name], name), {7: "a", "x": ""}
+    if name == "dict.json":
+        expected = {"a/7.jpg": "a", "x": ""}
+    assert read_predictions(path) == expected
+    path.write_text(f"\ufeff{path.read_text()}", "utf-8")
+    assert read_predictions(path) == expected
+
+
+def test_a_folder_of_sidecars_is_predictions(tmp_path):
+    for name, text in {"a.png": "a dog\na cat\n", "b_7.png": "a bus\n"}.items():
+        (tmp_path / name).touch()
+        (tmp_path / name).with_suffix(".txt").write_text(text)
+    assert read_predictions(tmp_path) == {"a.png": "a dog", 7: "a bus"}
+
+
+def test_lines_have_the_ids_that_references_give_their_images(write):
     names = ["111_ab5.jpg", "222_cd5.jpg", "x.jpg"]  # Flickr8k's: 5 is not what they are called
-    (tmp_path / "captions.txt").write_text(
-        "image,caption\n" + "".join(f"{name},a dog\n" for name in names)
-    )
-    images = ["data/222_cd5.jpg", "data/x.jpg", "data/more_7.jpg"]
-    lines = [{"image": image, "caption": "a cat"} for image in images]
-    (tmp_path / "captions.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    ids = ids_by_name(tmp_path / "captions.txt")
-    found = read_predictions(tmp_path / "captions.jsonl", ids)
-    assert list(found) == ["222_cd5.jpg", "x.jpg", 7]
-    kept, lacking = with_references(found, read_references(tmp_path / "captions.txt"))
+    references = write("image,caption\n" + "".join(f"./{n},a dog\n" for n in names), "captions.txt")
+    images = ["data//222_cd5.jpg", "data/x.jpg", "data/more_7.jpg"]
+    path = write(lines(*({"image": i, "id": 1, "caption": "a"} for i in images[:2])), "a.jsonl")
+    ids = ids_by_name(references)
+    assert list(read_predictions(path, ids)) == ["222_cd5.jpg", "x.jpg"]
+    path = write(lines(*({"image": image, "caption": "a"} for image in images)), "a.jsonl")
+    kept, lacking = with_references(read_predictions(path, ids), read_references(references))
     assert list(kept) == ["222_cd5.jpg", "x.jpg"] and lacking == [7]
 
 
@@ -59,42 +84,43 @@ def test_references_give_ids_to_the_names_of_images(write):
     photo = {"filename": "111_ab5.jpg", "imgid": 3, "sentences": sentences, "split": "test"}
     assert ids_by_name(write({"images": [photo]})) == {"111_ab5.jpg": 3}  # Karpathy's
     assert ids_by_name(write({"heron_42.jpg": ["a"]})) == {"heron_42.jpg": "heron_42.jpg"}
-    rows = [{"file_name": "a.jpg", "id": 1}, {"file_name": ["a"], "id": 2}, {"id": 3}, "b.jpg"]
+    rows = [{"file_name": "a.jpg", "id": 1}, {"file_name": ["a"], "id": 2}, {"id": 3}]
     captions = [{"image_id": 1, "caption": "a dog"}]
     assert ids_by_name(write({"images": rows, "annotations": captions})) == {"a.jpg": 1}
 
 
-COCO = [(139, "a room"), (285, "a bear"), (139, " "), (139, "a table")]
-
-
-@pytest.mark.parametrize(
-    "document",
-    [
-        {"annotations": [{"image_id": image, "caption": text} for image, text in COCO]},
-        [
-            {"image": "val2014/COCO_val2014_000000000139.jpg", "caption": ["a room", "a table"]},
-            {"image": "val2014/COCO_val2014_000000000285.jpg", "caption": "a bear"},
-        ],
-        {139: ["a room", "", "a table"], 285: ["a bear"]},
+PAIRS = [(139, "a room"), (285, "a bear"), (139, " "), (139, "a table"), (7, "")]
+NAMES = {139: "val2014/COCO_val2014_000000000139.jpg", 285: "./285.jpg"}
+ROOM, BEAR = ["a room", "a table"], ["a bear"]
+REFERENCES = {
+    "gt.json": {"annotations": [{"image_id": i, "caption": text, "id": 9} for i, text in PAIRS]},
+    "coco.json": coco({"x.jpg": ROOM, "y.jpg": BEAR}),
+    "karpathy.json": karpathy({"139.jpg": ROOM, "285.jpg": BEAR}, {"139.jpg": "a", "285.jpg": "b"}),
+    "blip.json": [
+        {"image": NAMES[139], "caption": ROOM},
+        {"image": NAMES[285], "caption": "a bear"},
     ],
-    ids=["COCO ground truth", "BLIP annotation", "lists"],
-)
-def test_each_form_of_references_gives_the_captions_that_are_not_empty(write, document):
-    found = read_references(write(document))
-    assert {int(i): texts for i, texts in found.items()} == {
-        139: ["a room", "a table"],
-        285: ["a bear"],
-    }
+    "dict.json": {139: ["a room", "", "a table"], 285: BEAR, 7: []},
+    "capevalkit.jsonl": lines(
+        {"id": 139, "caption": "x", "references": ROOM}, {"id": 285, "references": BEAR}
+    ),
+    "a.TSV": "image_id\ttext\n" + "".join(f"{i}\t{text}\n" for i, text in PAIRS),
+}
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_each_form_of_references_gives_the_captions_that_are_not_empty(write, name):
+    found = read_references(write(REFERENCES[name], name))
+    ids = [900, 901] if name == "coco.json" else [139, 285]
+    assert {int(i): texts for i, texts in found.items()} == dict(zip(ids, (ROOM, BEAR)))
 
 
 def test_ids_match_as_text_where_they_are_unambiguous():
-    references = {139: ["a"], 285: ["b"]}
-    assert match_ids({"139": "x"}, references) == {"139": ["a"]}
+    references = {139: ["a"], 285: ["b"], "a.jpg": ["c"]}
+    assert match_ids({"139": "x", "a.jpg#3": "y"}, references) == {"139": ["a"], "a.jpg#3": ["c"]}
     assert match_ids({139: "x"}, {"139": ["a"], "285": ["b"]}) == {139: ["a"]}
     both = {139: ["a"], "139": ["b"]}
     assert match_ids({139: "x", "139": "y"}, both) == both
-    mixed = {285: "x", "139": "x"}
-    assert match_ids(mixed, references) == {285: ["b"], "139": ["a"]}
 
 
 @pytest.mark.parametrize("references", [{5: ["a"]}, {5: ["a"], 6: []}])
@@ -105,3 +131,36 @@ def test_predictions_without_references_are_refused_or_left_out(references):
         {5: "a", "7": "c"},
         [6],
     )
+
+
+TWICE = [{"image_id": 5, "caption": text} for text in "ab"]
+BAD = [
+    ([], ": no predictions: nothing to score"),
+    ('[{"image_id": 5, "cap', ": not valid JSON at line 1 (Unterminated string"),
+    ({"5": "a man"}, ": row 1 has no captions: expected text in a column"),
+    ([{"image_id": 5}], ": row 1 has no captions"),
+    ([{"caption": "a"}], ": row 1 has no image_id (an integer or a string)"),
+    (
+        [{"image_id": True, "caption": "a"}],
+        ": row 1 has image_id True: expected an integer or a st",
+    ),
+    (TWICE, ": row 2: image_id 5 occurs twice, with two captions: keep one of them"),
+    (REFERENCES["blip.json"], ": row 1 (image_id 139) has several captions, as references have"),
+    (coco({"x.jpg": ROOM}), ": row 1 of images (image_id 900) has several captions, as references"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), BAD)
+def test_bad_predictions_are_one_line(write, content, message):
+    path = write(content)
+    with raises_line(UserError, start=f"{path}{message}"):
+        read_predictions(path)
+    if isinstance(content, list):
+        with raises_line(UserError, start=f"predictions{message}"):
+            predictions_by_id(content)
+
+
+@pytest.mark.parametrize("content", [{}, {"5": "a man"}, [{"image": "a.jpg", "caption": " "}]])
+def test_a_file_without_references_is_one_line(write, content):
+    with raises_line(UserError, "no reference captions: check that this is the right file"):
+        read_references(write(content))

@@ -1,4 +1,4 @@
-"""Captions as people have them: each format gives what Karpathy's file of the same photos gives."""
+"""Captions in every format train as Karpathy's file does; and data is divided in splits."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from captioning.config import load_config
-from captioning.data import described_division, read_annotations, read_split, references
+from captioning.data import described_division, read_split, references
 from captioning.data.caption_files import read_references
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
@@ -29,7 +29,6 @@ CAPTIONS = (
     "A black dog runs across the grass .",
     "A dog shakes its head near the shore , a red ball next to it .",
     '"Dogs only" , says a sign',
-    'A man in a " Life is good " shirt',
     "4 dogs | a cat",
     "Ein Hund läuft 🐕",
 )
@@ -61,22 +60,17 @@ def configured(folder, tmp_path_factory):
     return lambda **keys: load_config(path, flags=keys)
 
 
-@pytest.fixture
-def of_karpathy(configured, tmp_path_factory):
-    """Return the configuration of Karpathy's file."""
-    path = tmp_path_factory.mktemp("karpathy") / "dataset.json"
-    path.write_text(json.dumps(karpathy(CAPTIONS_OF, SPLIT_OF)))
-    return configured(**{f"{split}_file": str(path) for split in SPLITS})
-
-
 def captions_of(samples):
-    return [(sample.image, sample.captions) for sample in samples]
+    return [(sample.image, list(sample.captions)) for sample in samples]
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_with_lists_trains_on_what_karpathys_file_trains(
-    folder, configured, of_karpathy, name
+    folder, configured, name, tmp_path_factory
 ):
+    path = tmp_path_factory.mktemp("karpathy") / "dataset.json"
+    path.write_text(json.dumps(karpathy(CAPTIONS_OF, SPLIT_OF)))
+    of_karpathy = configured(**{f"{split}_file": str(path) for split in SPLITS})
     train_file = write_captions(folder, name, CAPTIONS_OF)
     config = configured(train_file=train_file, split=write_lists(folder, SPLIT_OF))
     for split in SPLITS:
@@ -85,37 +79,28 @@ def test_a_format_with_lists_trains_on_what_karpathys_file_trains(
         truth = [list(sample.captions) for sample in expected]
         assert list(references(config, split, found).values()) == truth
     assert described_division(config) == f"split of {train_file}: 32 train, 4 val, 4 test photos"
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_each_format_gives_the_references_and_the_photos_of_its_captions(folder, name):
-    path = folder / write_captions(folder, name, CAPTIONS_OF)
-    found = read_references(path)
+    found = read_references(folder / train_file)
     assert list(found.values()) == list(CAPTIONS_OF.values())
-    images = find_images(folder, path, found)
+    images = find_images(folder, folder / train_file, found)
     assert list(images.values()) == [folder / image for image in CAPTIONS_OF]
 
 
 def test_shares_go_by_the_names_and_the_seed_alone(folder, configured):
+    split = {"val": 0.1, "test": 0.1}
+
     def test_images(captions, **keys):
         train_file = write_captions(folder, "captions.txt", captions)
-        split = {"val": 0.1, "test": 0.1}
-        return {
-            s.image
-            for s in read_split(configured(train_file=train_file, split=split, **keys), "test")
-        }
+        config = configured(train_file=train_file, split=split, **keys)
+        return {sample.image for sample in read_split(config, "test")}
 
     found = test_images(CAPTIONS_OF)
-    config = configured(train_file="captions.txt", split={"val": 0.1, "test": 0.1})
-    parts = [read_split(config, split) for split in SPLITS]
+    parts = [read_split(configured(train_file="captions.txt", split=split), s) for s in SPLITS]
     assert [len(part) for part in parts] == [32, 4, 4]
     assert sorted(sample.image for part in parts for sample in part) == NAMES
     shuffled = random.Random(5).sample(sorted(CAPTIONS_OF.items()), len(CAPTIONS_OF))
-    assert test_images(dict(shuffled)) == found
-    assert test_images({f"photos/{n}": texts for n, texts in shuffled}) == {
-        f"photos/{n}" for n in found
-    }
-    assert test_images(CAPTIONS_OF, seed=1) != found
+    assert test_images(dict(shuffled)) == found != test_images(CAPTIONS_OF, seed=1)
+    in_folder = test_images({f"photos/{name}": texts for name, texts in shuffled})
+    assert in_folder == {f"photos/{name}" for name in found}
     # As the page says, which any other program can follow.
     order = sorted(
         NAMES, key=lambda n: hashlib.blake2b(f"split {n} 42".encode(), digest_size=8).digest()
@@ -125,31 +110,30 @@ def test_shares_go_by_the_names_and_the_seed_alone(folder, configured):
 
 def test_the_rest_trains_where_lists_leave_it(folder, configured):
     train_file = write_captions(folder, "captions.txt", CAPTIONS_OF)
-    (folder / "val.txt").write_text(f"{NAMES[5][:-4]}\n")  # Flickr30k's lists have no .jpg
-    split = {"val": "val.txt"}
-    config = configured(train_file=train_file, split=split)
+    (folder / "val.txt").write_text(f"./{NAMES[5][:-4]}\n")  # Flickr30k's lists have no .jpg
+    config = configured(train_file=train_file, split={"val": "val.txt"})
     assert [sample.image for sample in read_split(config, "val")] == [NAMES[5]]
     assert len(read_split(config, "train")) == 39
     with pytest.raises(UserError, match="split divides train_file, but has no test: add it"):
         read_split(config, "test")
     (folder / "train.txt").write_text("".join(f"{name}\n" for name in NAMES[10:]))
-    config = configured(train_file=train_file, split={**split, "train": "train.txt"})
+    config = configured(train_file=train_file, split={"val": "val.txt", "train": "train.txt"})
     assert described_division(config).endswith("30 train, 1 val photos, 9 in no list")
 
 
 @pytest.mark.parametrize(
-    ("test", "val", "message"),
+    ("test", "message"),
     [
-        ("none.jpg\nother.jpg\n", NAMES[0], "2 of 2 photos have no captions in train_file, the"),
-        (NAMES[1], f"{NAMES[2]}\n{NAMES[1]}\n", f"{NAMES[1]} is also in the list of val: a "),
-        ("\n", NAMES[0], "split: test has none of the 40 photos: assign some to test"),
-        (None, NAMES[0], "cannot be read: No such file"),
+        ("none.jpg\nother.jpg\n", "2 of 2 photos have no captions in train_file, the"),
+        (NAMES[0], f"{NAMES[0]} is also in the list of val: a "),
+        ("\n", "split: test has none of the 40 photos: assign some to test"),
+        (None, "test.txt: no such file"),
     ],
 )
-def test_lists_that_do_not_fit_are_one_line(folder, configured, test, val, message):
-    for name, text in {"val.txt": val, "test.txt": test}.items():
-        if text is not None:
-            (folder / name).write_text(text)
+def test_lists_that_do_not_fit_are_one_line(folder, configured, test, message):
+    (folder / "val.txt").write_text(NAMES[0])
+    if test is not None:
+        (folder / "test.txt").write_text(test)
     train_file = write_captions(folder, "captions.txt", CAPTIONS_OF)
     config = configured(train_file=train_file, split={"val": "val.txt", "test": "test.txt"})
     with raises_line(UserError, message):
@@ -192,55 +176,32 @@ def test_the_seed_of_a_division_stays_with_it(configured):
     assert configured(split=split, seed=8).split == split == {"val": 0.1, "seed": 7}
 
 
-def test_folders_within_the_images_folder_can_be_the_splits(folder, configured):
-    for split in SPLITS:
-        (folder / split).mkdir()
-    for name, split in SPLIT_OF.items():
-        (folder / name).rename(folder / split / name)
-    for split in SPLITS:
-        own = {name: CAPTIONS_OF[name] for name in NAMES if SPLIT_OF[name] == split}
-        write_captions(folder / split, "metadata.jsonl", own)
-    config = configured(**{f"{split}_file": split for split in SPLITS})
-    for split in SPLITS:
-        samples = read_split(config, split)
-        assert all((folder / sample.image).is_file() for sample in samples)
-        assert references(config, split, samples) == read_references(folder / split)
-
-
-def test_photos_of_cocos_files_of_2017_are_found_in_the_folders_of_their_names(folder, configured):
-    parts = {"train2017": NAMES[:30], "val2017": NAMES[30:]}
-    for part, names in parts.items():
-        (folder / part).mkdir()
+@pytest.mark.parametrize("part", ["folders", "coco", "link"])
+def test_photos_in_folders_of_their_own_are_found(folder, configured, tmp_path, part):
+    """As folders with metadata, as COCO's files of 2017, and beside a link to image_root."""
+    places, keys = {"train": NAMES[:30], "val": NAMES[30:]}, {}
+    if part == "link":  # `..` behind a link leads to the folder of its target
+        (tmp_path / "links").mkdir()
+        (folder / "images").mkdir()
+        (tmp_path / "links" / "images").symlink_to(folder / "images")
+        keys = {"image_root": str(tmp_path / "links" / "images")}
+    for split, names in places.items():
+        own = {name: CAPTIONS_OF[name] for name in names}
+        place = f"{split}2017" if part == "coco" else split
+        (folder / place).mkdir()
         for name in names:
-            (folder / name).rename(folder / part / name)
-        document = coco({name: CAPTIONS_OF[name] for name in names})
-        (folder / f"captions_{part}.json").write_text(json.dumps(document))
-    files = {"train_file": "captions_train2017.json", "val_file": "captions_val2017.json"}
-    config = configured(**files)
-    for split, (part, names) in zip(("train", "val"), parts.items()):
-        expected = [(f"{part}/{name}", tuple(CAPTIONS_OF[name])) for name in names]
-        assert captions_of(read_split(config, split)) == expected
-    config = configured(**files, image_root=str(folder / "val2017"))
-    assert [sample.image for sample in read_split(config, "val")] == NAMES[30:]
-
-
-def test_photos_beside_a_link_to_the_images_are_found(folder, configured, tmp_path):
-    """`..` behind a link leads to the folder of its target."""
-    (folder / "photos").mkdir()
-    for name in NAMES:
-        (folder / name).rename(folder / "photos" / name)
-    write_captions(folder / "photos", "metadata.jsonl", CAPTIONS_OF)
-    (tmp_path / "links").mkdir()
-    (folder / "images").mkdir()
-    (tmp_path / "links" / "images").symlink_to(folder / "images")
-    config = configured(image_root=str(tmp_path / "links" / "images"), train_file="photos")
-    for sample in read_split(config, "train"):
-        assert Path(config.image_root, sample.image).is_file()
-
-
-def test_photos_without_a_text_beside_them_are_counted_in_one_line(folder):
-    write_captions(folder, "folder", CAPTIONS_OF)
-    (folder / NAMES[4]).with_suffix(".txt").unlink()
-    message = rf"1 of 40 photos have no \.txt file with captions, the first is .*{NAMES[4]}"
-    with pytest.raises(UserError, match=message):
-        read_annotations(folder)
+            (folder / name).rename(folder / place / name)
+        if part == "coco":
+            keys[f"{split}_file"] = f"captions_{place}.json"
+            (folder / keys[f"{split}_file"]).write_text(json.dumps(coco(own)))
+        else:
+            keys[f"{split}_file"] = split
+            write_captions(folder / split, "metadata.jsonl", own)
+    config = configured(**keys)
+    for split, names in places.items():
+        samples = read_split(config, split)
+        assert [Path(sample.image).name for sample in samples] == names
+        assert all(Path(config.image_root, sample.image).is_file() for sample in samples)
+    if part == "coco":
+        config = configured(**keys, image_root=str(folder / "val2017"))
+        assert [sample.image for sample in read_split(config, "val")] == NAMES[30:]

@@ -112,7 +112,7 @@ def test_ties_count_against_the_caption():
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.xml", "a", "is not a folder and not a .txt, .csv, .json, .jsonl or .npz file"),
+        ("a.xml", "a", "is not a folder, a list of images or an .npz file"),
         ("a.txt", "absent.png", "absent.png: no such image"),
         ("a.json", "[]", "holds no images"),
         ("a.npz", "broken", "cannot be read"),

@@ -5,7 +5,6 @@ import torch
 
 from captioning.config import load_config
 from captioning.data import Sample, read_annotations
-from captioning.files.image_lists import has_columns, read_list
 from captioning.models.build import captioner_from
 from captioning.models.generation import caption_images
 from captioning.models.prompts import caption_lists, check_prompts
@@ -92,12 +91,3 @@ def test_evaluation_gives_each_image_its_own_prompt_if_there_is_room(
         with raises_line(UserError, f"{key} is {room}", start=start):
             check_prompts(asked, captioner, config, key)
         check_prompts(asked, captioner, config.model_copy(update={key: room + 1}), key)
-
-
-def test_columns_are_filled_in_and_other_braces_stay(tmp_path):
-    row = '{"image": "a.jpg", "caption": "x", "prompt": " the ", "place": "Rome"}'
-    (tmp_path / "a.jsonl").write_text(row)
-    assert read_annotations(tmp_path / "a.jsonl")[0].prompt == "the"
-    (item,) = read_list(tmp_path / "a.jsonl", None, "In {place}: {prompt} {{x}}")
-    assert item.prompt == "In Rome:  the  {{x}}"
-    assert not has_columns('Answer as {"caption": "..."}')
