@@ -30,15 +30,17 @@ OURS = re.compile(r"(?:configs|scripts|docs|tests|benchmarks)/[\w./-]+")
 OWN = ("smile", "decoding", "BLIP", "baselines", "vlm", "captioning", "app", "benchmarks", "tests")
 # Programs that a page may call and that are not looked into.
 FOREIGN = (
-    *("pip", "curl", "wget", "git", "tar", "unzip", "rm", "mkdir", "cp", "mv", "ls", "cat", "head"),
+    *("pip", "curl", "wget", "git", "tar", "unzip", "rm", "cp", "mv", "ls", "cat", "head"),
     *("tail", "grep", "wc", "sleep", "nohup", "ssh", "srun", "sbatch", "scontrol", "nvidia-smi"),
     *("tensorboard", "jq", "xdg-open", "ray", "capevalkit", "lmms_eval", "node", "npm"),
 )
-NEEDED_BY_SCRIPTS = ("bash", "dirname", "nproc", "getconf", "env")
+NEEDED_BY_SCRIPTS = (
+    *("bash", "dirname", "nproc", "getconf", "env", "mkdir", "basename", "tr", "cksum", "cut"),
+)
 # What an environment variable before a command may be called, besides what our scripts read.
 KNOWN_VARIABLES = {
     *("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "HF_HUB_OFFLINE", "HF_ENDPOINT", "RAY_AUTH_MODE"),
-    "LMMS_EVAL_PLUGINS",
+    *("LMMS_EVAL_PLUGINS", "PYTHONPATH", "PYTHONSAFEPATH"),
 }
 OF_SLURM = {"SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_ID": "1", "SLURM_NNODES": "2"}
 STAND_IN = """#!/bin/bash
@@ -95,7 +97,7 @@ class Stage:
     def commands(self, block):
         """What the block calls. Raises Wrong for what bash cannot run."""
         self.record.unlink(missing_ok=True)
-        # Folders that a page makes are not there: mkdir is a stand-in, too.
+        # What a page downloads or unpacks is not there.
         text = f"set -eu -o pipefail\ncd() {{ :; }}\n{block}"
         done = subprocess.run(
             [shutil.which("bash"), "-c", text],

@@ -1,78 +1,81 @@
-"""A page with two tiny captioners, as `web/build.mjs` builds it, and photos for it."""
+"""The page with two tiny captioners, as scripts/web.sh builds and serves it."""
 
+import os
 import shutil
 import subprocess
+import sys
+from typing import NamedTuple
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from tests.web.host import Host
-
-
-@pytest.fixture(scope="session")
-def build(repository):
-    """Return a function that runs `web/build.mjs`; skip the test where it cannot run."""
-    if not shutil.which("node"):
-        pytest.skip("no Node: install Node 20 to build the page")
-    if not (repository / "web/node_modules").is_dir():
-        pytest.skip("no web/node_modules: run npm ci --prefix web")
-
-    def run(*arguments):
-        command = ["node", "web/build.mjs", *map(str, arguments)]
-        return subprocess.run(command, cwd=repository, capture_output=True, text=True)
-
-    return run
+from benchmarks.captioners import TINY
 
 
 @pytest.fixture(scope="session")
 def captioner(make_captioner):
     """Return a tiny captioner whose captions differ from photo to photo."""
     torch.manual_seed(0)
-    vit = {"embed_dim": 32, "depth": 2, "num_heads": 4, "initializer_range": 0.3}
-    captioner = make_captioner(vit=vit)
-    captioner.text_decoder.cls["predictions"].bias.data[captioner.tokenizer.end] = 4
-    return captioner
+    return make_captioner(vit={**TINY["vit"], "initializer_range": 0.3})
 
 
 @pytest.fixture(scope="session")
-def export(build, captioner, tmp_path_factory):
-    """Return the captioner's folder of transformers.js."""
+def checkpoint(captioner, vocabulary, tmp_path_factory):
+    """Return the path of the captioner's checkpoint, one.pth."""
+    path = tmp_path_factory.mktemp("checkpoints") / "one.pth"
+    config = {**TINY, "tokenizer": str(vocabulary)}
+    torch.save({"model": captioner.state_dict(), "config": config}, path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def build(repository, tmp_path_factory):
+    """Return a function that starts scripts/web.sh in a folder.
+
+    The script is in a copy of the project, so that it neither installs nor chooses an environment.
+    """
+    if not (repository / "web/node_modules").is_dir():
+        pytest.skip("no web/node_modules: run npm ci --prefix web")
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    from BLIP.export import export_onnx
+    root = tmp_path_factory.mktemp("project")
+    for entry in repository.iterdir():
+        if entry.name != "scripts":
+            (root / entry.name).symlink_to(entry)
+    shutil.copytree(repository / "scripts", root / "scripts")
+    (root / "scripts/setup.sh").write_text(f"echo '{sys.executable}'\n")
+    (root / "bin").mkdir()
+    (root / "bin/npm").symlink_to(shutil.which("true"))
+    path = os.pathsep.join([str(root / "bin"), os.environ["PATH"]])
 
-    folder = tmp_path_factory.mktemp("export") / "tiny"
-    export_onnx(captioner, folder, layout="transformers.js")
-    return folder
+    def start(folder, *checkpoints):
+        command = ["bash", root / "scripts/web.sh", *checkpoints]
+        environment = {**os.environ, "PATH": path, "PORT": "0"}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.Popen(command, cwd=folder, env=environment, **pipes)
+
+    return start
+
+
+class Built(NamedTuple):
+    """The page's address, and the folders of the two models, which are the same captioner."""
+
+    address: str
+    one: str
+    two: str
 
 
 @pytest.fixture(scope="session")
-def built(build, export, tmp_path_factory):
-    """Return the folder of the page."""
-    folder = tmp_path_factory.mktemp("built") / "page"
-    built = build(folder, f"one=The first={export}", f"two=The second={export}")
-    assert built.returncode == 0, built.stderr
-    return folder
-
-
-@pytest.fixture(scope="session")
-def host(built):
-    host = Host(built)
-    yield host
-    host.stop()
-
-
-@pytest.fixture(scope="session")
-def photos(tmp_path_factory):
-    """Return a folder of photos and of files that are none."""
-    folder = tmp_path_factory.mktemp("photos")
-    noise = np.random.default_rng(0).integers(0, 256, (50, 80, 3), dtype=np.uint8)
-    Image.fromarray(noise).save(folder / "first.png")
-    Image.effect_mandelbrot((70, 90), (-2, -1.5, 1, 1.5), 20).convert("RGB").save(
-        folder / "second.png"
-    )
-    (folder / "notes.jpg").write_text("no photo at all")
-    Image.new("1", (20_000, 10_000)).save(folder / "huge.png")
-    return folder
+def built(build, checkpoint, tmp_path_factory):
+    """Serve the page of a checkpoint and of a run's folder with the same weights."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "two").mkdir()
+    shutil.copy(checkpoint, folder / "two/checkpoint_best.pth")
+    with build(folder, checkpoint, "two/") as server:
+        try:
+            line = server.stdout.readline()
+            assert line.startswith("open http"), server.stderr.read()
+            (one,), (two,) = ((folder / "output/web/models" / n).iterdir() for n in ("one", "two"))
+            yield Built(line.split()[-1], one, two)
+        finally:
+            server.kill()

@@ -1,111 +1,49 @@
-// Loads models and captions photos beside the page, so that the page stays responsive.
+// Captions photos beside the page, so that the page stays responsive. Receives
+// { file, model, dtype, max_length } and answers { caption } or { error }, after { status }s.
 
-import { AutoImageProcessor, AutoModelForVision2Seq, Tensor, env } from "./vendor/transformers.min.js";
-import { Captioner } from "./decode.js";
-import { UserError, decode, normalise, resize } from "./pixels.js";
+import { env, pipeline } from "./vendor/transformers.min.js";
 
-env.allowRemoteModels = false;
-env.allowLocalModels = true; // below; browsers read none by default
-env.localModelPath = "./models/";
-env.useBrowserCache = false; // the service worker keeps the files
-env.useWasmCache = false;
-const wasm = env.backends.onnx.wasm;
-const runtime = new URL("./vendor/ort-wasm-simd-threaded.asyncify", import.meta.url).href;
+env.remoteHost = new URL("./models/", location.href).href;
+env.remotePathTemplate = "{model}/";
+env.useWasmCache = false; // it would need scripts from blobs, which the page's policy forbids
+const { wasm } = env.backends.onnx;
+const runtime = new URL("./vendor/ort-wasm-simd-threaded.asyncify", location.href).href;
 wasm.wasmPaths = { mjs: `${runtime}.mjs`, wasm: `${runtime}.wasm` };
-wasm.numThreads = self.crossOriginIsolated ? Math.min(navigator.hardwareConcurrency, 8) : 1;
+wasm.numThreads = crossOriginIsolated ? navigator.hardwareConcurrency : 1;
+const captioners = {};
 
-const loaded = new Map();
-let loading = null; // the model that loads; messages about files of an earlier model are ignored
-
-/** Returns the sentence that the page shows for an error. name: the model's. */
-function errorText(error, name) {
-  const text = String(error?.message ?? error);
-  if (error instanceof UserError) return text;
-  if (/memory|alloc|out of bounds|too large/i.test(text) || /^\d+$/.test(text)) {
-    return `There is not enough memory for ${name}. Choose 8 bits, or close other tabs, and try again.`;
-  }
-  if (/locate|not found|fetch|JSON|protobuf|404|not whole|undefined|Can't create a session/i.test(text)) {
-    return `The model ${name} could not be loaded: its folder models/${name} is not whole, or there is no connection. (${text.slice(0, 200)})`;
-  }
-  return `${name}: ${text.slice(0, 300)}`;
-}
-
-async function fetchJson(path) {
-  const answer = await fetch(path);
-  if (!answer.ok) throw new UserError(`The model's file ${path} is missing (${answer.status}).`);
-  return answer.json();
-}
-
-/** Removes a model's files from the browser's cache, so that they are fetched again. */
-async function removeFromCache(name) {
-  const folder = new URL(`./models/${name}/`, location.href).href;
-  for (const key of (await self.caches?.keys()) ?? []) {
-    const cache = await caches.open(key);
-    const requests = (await cache.keys()).filter(({ url }) => url.startsWith(folder));
-    await Promise.all(requests.map((request) => cache.delete(request)));
-  }
-}
-
-/** Loads a model, once. again: whether to fetch its files again. */
-async function loadModel(name, dtype, device, again) {
-  const key = `${name} ${dtype} ${device}`;
-  if (loaded.has(key)) return loaded.get(key);
-  if (again) await removeFromCache(name);
-  loading = name;
-  const sizes = new Map();
-  const progress_callback = ({ status, file, loaded: bytes }) => {
-    if (status !== "progress" || loading !== name) return;
-    sizes.set(file, bytes);
-    postMessage({ kind: "loading", name, bytes: [...sizes.values()].reduce((a, b) => a + b, 0) });
+/** Returns the model's pipeline, which is loaded once. The browser keeps its files. */
+async function load(model, dtype) {
+  const progress_callback = ({ status, progress }) => {
+    if (status === "progress_total") postMessage({ status: `Loading ${model}: ${Math.round(progress)} %` });
   };
-  const options = { dtype, device, progress_callback };
-  const [model, vocabulary, processor] = await Promise.all([
-    AutoModelForVision2Seq.from_pretrained(name, options),
-    fetchJson(`./models/${name}/tokenizer.json`),
-    AutoImageProcessor.from_pretrained(name),
-  ]);
-  const { image_mean: mean, image_std: std, size } = processor;
-  const entry = { captioner: new Captioner(model, vocabulary, Tensor), side: size.height, mean, std };
-  loaded.set(key, entry);
-  return entry;
-}
-
-async function captionPhoto({ id, file, pixels, models, damaged = [], dtype, device, settings }) {
-  let image;
+  env.cacheKey = model;
   try {
-    image = pixels ? null : await decode(file);
+    return (captioners[[model, dtype]] ??= await pipeline("image-to-text", model, { dtype, progress_callback }));
   } catch (error) {
-    postMessage({ kind: "failed", id, text: errorText(error, "this photo") });
-    models = [];
+    await self.caches?.delete(model); // a kept file may be damaged
+    throw error;
   }
-  const resized = new Map(); // side -> pixels, which models of the same size share
-  for (const name of models) {
-    let isLoaded = false;
-    try {
-      const { captioner, side, mean, std } = await loadModel(name, dtype, device, damaged.includes(name));
-      isLoaded = true;
-      postMessage({ kind: "encoding", id, name });
-      if (image && !resized.has(side)) resized.set(side, resize(image.data, image.width, image.height, side));
-      const input = pixels ?? normalise(resized.get(side), mean, std);
-      const encoded = await captioner.encode(input, side);
-      const found = await captioner.search(encoded, settings, (beam, done, all) =>
-        postMessage({ kind: "words", id, name, words: captioner.scoredWords(beam), done, all }));
-      const { tokens, score } = found;
-      postMessage({ kind: "caption", id, name, text: captioner.text(tokens), words: captioner.scoredWords(found), tokens, score });
-    } catch (error) {
-      loading = null;
-      const text = errorText(error, name);
-      const noMemory = text.startsWith("There is not enough memory");
-      // After the library has failed to make a session, it cannot make another one.
-      const restart = noMemory || !(isLoaded || error instanceof UserError || /not found|JSON/.test(text));
-      postMessage({ kind: "failed", id, name, text, restart, isDamaged: /JSON|protobuf/.test(text) });
-      if (restart) return;
-    }
-  }
-  postMessage({ kind: "done", id });
 }
 
-let queue = Promise.resolve();
-addEventListener("message", ({ data }) => {
-  queue = queue.then(() => captionPhoto(data));
-});
+/** Returns the photo in the model's size, on white. The library's own scaling skips pixels. */
+async function readPhoto(file, { width, height }) {
+  const canvas = new OffscreenCanvas(width, height);
+  const context = Object.assign(canvas.getContext("2d"), { fillStyle: "white", imageSmoothingQuality: "high" });
+  context.fillRect(0, 0, width, height);
+  context.drawImage(await createImageBitmap(file), 0, 0, width, height);
+  return canvas;
+}
+
+onmessage = async ({ data: { file, model, dtype, max_length } }) => {
+  try {
+    const captioner = await load(model, dtype);
+    const photo = await readPhoto(file, captioner.processor.image_processor.size);
+    const [{ generated_text }] = await captioner(photo, { max_length });
+    const [prompt] = captioner.model.generation_config.decoder_start_token_id;
+    const start = captioner.tokenizer.decode(prompt, { skip_special_tokens: true });
+    postMessage({ caption: generated_text.slice(start.length).trim() });
+  } catch (error) {
+    postMessage({ error: String(error?.message ?? error) });
+  }
+};
