@@ -4,7 +4,7 @@ import io
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
@@ -13,6 +13,7 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
+from captioning.data.colour import to_rgb
 from captioning.data.jpeg import MAX_SCANS, MAX_SEGMENTS, has_many_scans
 from captioning.files.images import FORMATS
 from captioning.files.reading import StrPath
@@ -59,25 +60,23 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
 
 @cache
 def _formats() -> list[str]:
-    """Return the names in FORMATS that the installed Pillow supports."""
+    """Return the names in FORMATS that are supported: HEIF, if pillow-heif is installed."""
     Image.init()
+    with suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
     return [name for name in FORMATS if name in Image.OPEN]
 
 
 def decode(image: Image.Image, name: StrPath = "") -> Image.Image:
-    """Decode the first frame of an image to RGB, with 8 bits per channel and no transparency.
+    """Decode the first frame of an image to 8-bit RGB, composed on white.
 
     The EXIF orientation is ignored, as in BLIP. Raises UserError, which names the file, if the
-    image is incomplete.
+    image is incomplete or the range of its values unknown.
     """
     with _errors_naming(name or getattr(image, "filename", "")):
-        if image.mode == "F":
-            raise ValueError("its pixels are floats, of unknown range")
-        # `convert` would clip 16-bit grey images at 255, so that they become white. Their mode is
-        # "I;16..."; for PGM files and, in older versions of Pillow, PNG files it is "I".
-        if image.mode == "I" or image.mode.startswith("I;16"):
-            image = Image.fromarray((np.asarray(image).clip(0, 65535) >> 8).astype(np.uint8))
-        return image.convert("RGB")
+        return to_rgb(image)
 
 
 def load_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
@@ -119,8 +118,10 @@ def _errors_naming(path: StrPath) -> Iterator[None]:
             f"{path}: not a readable image (more than {MAX_PIXELS} pixels): make it smaller"
         ) from None
     except UnidentifiedImageError:
+        is_heif = str(path).lower().endswith(FORMATS["HEIF"]) and "HEIF" not in _formats()
+        advice = "pip install pillow-heif" if is_heif else "replace the file"
         raise UserError(
-            f"{path}: not a readable image (none of {', '.join(FORMATS)}): replace the file"
+            f"{path}: not a readable image (none of {', '.join(_formats())}): {advice}"
         ) from None
     except Exception as error:  # decoders raise errors of many types for broken files
         reason = getattr(error, "strerror", None) or one_line(error, max_length=None)

@@ -1,6 +1,7 @@
 """Recognises image files by name, and finds them in folders on disk and in stores."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from fnmatch import fnmatch
 from typing import Optional
@@ -20,6 +21,7 @@ FORMATS = {
     "PPM": (".ppm", ".pgm", ".pbm", ".pnm"),
     "AVIF": (".avif",),
     "JPEG2000": (".jp2", ".j2k", ".jpx"),
+    "HEIF": (".heic", ".heif"),  # where pillow-heif is installed
 }
 SUFFIXES = frozenset(suffix for suffixes in FORMATS.values() for suffix in suffixes)
 
@@ -29,27 +31,33 @@ def is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in SUFFIXES
 
 
-def images_in(folder: str, recursive: bool = True, glob: Optional[str] = None) -> Iterator[str]:
+def images_in(
+    folder: str,
+    recursive: bool = True,
+    glob: Optional[str] = None,
+    left_out: Optional[Counter[str]] = None,
+) -> Iterator[str]:
     """Yield the paths of a folder's images, sorted by name, without hidden files.
 
     glob: a pattern that selects the files; they may then have any suffix. A pattern with a slash is
-    compared with the path relative to `folder`, another pattern with the file name. A symbolic link
-    is followed, unless it leads to a folder that contains the link. Raises UserError.
+    compared with the path relative to `folder`, another pattern with the file name. left_out:
+    counts the files that are not yielded, by suffix. A symbolic link is followed, unless it leads
+    to a folder that contains the link. Raises UserError.
     """
-    if not stores.is_store(folder):
-        yield from _in_folder(folder, "", recursive, glob, frozenset())
-        return
-    folder = folder.rstrip("/")
-    for address in stores.list_files(folder, recursive):
-        relative = address[len(folder) + 1 :]
-        if "/." not in f"/{relative}" and _is_wanted(relative, glob):
-            yield address
-
-
-def _is_wanted(relative: str, glob: Optional[str]) -> bool:
-    if glob is None:
-        return is_image(relative)
-    return fnmatch(relative if "/" in glob else os.path.basename(relative), glob)
+    folder = folder.rstrip("/") or "/"
+    if stores.is_store(folder):
+        files = (name[len(folder) + 1 :] for name in stores.list_files(folder, recursive))
+        files = (name for name in files if "/." not in f"/{name}")
+    else:
+        files = _files_in(folder, "", recursive, frozenset())
+    for name in files:
+        is_wanted = is_image(name)
+        if glob is not None:
+            is_wanted = fnmatch(name if "/" in glob else os.path.basename(name), glob)
+        if is_wanted:
+            yield os.path.join(folder, name)
+        elif left_out is not None:
+            left_out[os.path.splitext(name)[1] or os.path.basename(name)] += 1
 
 
 def _is_folder(entry: os.DirEntry) -> bool:
@@ -60,11 +68,11 @@ def _is_folder(entry: os.DirEntry) -> bool:
         return False
 
 
-def _in_folder(folder, relative_folder, recursive, glob, ancestors) -> Iterator[str]:
-    """Yield the wanted files in a folder.
+def _files_in(folder, relative, recursive, ancestors) -> Iterator[str]:
+    """Yield the names of a folder's files, relative to the folder of `images_in`.
 
-    relative_folder: the path of the folder relative to the folder of `images_in`. ancestors:
-    (device, inode) of the folders that contain this folder, to detect cycles of links.
+    relative: the folder's own relative path. ancestors: (device, inode) of the folders that contain
+    this folder, to detect cycles of links.
     """
     state = os.stat(folder)
     if (state.st_dev, state.st_ino) in ancestors:
@@ -76,10 +84,10 @@ def _in_folder(folder, relative_folder, recursive, glob, ancestors) -> Iterator[
     except OSError as error:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}") from error
     for name, is_folder in entries:
+        path = os.path.join(relative, name)
         if name.startswith("."):
             continue
-        path, relative = os.path.join(folder, name), os.path.join(relative_folder, name)
-        if not is_folder and _is_wanted(relative, glob):
+        if not is_folder:
             yield path
-        elif is_folder and recursive:
-            yield from _in_folder(path, relative, recursive, glob, ancestors)
+        elif recursive:
+            yield from _files_in(os.path.join(folder, name), path, recursive, ancestors)

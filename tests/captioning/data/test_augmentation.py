@@ -10,75 +10,58 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from captioning.config import load_config
-from captioning.data import (
-    MEAN,
-    STD,
-    augmentation,
-    evaluation_transform,
-    load_image,
-    normalise,
-    randaugment,
-    training_transform,
-)
-from captioning.data.image import open_image
+from captioning.data import augmentation, image, randaugment, training_transform
+from captioning.data.image import evaluation_transform, load_image, normalise
 from captioning.models.build import preprocessing_of
 
 CROP = {"scale": (0.5, 1.0), "interpolation": InterpolationMode.BICUBIC}
 SCENE = np.random.default_rng(3).integers(0, 256, (30, 40, 3), dtype=np.uint8)
-# By operation and sign (1, then -1), the means of 3 x 4 blocks of `waves`, as the original's code
-# makes them with OpenCV 4. The other operations change nothing there.
-ORIGINAL = {
-    "autocontrast": [[131, 173, 117, 144, 145, 117, 172, 133, 150, 161, 113, 160]] * 2,
-    "equalize": [[116, 172, 98, 133, 135, 97, 170, 119, 141, 157, 92, 155]] * 2,
-    "shear_x": [
-        [121, 155, 100, 131, 115, 114, 157, 114, 153, 123, 107, 145],
-        [117, 153, 110, 124, 133, 103, 144, 132, 126, 151, 112, 123],
-    ],
-    "shear_y": [
-        [111, 158, 129, 98, 135, 96, 135, 155, 131, 150, 109, 124],
-        [120, 147, 108, 139, 124, 121, 144, 103, 138, 127, 117, 150],
-    ],
-    "translate_x": [
-        [114, 155, 117, 113, 135, 100, 145, 134, 127, 153, 105, 129],
-        [133, 146, 100, 135, 115, 116, 154, 115, 146, 131, 105, 145],
-    ],
-    "translate_y": [
-        [128, 146, 104, 137, 110, 122, 151, 104, 151, 125, 108, 154],
-        [102, 155, 119, 110, 148, 99, 142, 138, 124, 149, 105, 133],
-    ],
-    "rotate": [
-        [103, 150, 115, 125, 152, 100, 154, 101, 135, 134, 113, 148],
-        [144, 140, 102, 109, 101, 115, 148, 149, 152, 143, 110, 116],
-    ],
-}
-ORDER = ["identity", "autocontrast", "identity", "identity", "equalize", *list(ORIGINAL)[2:]]
+# By operation, and by sign (1, then -1), the means of 3 x 4 blocks of `waves`, as the original's
+# code makes them with OpenCV 4. Its other operations do nothing.
+ORIGINAL = [
+    "autocontrast 131 173 117 144 145 117 172 133 150 161 113 160",
+    "equalize 116 172 98 133 135 97 170 119 141 157 92 155",
+    "shear_x 121 155 100 131 115 114 157 114 153 123 107 145",
+    "shear_x 117 153 110 124 133 103 144 132 126 151 112 123",
+    "shear_y 111 158 129 98 135 96 135 155 131 150 109 124",
+    "shear_y 120 147 108 139 124 121 144 103 138 127 117 150",
+    "translate_x 114 155 117 113 135 100 145 134 127 153 105 129",
+    "translate_x 133 146 100 135 115 116 154 115 146 131 105 145",
+    "translate_y 128 146 104 137 110 122 151 104 151 125 108 154",
+    "translate_y 102 155 119 110 148 99 142 138 124 149 105 133",
+    "rotate 103 150 115 125 152 100 154 101 135 134 113 148",
+    "rotate 144 140 102 109 101 115 148 149 152 143 110 116",
+]
 
 
 def scene(width, height):
     return Image.fromarray(SCENE).resize((width, height), Image.BICUBIC)
 
 
-def drawn(transform, image, seed):
+def drawn(transform, photo, seed):
     torch.manual_seed(seed)
-    return np.asarray(transform(image)).astype(int)
+    return np.asarray(transform(photo)).astype(int)
 
 
 def test_normalised_pixels_are_torchvisions_to_the_bit():
     pixels = torch.randint(256, (3, 20, 24, 3), dtype=torch.uint8)
-    one = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])
-    assert torch.equal(normalise(pixels), torch.stack([one(image.numpy()) for image in pixels]))
+    one = transforms.Compose([transforms.ToTensor(), transforms.Normalize(image.MEAN, image.STD)])
+    assert torch.equal(normalise(pixels), torch.stack([one(each.numpy()) for each in pixels]))
 
 
-@pytest.mark.parametrize("name", ORIGINAL)
-def test_an_operation_gives_the_originals_image(monkeypatch, name):
+@pytest.mark.parametrize("number", range(len(ORIGINAL)))
+def test_an_operation_gives_the_originals_image(monkeypatch, number):
+    name, *expected = ORIGINAL[number].split()
+    sign = -1 if ORIGINAL[number - 1].startswith(name) else 1
+    monkeypatch.setattr(randaugment, "random_sign", lambda: sign)
     y, x = np.mgrid[:60, :80]
     waves = np.stack([np.sin(x / 9 + k) * np.cos(y / 7 + k) for k in range(3)], 2) * 100 + 128
     waves[0, 0] = 0  # autocontrast differs from the original's on images without zeros
-    for sign, expected in zip((1, -1), ORIGINAL[name]):
-        monkeypatch.setattr(randaugment, "random_sign", lambda sign=sign: sign)
-        image = randaugment.OPERATIONS[ORDER.index(name)](Image.fromarray(waves.astype(np.uint8)))
-        means = np.asarray(image).reshape(3, 20, 4, 20, 3).mean((1, 3, 4)).ravel()
-        np.testing.assert_allclose(means, expected, atol=1.5)
+    order = ["identity", "autocontrast", "brightness", "sharpness", "equalize", "shear_x"]
+    order += ["shear_y", "translate_x", "translate_y", "rotate"]
+    found = randaugment.OPERATIONS[order.index(name)](Image.fromarray(waves.astype(np.uint8)))
+    means = np.asarray(found).reshape(3, 20, 4, 20, 3).mean((1, 3, 4)).ravel()
+    np.testing.assert_allclose(means, np.array(expected, float), atol=1.5)
 
 
 def test_two_operations_are_drawn_each_applied_half_of_the_time(monkeypatch):
@@ -113,13 +96,13 @@ def test_crop_and_flip_are_pillows_up_to_rounding(monkeypatch, size):
 @pytest.mark.parametrize("reduction", [2, 4, 8])
 def test_a_large_jpeg_is_decoded_at_a_fraction(tmp_path, monkeypatch, reduction):
     """Compared with a crop of the whole photo, resized by Pillow."""
-    monkeypatch.setattr(augmentation, "rand_augment", lambda image: image)
+    monkeypatch.setattr(augmentation, "rand_augment", lambda photo: photo)
     path, size = tmp_path / "photo.jpg", 51
     scene(150 * reduction, 100 * reduction).save(path, quality=95)
     for seed in range(8):
-        with open_image(path) as image:
-            pixels = drawn(training_transform(size), image, seed)
-            assert image.size == (150, 100)
+        with image.open_image(path) as photo:
+            pixels = drawn(training_transform(size), photo, seed)
+            assert photo.size == (150, 100)
         torch.manual_seed(seed)
         crop = transforms.RandomResizedCrop.get_params(
             load_image(path), CROP["scale"], (3 / 4, 4 / 3)

@@ -1,5 +1,9 @@
 """Images decoded and resized; those refused are in tests/captioning/bad_input/test_images.py."""
 
+import io
+import struct
+import sys
+import zlib
 from unittest.mock import Mock
 
 import numpy as np
@@ -7,73 +11,168 @@ import pytest
 import torch
 from PIL import Image
 
-from captioning.data import MEAN, STD, evaluation_transform, load_image
-from captioning.data.image import open_image
+from captioning.data import MEAN, STD, evaluation_transform, image, load_image
 from captioning.runtime.errors import UserError
 from captioning.runtime.start import ignore_image_sizes
 from tests.programs import raises_line
 
-GREY_RAMP = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
+GREY = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
 NOISE = np.random.default_rng(0).integers(0, 256, (12, 18, 3), dtype=np.uint8)
+SMALLEST, LARGEST = 340, 341  # tags of TIFF: SMinSampleValue and SMaxSampleValue
 
 
-def pixels(path):
-    image = load_image(path)
-    assert image.mode == "RGB"
-    return np.asarray(image)
+def pixels(content, name="a photo"):
+    read = load_image(name, io.BytesIO(content))
+    assert read.mode == "RGB"
+    return np.asarray(read)
 
 
-@pytest.mark.parametrize("suffix", ["png", "tiff", "pgm"])
-def test_values_of_sixteen_bits_are_scaled_to_eight(tmp_path, suffix):
-    path, values = tmp_path / f"grey.{suffix}", GREY_RAMP.astype(np.uint16) * 256 + 77
-    if suffix == "pgm":
-        path.write_bytes(b"P5 16 16 65535\n" + values.astype(">u2").tobytes())
-    else:
-        Image.fromarray(values).save(path)
-    np.testing.assert_array_equal(pixels(path), np.repeat(GREY_RAMP[..., None], 3, axis=2))
+def saved(values, kind, **settings):
+    file = io.BytesIO()
+    picture = values if isinstance(values, Image.Image) else Image.fromarray(values)
+    picture.save(file, kind, **settings)
+    return file.getvalue()
 
 
-def test_an_image_of_floats_is_refused(tmp_path):
-    Image.fromarray(np.random.rand(8, 8).astype(np.float32)).save(tmp_path / "float.tiff")
-    with raises_line(UserError, "float.tiff: not a readable image (its pixels are floats"):
-        load_image(tmp_path / "float.tiff")
+def deep_png(values):
+    """Return a PNG of 16 bits per colour, which Pillow does not write."""
+    height, width, _ = values.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in values.astype(">u2"))
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    content = b"\x89PNG\r\n\x1a\n"
+    for kind, data in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")):
+        checksum = struct.pack(">I", zlib.crc32(kind + data))
+        content += struct.pack(">I", len(data)) + kind + data + checksum
+    return content
+
+
+WIDE = GREY.astype(np.uint16)
+SCALED = {
+    "16 bits": saved(WIDE * 256 + 77, "PNG"),
+    "12 of 16 bits": saved(WIDE * 16 + 5, "PNG"),
+    "14 of 16 bits, as of thermal cameras": saved(WIDE * 64 + 50, "TIFF"),
+    "8 of 16 bits": saved(WIDE, "TIFF"),
+    "8 of 32 bits": saved(GREY.astype(np.int32), "TIFF"),
+    "16 of 32 bits": saved(GREY.astype(np.int32) * 257, "TIFF"),
+    "declared": saved(WIDE * 3 + 100, "TIFF", tiffinfo={SMALLEST: 100, LARGEST: 867}),
+    "declared below 0": saved(
+        GREY.astype(np.float32) - 128, "TIFF", tiffinfo={SMALLEST: -128.0, LARGEST: 127.0}
+    ),
+    "floats to 1": saved((GREY / 255).astype(np.float32), "TIFF"),
+    "floats to 255": saved(GREY.astype(np.float32), "TIFF"),
+    "PGM": b"P5 16 16 65535\n" + (WIDE * 256 + 77).astype(">u2").tobytes(),
+    "PGM of 12 bits": b"P5 16 16 4095\n" + (WIDE * 16 + 8).astype(">u2").tobytes(),
+    "dark PGM, of a declared range": b"P5 16 16 65535\n"
+    + (WIDE // 16 * 256).astype(">u2").tobytes(),
+}
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_values_are_scaled_from_the_range_that_is_declared_or_that_holds_them(name):
+    expected = GREY // 16 if name.startswith("dark") else GREY
+    np.testing.assert_array_equal(pixels(SCALED[name]), np.repeat(expected[..., None], 3, axis=2))
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (saved(GREY.astype(np.float32) * 2, "TIFF"), "values from 0 to 510, of no known range"),
+        (saved(GREY.astype(np.int32) - 1, "TIFF"), "values from -1 to 254, of no known range"),
+        (saved(GREY.astype(np.int32) * 300, "TIFF"), "values from 0 to 76500, of no known range"),
+        (deep_png(NOISE.astype(int) * 16), "16-bit colours that are almost black"),
+    ],
+)
+def test_values_of_an_unknown_range_are_refused(content, reason):
+    with raises_line(UserError, f"photo: not a readable image ({reason}: scale them to 8 bits)"):
+        pixels(content, "photo")
+
+
+def test_colours_of_8_and_16_bits_are_kept():
+    np.testing.assert_array_equal(pixels(saved(NOISE, "PNG")), NOISE)
+    np.testing.assert_array_equal(pixels(deep_png(NOISE.astype(int) * 257)), NOISE)
+    opaque = Image.fromarray(NOISE).convert("RGBA")
+    np.testing.assert_array_equal(pixels(saved(opaque, "PNG")), NOISE)
+    bits = pixels(saved(GREY > 99, "PNG"))
+    assert (bits == 255 * (GREY > 99)[..., None]).all()
+
+
+def drawing(mode):
+    """Return a PNG, all of it black: the left half is opaque, the right half transparent."""
+    alpha = Image.new("L", (8, 4))
+    alpha.paste(255, (0, 0, 4, 4))
+    if mode in ("RGBA", "LA"):
+        picture = Image.new(mode, (8, 4))
+        picture.putalpha(alpha)
+        return saved(picture, "PNG")
+    colours = {
+        "P": (0, 1),
+        "palette with alpha": (0, 1),
+        "L": (0, 9),
+        "RGB": ((0, 0, 0), (9, 0, 0)),
+    }
+    black, hidden = colours[mode]
+    picture = Image.new("P" if "palette" in mode else mode, (8, 4), black)
+    picture.paste(hidden, (4, 0, 8, 4))
+    if picture.mode == "P":
+        picture.putpalette([0] * 6)
+    return saved(picture, "PNG", transparency=bytes([255, 0]) if "alpha" in mode else hidden)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "palette with alpha", "L", "RGB"])
+def test_transparency_is_composed_on_white(mode):
+    found = pixels(drawing(mode))
+    assert (found[:, :4] == 0).all() and (found[:, 4:] == 255).all()
+
+
+def test_half_transparent_colours_are_mixed_with_white():
+    found = pixels(saved(Image.new("RGBA", (2, 2), (200, 0, 100, 128)), "PNG"))
+    np.testing.assert_allclose(found[0, 0], [227, 127, 177], atol=1)
+
+
+def test_exif_orientation_is_kept_for_programs_that_apply_it():
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    for mode in ("RGB", "RGBA"):
+        content = saved(Image.fromarray(NOISE).convert(mode), "PNG", exif=exif)
+        np.testing.assert_array_equal(pixels(content), NOISE)
+        assert load_image("", io.BytesIO(content)).getexif()[0x0112] == 6
+
+
+def test_heic_is_read_where_pillow_heif_is_installed():
+    pillow_heif = pytest.importorskip("pillow_heif")
+    file = io.BytesIO()
+    pillow_heif.from_pillow(Image.new("RGB", (64, 64), (200, 30, 60))).save(file)
+    np.testing.assert_allclose(pixels(file.getvalue())[32, 32], [200, 30, 60], atol=6)
+
+
+def test_without_pillow_heif_the_line_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    image._formats.cache_clear()
+    monkeypatch.delitem(Image.OPEN, "HEIF", raising=False)
+    with raises_line(UserError, "IMG_1.HEIC: not a readable image (none of JPEG") as error:
+        pixels(b"\0\0\0\x18ftypheic", "IMG_1.HEIC")
+    image._formats.cache_clear()
+    assert str(error.value).endswith("JPEG2000): pip install pillow-heif")
 
 
 def test_no_permission_is_one_line(tmp_path, monkeypatch):
-    Image.fromarray(NOISE).save(tmp_path / "a.png")
     monkeypatch.setattr(Image, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
+    (tmp_path / "a.png").touch()
     message = r"a\.png: not a readable image \(Permission denied\): check its permissions$"
     with pytest.raises(UserError, match=message):
-        open_image(tmp_path / "a.png")
+        load_image(tmp_path / "a.png")
 
 
-def test_black_and_white_is_scaled_and_alpha_is_dropped(tmp_path):
-    Image.fromarray(GREY_RAMP > 99).save(tmp_path / "bits.png")
-    assert (pixels(tmp_path / "bits.png") == 255 * (GREY_RAMP > 99)[..., None]).all()
-    alpha = np.full((12, 18, 1), 7, np.uint8)
-    Image.fromarray(np.concatenate([NOISE, alpha], axis=2)).save(tmp_path / "alpha.png")
-    np.testing.assert_array_equal(pixels(tmp_path / "alpha.png"), NOISE)
-
-
-def test_exif_orientation_is_not_applied(tmp_path):
-    exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter turn
-    Image.fromarray(NOISE).save(tmp_path / "turned.png", exif=exif)
-    np.testing.assert_array_equal(pixels(tmp_path / "turned.png"), NOISE)
-
-
-def test_programs_get_no_warning_of_a_large_image(tmp_path, recwarn):
-    Image.new("1", (9500, 9500)).save(tmp_path / "large.png")
+def test_programs_get_no_warning_of_a_large_image(recwarn):
     ignore_image_sizes()
-    open_image(tmp_path / "large.png").close()
+    image.open_image("", io.BytesIO(saved(Image.new("1", (9500, 9500)), "PNG"))).close()
     assert not recwarn.list
 
 
 @pytest.mark.parametrize("image_size", [8, 30])
 def test_evaluation_transform_is_a_normalised_bicubic_resize(image_size):
-    image = Image.fromarray(NOISE)
-    resized = np.asarray(image.resize((image_size, image_size), Image.BICUBIC))
+    resized = np.asarray(Image.fromarray(NOISE).resize((image_size, image_size), Image.BICUBIC))
     expected = ((resized / 255 - MEAN) / STD).transpose(2, 0, 1)
-    result = evaluation_transform(image_size)(image)
+    result = evaluation_transform(image_size)(Image.fromarray(NOISE))
     assert result.dtype == torch.float32
     np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
