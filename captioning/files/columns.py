@@ -45,10 +45,12 @@ def row_of(
     row.where = where
     for key, names in COLUMNS.items():
         names = (column,) if column and key == "image" else names
-        values = (_typed(key, columns.get(name)) for name in names)
-        row[key] = next((value for value in values if value is not None), None)
-        if row[key] is None:
-            del row[key]
+        for name in names:
+            if name in columns and (value := _typed(key, columns[name])) is not None:
+                row[key] = value
+                break
+        else:
+            row.pop(key, None)
             if key in needs:
                 names = ", ".join(names)
                 raise UserError(f"{where} has no {key}: expected text in a column {names}")
