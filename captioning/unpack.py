@@ -14,14 +14,62 @@ if __name__ == "__main__":
 
 import sys
 from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
 from PIL import Image
+from torch import Tensor
 
 from adapters.program import program_parser
-from captioning.data.tensor_file import Split, read_tensor_file
+from BLIP.weights.safe_load import PickledError, read_pickled
 from captioning.files.writing import require_folder, user_errors, write_json
+from captioning.runtime.errors import UserError
 from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line, progress
+
+START, END, PADDING = "<START>", "<END>", "<NULL>"
+CONTENT = (
+    "a dict of train_images and val_images, uint8 (N, 3, H, W); train_captions and val_captions, "
+    "ids (N, L); and vocab, which has idx_to_token, a list of the words with <START>, <END> and "
+    "<NULL>"
+)
+
+
+class Split(NamedTuple):
+    """The train or val split. images: uint8 (N, 3, H, W). captions: N texts, maybe empty."""
+
+    images: Tensor
+    captions: list[str]
+
+
+def read_tensor_file(path: Path) -> dict[str, Split]:
+    """Return {split: images and captions}, without running code from the file. Raises UserError."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file")
+    try:
+        content = read_pickled(path)
+    except (PickledError, OSError) as error:
+        raise UserError(f"{path} {error}") from None
+    try:
+        words = dict(enumerate(content["vocab"]["idx_to_token"]))
+        return {split: _split(content, split, words) for split in ("train", "val")}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"{path}: expected {CONTENT}") from None
+
+
+def _split(content: dict[str, Any], split: str, words: dict[int, str]) -> Split:
+    images, ids = content[f"{split}_images"], content[f"{split}_captions"].tolist()
+    batch, channels, _, _ = images.shape
+    is_valid = images.dtype == torch.uint8 and (batch, channels) == (len(ids), 3)
+    if not is_valid or not {START, END, PADDING} <= set(words.values()):
+        raise ValueError
+    return Split(images, [_text([words[number] for number in row]) for row in ids])
+
+
+def _text(words: list[str]) -> str:
+    end = words.index(END) if END in words else len(words)
+    said = (word for word in words[:end] if word not in (START, PADDING))
+    return " ".join(word.lower() if word == "<UNK>" else word for word in said)
 
 
 def write_split(split: Split, name: str, folder: Path, first_id: int) -> int:
