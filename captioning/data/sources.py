@@ -44,8 +44,12 @@ REFERENCES = {("coco", split): f"coco_karpathy_{split}_gt.json" for split in ("v
 
 def known_annotation(dataset: str, split: str) -> Optional[str]:
     """Return the name of a known data set's annotation file; None for another data set."""
-    name = ANNOTATIONS.get(dataset)
-    return name and name.format(split)
+    return ANNOTATIONS.get(dataset, "").format(split) or None
+
+
+def _names(value: Union[str, list[str], None]) -> list[str]:
+    names = value if isinstance(value, list) else [value] if value else []
+    return list(map(os.path.expanduser, names))
 
 
 def annotation_paths(config, split: str) -> list[Path]:
@@ -56,14 +60,13 @@ def annotation_paths(config, split: str) -> list[Path]:
     available.
     """
     known_name = known_annotation(config.dataset, split)
-    name = getattr(config, f"{split}_file") or known_name
-    if name is None:
+    names = _names(getattr(config, f"{split}_file") or known_name)
+    if not names:
         otherwise = "" if split == "train" else ", or divide train_file by the key split"
         raise UserError(
             f"dataset: {config.dataset} needs {split}_file: set it to the annotation file of "
             f"split {split}, relative to ann_root{otherwise}"
         )
-    names = name if isinstance(name, list) else [name]
     for tars in filter(is_tars, names):
         raise UserError(
             f"{split}_file: {tars}: only train_file can be tars, and then all its files must be "
@@ -77,19 +80,15 @@ def training_tars(config) -> list[str]:
 
     Returns [] if `train_file` does not name tars only.
     """
-    names = config.train_file or []
-    names = names if isinstance(names, list) else [names]
-    if not names or not all(map(is_tars, names)):
+    names = _names(config.train_file)
+    if not all(map(is_tars, names)):
         return []
     tars = [tar for name in names for tar in expand(join(config.ann_root, name))]
-    packed = [tar for tar in tars if not tar.endswith(".tar")]
-    if packed:
+    if packed := next((tar for tar in tars if not tar.lower().endswith(".tar")), None):
         raise UserError(
-            f"train_file: {packed[0]} is compressed, which allows no random access: unpack it with "
+            f"train_file: {packed} is compressed, which allows no random access: unpack it with "
             "gunzip"
         )
-    if len({tar.partition("://")[0] for tar in tars if is_store(tar)}) > 1:
-        raise UserError("train_file: tars are in different stores: name tars of one store only")
     if len(set(tars)) < len(tars):
         raise UserError(f"train_file: {max(tars, key=tars.count)} is named twice: name it once")
     return tars
@@ -144,19 +143,18 @@ def _read_samples(config, files_of: str, split: Optional[str]) -> list[Sample]:
     files_of: the split whose annotation files are read. split: the split to select within a file in
     Karpathy's format, which contains all splits; None for all.
     """
-    samples = []
-    owner = {}
+    samples, owner = [], {}
     for path in annotation_paths(config, files_of):
-        file_samples = read_annotations(path, split)
-        folder = _folder_within(config.image_root, path, file_samples[0].image)
-        for sample in file_samples:
-            if sample.image_id in owner:
+        found = read_annotations(path, split)
+        folder = _folder_within(config.image_root, path, found[0].image)
+        for sample in found:
+            if owner.setdefault(sample.image_id, path) is not path:
                 raise UserError(
                     f"{owner[sample.image_id]} and {path} both have image id {sample.image_id!r}: "
                     "name each file once, and give each image a different image_id"
                 )
-            samples.append(sample._replace(image=os.path.join(folder, sample.image)))
-        owner.update((sample.image_id, path) for sample in file_samples)
+            image = os.path.normpath(os.path.join(folder, sample.image))
+            samples.append(sample._replace(image=image))
     return samples
 
 
@@ -168,11 +166,9 @@ def _folder_within(image_root: str, path: Path, first: str) -> str:
     the folder val2017.
     """
     if path.is_dir() and not is_store(image_root):
-        folder = os.path.relpath(path, image_root)
-        if folder.startswith(os.pardir):  # if image_root is a link, its parent is the target's
-            folder = os.path.relpath(os.path.realpath(path), os.path.realpath(image_root))
-        return "" if folder == os.curdir else folder
-    folder = path.stem[len("captions_") :] if path.stem.startswith("captions_") else ""
+        # Of a link, `..` is the parent of its target.
+        return os.path.relpath(os.path.realpath(path), os.path.realpath(image_root))
+    folder = path.stem.removeprefix("captions_")
     in_folder = not Path(image_root, first).exists() and Path(image_root, folder, first).is_file()
     return folder if in_folder else ""
 
@@ -210,7 +206,7 @@ def _reference_path(config, split: str) -> Optional[Path]:
         return None
     if config.coco_gt_root is None:
         raise UserError(f"coco_gt_root is not set: set it to the folder of {name}")
-    return _find_or_download(config.coco_gt_root, name, known_name)
+    return _find_or_download(config.coco_gt_root, os.path.expanduser(name), known_name)
 
 
 def _find_or_download(folder: str, name: str, known_name: Optional[str]) -> Path:

@@ -1,9 +1,10 @@
 """Builds and caches the index of a tar: the positions and captions of the samples in the tar."""
 
 import os
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, Optional, TypedDict, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
@@ -19,28 +20,13 @@ VERSION = 3  # format of the cached files; a file of another version is rebuilt
 AT_ONCE = 16  # tars to read concurrently; reading from a store waits for the network
 
 
-class TarSummary(TypedDict):
-    """The first line of an index. version and stamp tell whether the index is valid."""
-
-    version: int
-    stamp: stores.Stamp  # of the tar
-    samples: int
-    captions: int
-    prompts: int  # samples with a prompt
-    errors: int  # samples that cannot be used
-    first: Optional[str]  # the first error
-    left_out: list[str]  # images that are not used, see `tars.samples`
-
-
-class IndexRow(TypedDict, total=False):
-    """A further line of an index: a sample, or the error of a sample that cannot be used."""
-
-    image: str  # name in the tar
-    position: int  # of the image's first byte
-    size: int  # bytes of the image
-    captions: list[str]
-    prompt: Optional[str]
-    error: str  # the only key of a sample that cannot be used
+# The first line of an index: the `version` of the format and the `stamp` of the tar, the numbers of
+# `samples`, `captions`, samples with `prompts` and `errors`, the `first` error or None, and the
+# names of the images that are `left_out`, see `tars.samples`.
+Summary = dict[str, Any]
+# A further line: `image`, its name in the tar, and its `position` and `size` there, `captions` and
+# `prompt`. Of a sample that cannot be used, only its `error`.
+IndexRow = dict[str, Any]
 
 
 class TarSample(NamedTuple):
@@ -59,7 +45,7 @@ def index_path(tar: str) -> Path:
     return cache_folder() / "tars" / f"{cache_key(location, 32)}.jsonl"
 
 
-def summaries(tars: list[str]) -> list[TarSummary]:
+def summaries(tars: list[str]) -> list[Summary]:
     """Return the summary of each tar, from its cached index if possible.
 
     A tar that has no index, or has changed since it was indexed, is read. Raises UserError, and
@@ -79,7 +65,7 @@ def summaries(tars: list[str]) -> list[TarSummary]:
     return found
 
 
-def _cached_summary(tar: str) -> Optional[TarSummary]:
+def _cached_summary(tar: str) -> Optional[Summary]:
     """Return the cached summary of a tar; None if the tar is not indexed or has changed since."""
     summary = next(read_lines(index_path(tar)), None)
     if summary and summary["version"] == VERSION and summary["stamp"] == stores.stamp(tar):
@@ -87,30 +73,30 @@ def _cached_summary(tar: str) -> Optional[TarSummary]:
     return None
 
 
-def _build_index(tar: str) -> Optional[TarSummary]:
+def _build_index(tar: str) -> Optional[Summary]:
     """Read a tar, write its index and return its summary. Returns None after a stop request."""
     if signals.stop_requested():
         return None
     path, stamp, left_out = index_path(tar), stores.stamp(tar), []
-    rows = _index_rows(tar, left_out)
-    good = [row for row in rows if "error" not in row]
-    summary = TarSummary(
-        version=VERSION,
-        stamp=stamp,
-        samples=len(good),
-        captions=sum(len(row["captions"]) for row in good),
-        prompts=sum(row["prompt"] is not None for row in good),
-        errors=len(rows) - len(good),
-        first=next((row["error"] for row in rows if "error" in row), None),
-        left_out=left_out,
-    )
+    rows = list(_index_rows(tar, left_out))
+    errors = [row["error"] for row in rows if "error" in row]
+    summary = {
+        "version": VERSION,
+        "stamp": stamp,
+        "samples": len(rows) - len(errors),
+        "captions": sum(len(row.get("captions", ())) for row in rows),
+        "prompts": sum(bool(row.get("prompt")) for row in rows),
+        "errors": len(errors),
+        "first": next(iter(errors), None),
+        "left_out": left_out,
+    }
     with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_lines(path, [summary, *rows])
     return summary
 
 
-def read_rows(tar: str, summary: TarSummary) -> list[Union[TarSample, str]]:
+def read_rows(tar: str, summary: Summary) -> list[Union[TarSample, str]]:
     """Return the samples of a tar, and the errors of those that cannot be used.
 
     The tar itself is read if its index is damaged, or if another machine that shares the cache
@@ -118,41 +104,43 @@ def read_rows(tar: str, summary: TarSummary) -> list[Union[TarSample, str]]:
     since `summary`.
     """
     first, *rows = [*read_lines(index_path(tar))] or [None]
-    if not first or None in rows or first["stamp"] != summary["stamp"]:
+    if None in (first, *rows) or first["stamp"] != summary["stamp"]:
         if stores.stamp(tar) != summary["stamp"]:
             raise UserError(f"{tar}: it has changed since training began: start again")
         rows = _index_rows(tar, [])
-    return [row["error"] if "error" in row else _sample_of(tar, row) for row in rows]
+    return [row.get("error") or _sample_of(tar, **row) for row in rows]
 
 
-def _sample_of(tar: str, row: IndexRow) -> TarSample:
-    name, span = f"{tar}/{row['image']}", stores.ByteRange(tar, row["position"], row["size"])
-    return TarSample(name, tuple(row["captions"]), name, span, row["prompt"])
+def _sample_of(
+    tar: str, image: str, position: int, size: int, captions: list, prompt: Optional[str]
+):
+    name = f"{tar}/{image}"
+    return TarSample(name, tuple(captions), name, stores.ByteRange(tar, position, size), prompt)
 
 
-def _index_rows(tar: str, left_out: list[str]) -> list[IndexRow]:
-    """Read the samples of a tar. left_out: see `tars.samples`. Raises UserError."""
-    rows = []
+def _index_rows(tar: str, left_out: list[str]) -> Iterator[IndexRow]:
+    """Yield the samples of a tar. left_out: see `tars.samples`. Raises UserError."""
     try:
         for sample in samples(tar, with_data=False, left_out=left_out):
-            rows.append(_index_row(sample, tar))
+            yield _index_row(sample, tar)
     except BrokenTar as error:
-        rows.append({"error": str(error)})
-    return rows
+        yield {"error": str(error)}
 
 
 def _index_row(sample: Sample, tar: str) -> IndexRow:
-    captions = [text.strip() for text in sample.row.get("captions", ()) if text.strip()]
-    if sample.error or not captions:
-        return {"error": sample.error or f"{tar}/{sample.key} has no caption: add one"}
     try:
-        prompt = prompt_of(sample.row)
+        row = sample.row
+        captions = [text.strip() for text in row.get("captions", ()) if text.strip()]
+        if not captions:
+            raise UserError(f"{sample.name} has no caption: add one")
+        prompt = prompt_of(row)
     except UserError as error:
         return {"error": str(error)}
-    return IndexRow(
-        image=sample.name[len(tar) + 1 :],
-        position=sample.position,
-        size=sample.size,
-        captions=captions,
-        prompt=prompt,
-    )
+    image, position, size = sample.name[len(tar) + 1 :], sample.position, sample.size
+    return {
+        "image": image,
+        "position": position,
+        "size": size,
+        "captions": captions,
+        "prompt": prompt,
+    }

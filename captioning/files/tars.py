@@ -39,8 +39,7 @@ class Sample(NamedTuple):
     - name: TAR/KEY.SUFFIX, in which TAR is the tar's path or address
     - position, size: where the image's bytes are in the unpacked tar
     - data: these bytes, if they were asked for
-    - row: the columns of KEY.json, with the captions of KEY.txt
-    - error: why KEY.json or KEY.txt cannot be read
+    - texts: {"json": content of KEY.json, "txt": content of KEY.txt}, as far as they exist
     """
 
     name: str
@@ -48,8 +47,20 @@ class Sample(NamedTuple):
     position: int
     size: int
     data: Optional[bytes]
-    row: Row
-    error: Optional[str] = None
+    texts: dict[str, bytes]
+
+    @property
+    def row(self) -> Row:
+        """The columns of KEY.json, with the captions of KEY.txt. Raises UserError."""
+        try:
+            texts = {suffix: text.decode("utf-8-sig") for suffix, text in self.texts.items()}
+        except UnicodeDecodeError:
+            raise UserError(f"{self.name}: its captions are not UTF-8 text") from None
+        columns = parse_json(texts.get("json") or "{}", self.name)
+        columns = {**columns, "image_id": self.key} if isinstance(columns, dict) else {}
+        if "txt" in texts:
+            columns["captions"] = list(map(str.strip, texts["txt"].split("\n")))
+        return row_of(columns, self.name)
 
 
 def is_tars(source: str) -> bool:
@@ -66,12 +77,11 @@ def expand(source: str) -> list[str]:
     """
     from webdataset.shardlists import expand_urls
 
-    if stores.is_store(source):
-        stores.check_address(source)
     try:
         urls = expand_urls(os.path.expanduser(source))
-    except ValueError as error:
-        raise UserError(f"{source}: not a pattern of tars: {error}") from None
+    except ValueError:
+        source = stores.without_secrets(source)
+        raise UserError(f"{source}: not a pattern of tars such as {{00..99}}.tar") from None
     for url in filter(stores.is_store, urls):
         stores.check_address(url)
     missing = [url for url in urls if not stores.is_store(url) and not os.path.isfile(url)]
@@ -112,27 +122,11 @@ def samples(
                             image = name, key, member.offset_data, member.size, data
                     if image:
                         seen.add(image[0])
-                        yield Sample(*image, *_row_and_error(texts, f"{url}/{key}"))
+                        yield Sample(*image, texts)
         except (UserError, OSError):
             raise
         except Exception as error:  # of tarfile or a decompressor
             raise BrokenTar(f"{url}: cannot be read further: {one_line(error)}") from None
-
-
-def _row_and_error(texts: dict[str, bytes], where: str) -> tuple[Row, Optional[str]]:
-    """Return `row` and `error` of a Sample. texts: {suffix: content}. where: TAR/KEY."""
-    try:
-        found = {suffix: text.decode("utf-8-sig") for suffix, text in texts.items()}
-        columns = parse_json(found.get("json", "{}"), f"{where}.json")
-    except UnicodeDecodeError:
-        return row_of({}, where), f"{where}: its captions are not UTF-8 text"
-    except UserError as error:
-        return row_of({}, where), str(error)
-    columns = dict(columns) if isinstance(columns, dict) else {}
-    columns.pop("image_id", None)  # the key is the id
-    if "txt" in found:
-        columns["captions"] = list(map(str.strip, found["txt"].split("\n")))
-    return row_of(columns, where), None
 
 
 class Tar(tarfile.TarFile):
