@@ -16,7 +16,6 @@ from pathlib import Path
 
 from adapters.program import program_parser
 from BLIP import read_checkpoint
-from captioning.files.manifest import manifest_path
 from captioning.files.stores import without_secrets
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
@@ -25,9 +24,9 @@ from captioning.runtime.progress import log_line
 
 
 def gather(source: str, path: Path) -> None:
-    """Write the checkpoint `source` to the file `path`, with a manifest. Raises UserError."""
-    for existing in filter(Path.exists, (path, manifest_path(path))):
-        raise UserError(f"{existing} exists already: choose another file name")
+    """Write the checkpoint `source` to the file `path`. Raises UserError."""
+    if path.exists():
+        raise UserError(f"{path} exists already: choose another file name")
     with value_errors_as_user_errors():
         content = read_checkpoint(source)
     content.pop("optimizer", None)

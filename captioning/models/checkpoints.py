@@ -5,16 +5,17 @@ The files in a run's folder are:
 - checkpoint_04.pth: written at the end of epoch 4
 - checkpoint_04_step00001200.pth: written within epoch 4, after 1200 steps of the run
 - weights_04.pth: only the weights of epoch 4 (`keep_checkpoints: all`)
-- checkpoint_04.json: the manifest of a checkpoint, see `captioning.files.manifest`
 - checkpoint_best.pth: a hard link to the best epoch's checkpoint, or a copy
 
-A sharded checkpoint is a folder named like the file; see `BLIP.weights.sharded_checkpoint`.
+A sharded checkpoint is a folder named like the file; see `BLIP.weights.sharded_checkpoint`. Earlier
+versions wrote a file checkpoint_04.json with a checksum, which is removed with its checkpoint.
 """
 
 import math
 import os
 import re
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -24,7 +25,6 @@ from BLIP.weights.checkpoint import check_finite, holds_tensors
 from BLIP.weights.safe_load import read_pickled
 from BLIP.weights.sharded_checkpoint import NON_TENSORS, is_sharded, read_non_tensors
 from captioning.files.cache import local, local_folder
-from captioning.files.manifest import HashedFile, manifest_path, verify, write_manifest
 from captioning.files.stores import Missing, check_address, is_bucket_address, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
@@ -35,37 +35,33 @@ from captioning.files.writing import (
     unfinished_writes,
     user_errors,
 )
+from captioning.models.sharded_checkpoint import check_shards
 from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
 MIN_KEPT = 2  # newest checkpoints that are always kept, since one may be damaged
 _STEM = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")  # file name without suffix: epoch, step
-_MANIFEST_STEM = re.compile(rf"{_STEM.pattern}|weights_\d+")  # of files that have a manifest
 
 
 def save(content: dict[str, Any], path: Path) -> None:
     """Write `content` with torch.save to a temporary file, then rename the file to `path`.
 
-    The rename happens when the file and its manifest are on disk. Raises UserError. After an error,
-    an earlier file at `path` is unchanged, but its manifest may already be the new one. This
-    matters only if a resumed run repeats an epoch or a step; other names are written once.
+    The file is renamed when it is on disk. Raises UserError; an earlier file at `path` is then
+    unchanged.
     """
-    problem = None
     try:
         with atomic_write(path) as file:
-            hashed = HashedFile(file)
-            try:
-                torch.save(content, hashed)
-            except Exception as error:  # torch replaces the OSError of a full disk
-                problem = hashed.problem or error
-                raise
-            write_manifest(hashed, path)
+            torch.save(content, file)
             if is_sharded(path):  # `path` is a folder, which the rename could not replace
                 remove(path)
     except (OSError, RuntimeError) as error:
-        reason = problem or error
-        reason = reason.strerror if isinstance(reason, OSError) and reason.strerror else reason
-        raise UserError(f"cannot write {path}: {one_line(reason)}") from error
+        reason = error
+        # torch raises a RuntimeError after the OSError of a full disk.
+        while not isinstance(reason, OSError) and reason.__context__:
+            reason = reason.__context__
+        raise UserError(
+            f"cannot write {path}: {getattr(reason, 'strerror', None) or one_line(reason)}"
+        ) from error
 
 
 def epoch_path(folder: Path, epoch: int) -> Path:
@@ -100,12 +96,11 @@ def best(folder: Path) -> Optional[Path]:
 
 
 def is_checkpoint_file(name: str) -> bool:
-    """Return whether a file in a run's folder is a checkpoint or the manifest of a checkpoint.
+    """Return whether a file in a run's folder is a checkpoint, perhaps with only weights.
 
-    name: the file's name. Files with only weights count as checkpoints.
+    name: the file's name.
     """
-    stem, _, suffix = name.rpartition(".")
-    return name == BEST or (suffix in ("pth", "json") and bool(_MANIFEST_STEM.fullmatch(stem)))
+    return name == BEST or bool(re.fullmatch(rf"({_STEM.pattern}|weights_\d+)\.pth", name))
 
 
 def resolve(name: str) -> str:
@@ -173,29 +168,21 @@ def _position(path: Path) -> tuple[int, float]:
 
 
 def remove_oldest(folder: Path, keep: int) -> None:
-    """Remove old checkpoints and their manifests. Raises UserError.
+    """Remove old checkpoints. Raises UserError.
 
     Keeps the newest `keep` checkpoints of complete epochs, and the newest MIN_KEPT of any kind.
     """
     kept = {*epoch_checkpoints(folder)[-keep:], *saved(folder)[-MIN_KEPT:]}
     for path in saved(folder):
         if path not in kept:
-            for file in (path, manifest_path(path)):
+            for file in (path, path.with_suffix(".json")):
                 with user_errors(file):
                     remove(file)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove leftovers of a killed run: temporary files, and manifests without a checkpoint.
-
-    Raises UserError.
-    """
-    orphans = [
-        path
-        for path in [*folder.glob("checkpoint_*.json"), *folder.glob("weights_*.json")]
-        if _MANIFEST_STEM.fullmatch(path.stem) and not path.with_suffix(".pth").exists()
-    ]
-    for path in [*unfinished_writes(folder), *orphans]:
+    """Remove the temporary files of a killed run. Raises UserError."""
+    for path in unfinished_writes(folder):
         with user_errors(path):
             remove(path)
 
@@ -258,6 +245,22 @@ def _check_keys(content: Any) -> None:
             raise ValueError(f"it is not a checkpoint of a run: it has no valid {name}")
 
 
+def check_whole(path: Path) -> None:
+    """Raise UserError if a bit of a checkpoint has changed, by the CRC-32 of each part of it."""
+    try:
+        if is_sharded(path):
+            check_shards(path)
+            return
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+            # torch would take a record with attributes for a folder, and not read it.
+            damaged = damaged or any(record.external_attr for record in archive.infolist())
+    except Exception as error:  # zipfile raises many types
+        raise UserError(f"{path} cannot be read: it is damaged ({one_line(error)})") from error
+    if damaged:
+        raise UserError(f"{path} cannot be read: its content differs from what was written")
+
+
 class NewestCheckpoint(NamedTuple):
     """The newest undamaged checkpoint. log_lines: a line for each newer one, which is damaged."""
 
@@ -275,17 +278,15 @@ def read_newest(folder: Path) -> Optional[NewestCheckpoint]:
     problems = {}  # {damaged checkpoint: reason}
     for path in reversed(saved(folder)):
         try:
-            verify(path)
+            check_whole(path)
             content = read(path)
         except UserError as error:
             problems[path] = str(error)
             continue
         lines = [f"skipping a checkpoint: {reason}" for reason in problems.values()]
         for damaged in problems:
-            for file in (damaged, manifest_path(damaged)):
-                with user_errors(file):
-                    if file.exists():
-                        replace(file, file.with_name(f"{file.name}.bad"))
+            with user_errors(damaged):
+                replace(damaged, damaged.with_name(f"{damaged.name}.bad"))
         return NewestCheckpoint(path, content, lines)
     if problems:
         raise UserError(

@@ -4,6 +4,8 @@ A sharded checkpoint is a folder; see `BLIP.weights.sharded_checkpoint`. The fol
 name until it is complete and synced to disk.
 """
 
+import json
+import zlib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +15,6 @@ import torch
 from torch import Tensor
 
 from BLIP.weights.sharded_checkpoint import NON_TENSORS, first_failure
-from captioning.files.manifest import manifest_of, write_manifest_of_folder
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
@@ -21,17 +22,21 @@ from captioning.files.writing import (
     replace,
     sync_folder,
     user_errors,
+    write_json,
 )
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, one_line
+
+CHECKSUMS = "checksums.json"  # in the folder: {file: CRC-32}
+CHUNK_BYTES = 1 << 22  # read at once
 
 
 def save_sharded(non_tensors: Mapping[str, Any], tensors: Mapping[str, Tensor], path: Path) -> None:
     """Write a sharded checkpoint to the folder `path`. All ranks call this.
 
     non_tensors: everything except the tensors, which rank 0 writes. tensors: {name: tensor}; a
-    tensor is sharded, or has the same values on all ranks. The manifest is written before the
-    folder gets its final name. Raises UserError on all ranks.
+    tensor is sharded, or has the same values on all ranks. CHECKSUMS is written before the folder
+    gets its final name. Raises UserError on all ranks.
     """
     import torch.distributed.checkpoint as dcp
 
@@ -51,7 +56,7 @@ def save_sharded(non_tensors: Mapping[str, Any], tensors: Mapping[str, Tensor], 
             dict(tensors), storage_writer=dcp.FileSystemWriter(str(temporary), sync_files=True)
         )
         shards = temporary.glob(f"__{distributed.rank()}_*")
-        files = {part.name: manifest_of(part) for part in shards}
+        files = {part.name: _checksum(part) for part in shards}
     except (Exception, dcp.CheckpointException) as error:
         reason = first_failure(error)
         problem = getattr(reason, "strerror", None) or one_line(reason)
@@ -67,10 +72,28 @@ def save_sharded(non_tensors: Mapping[str, Any], tensors: Mapping[str, Tensor], 
         with user_errors(path):
             for part in temporary.iterdir():
                 if part.name not in files:
-                    files[part.name] = manifest_of(part)
-            sync_folder(temporary)
-            write_manifest_of_folder(files, path)
+                    files[part.name] = _checksum(part)
+            write_json(files, temporary / CHECKSUMS)
             replace(temporary, path)
             sync_folder(path.parent)
 
     distributed.run_on_main(end)
+
+
+def check_shards(path: Path) -> None:
+    """Raise ValueError or OSError if a file of the folder differs from its checksum.
+
+    A folder of an earlier version has no checksums, and is not checked.
+    """
+    if (path / CHECKSUMS).exists():
+        for name, checksum in json.loads((path / CHECKSUMS).read_text()).items():
+            if _checksum(path / name) != checksum:
+                raise ValueError(f"{name} differs from what was written")
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as file:
+        while chunk := file.read(CHUNK_BYTES):
+            checksum = zlib.crc32(chunk, checksum)
+    return checksum

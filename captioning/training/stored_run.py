@@ -5,7 +5,7 @@ time:
 
 1. Remove outdated files other than checkpoints, such as scores of earlier weights.
 2. Upload logs and captions, then scores.
-3. Upload checkpoints: the manifest, the data, then the file that marks the checkpoint as complete.
+3. Upload checkpoints: the data, then the file that marks the checkpoint as complete.
 4. Upload the best checkpoint, then the record of its epoch.
 5. Remove old checkpoints.
 """
@@ -268,8 +268,6 @@ def _upload_stage(name: str) -> int:
         return 7
     if not is_checkpoint_file(top):
         return 2 if name.endswith("/metrics.json") else 1
-    if top.endswith(".json"):  # a manifest
-        return 3
     if top.startswith("weights_"):
         return 4
     return 6 if top == BEST else 5

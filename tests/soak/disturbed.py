@@ -8,7 +8,6 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from captioning.files.manifest import verify
 from captioning.files.writing import SUFFIX
 from captioning.models import checkpoints
 from tests.runs import Run, difference, last_step, log, saved_step, write_config
@@ -110,12 +109,10 @@ class Disturbed:
         return last_step(folder) if log(folder) else 0  # ValueError for a torn line
 
     def _saved(self, folder: Path) -> int:
-        """The step of the newest checkpoint. All must be complete and have a manifest."""
+        """The step of the newest checkpoint. All must be whole."""
         found = checkpoints.saved(folder)
         for path in found:
-            if not path.with_suffix(".json").exists():
-                raise BrokenPromise(f"{path} has no manifest")
-            verify(path)  # UserError
+            checkpoints.check_whole(path)  # UserError
             checkpoints.read(path)
         self.counts["checkpoints verified"] += len(found)
         return saved_step(folder, STEPS)

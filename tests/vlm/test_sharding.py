@@ -9,7 +9,6 @@ import torch
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
-from captioning.files.manifest import verify
 from captioning.models import checkpoints
 from captioning.training.run_state import RunState
 from tests.runs import (
@@ -56,10 +55,10 @@ def finished(config):
 def test_it_learns_as_in_one_process(finished):
     divided = finished(*DIVIDED, "vit_grad_ckpt=true")
     assert_close_runs(divided, finished(*ONE))
-    parts = [".metadata", "__0_0.distcp", "__1_0.distcp", "rest.pth"]
+    parts = [".metadata", "__0_0.distcp", "__1_0.distcp", "checksums.json", "rest.pth"]
     assert sorted(path.name for path in (divided / checkpoints.BEST).iterdir()) == parts
     for path in checkpoints.saved(divided):
-        verify(path)
+        checkpoints.check_whole(path)
 
 
 def test_one_process_ddp_and_fsdp_train_the_same_adapter(finished):

@@ -3,8 +3,9 @@
 import os
 import shutil
 import signal
+from contextlib import contextmanager
+from types import SimpleNamespace
 
-from captioning.files.manifest import HashedFile
 from captioning.models import checkpoints
 
 FILE_OPERATIONS = ("open", "fsync", "replace", "unlink", "link")
@@ -24,7 +25,14 @@ def die_at(count):
 
     for name in FILE_OPERATIONS:
         setattr(os, name, counted(getattr(os, name)))
-    HashedFile.write = counted(HashedFile.write)
+    complete = checkpoints.atomic_write
+
+    @contextmanager
+    def atomic_write(path):
+        with complete(path) as file:
+            yield SimpleNamespace(write=counted(file.write), flush=file.flush)
+
+    checkpoints.atomic_write = atomic_write
 
 
 def killed_at_each_operation(tmp_path, act, least):
@@ -51,8 +59,8 @@ def killed_at_each_operation(tmp_path, act, least):
 def newest_after_a_kill(folder):
     """Return path and content of the newest checkpoint. Checks what a kill may leave behind."""
     path, newest, problems = checkpoints.read_newest(folder)
-    assert not problems and path.with_suffix(".json").exists()
+    assert not problems
     assert newest["epoch"] in (1, 2)
     left = {file.name for file in folder.iterdir()} - {checkpoints.BEST}
-    assert len(left) == 2 * len(checkpoints.saved(folder)) >= 4, left
+    assert len(left) == len(checkpoints.saved(folder)) >= 2, left
     return path, newest

@@ -30,7 +30,6 @@ def test_a_run_learns_and_leaves_everything(done):
     assert len(log_of(folder, "epoch")) == len(log_of(folder, "val")) == 2
     assert {path.name for path in folder.iterdir()} == {
         *("checkpoint_00.pth", "checkpoint_01.pth", "checkpoint_best.pth"),
-        *("checkpoint_00.json", "checkpoint_01.json"),
         *("config.yaml", "run.json", "selected.json", "log.jsonl", "tensorboard", "result"),
     }
     saved = torch.load(folder / "checkpoint_01.pth", weights_only=True)

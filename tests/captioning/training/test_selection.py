@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from captioning.config import load_config
-from captioning.files.manifest import verify
 from captioning.metrics.coco import Coco
 from captioning.models import checkpoints
 from captioning.models.build import load_trained
@@ -130,8 +129,7 @@ def test_every_epochs_weights_are_kept_and_load_anywhere(run, done, scenes_confi
     assert [path.stem for path in checkpoints.saved(folder)] == ["checkpoint_01", "checkpoint_02"]
     for epoch in range(3):
         path = checkpoints.weights_path(folder, epoch)
-        assert path.with_suffix(".json").exists()
-        verify(path)
+        checkpoints.check_whole(path)
         content = torch.load(path, weights_only=True)
         assert content["epoch"] == epoch and not {"optimizer", "scaler"} & content.keys()
         config, captioner = load_trained(str(path), None, CPU)
