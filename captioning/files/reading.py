@@ -2,7 +2,6 @@
 
 import io
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from os import PathLike
 from pathlib import Path
@@ -39,7 +38,7 @@ def read_text(path: StrPath) -> str:
 def read_json(path: StrPath, without: Collection[str] = ()) -> Any:
     """Return the value of a JSON file. Raises UserError as `read_text` and `parse_json` do.
 
-    without: keys that are dropped from every object, to save memory.
+    without: keys whose values are dropped from every object, to save memory.
     """
     return parse_json(read_text(path), path, without=without)
 
@@ -51,12 +50,11 @@ def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collectio
     """
 
     def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):  # json would silently take the last value
-            (name, _), *_ = Counter(name for name, _ in pairs).most_common(1)
-            raise UserError(f"{path}: {name!r} occurs twice in an object: keep one")
-        for name in without:
-            found.pop(name, None)
+        found = {}
+        for name, value in pairs:
+            if name in found:  # json would silently take the last value
+                raise UserError(f"{path}: {name!r} occurs twice in an object: keep one")
+            found[name] = None if name in without else value
         return found
 
     try:
@@ -66,10 +64,10 @@ def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collectio
         raise UserError(
             f"{path}: not valid JSON at line {line} ({error.msg}): correct it"
         ) from None
-    except RecursionError:
-        raise UserError(f"{path}: not valid JSON: it is nested too deeply") from None
-    except ValueError:
-        raise UserError(f"{path}: not valid JSON: a number has thousands of digits") from None
+    except (RecursionError, ValueError):
+        raise UserError(
+            f"{path}: not valid JSON: it is nested too deeply, or a number has thousands of digits"
+        ) from None
 
 
 def parse_json_lines(lines: Iterable[str], path: StrPath) -> Iterator[tuple[int, Any]]:
@@ -110,20 +108,18 @@ def parse_yaml(text: str, where: str) -> Any:
     Only the tags of YAML itself are allowed, so that no tag can name a Python type or function.
     Raises UserError, whose text begins with `where`.
     """
-    from ruamel.yaml import YAML, YAMLError  # imported only for YAML
+    from ruamel.yaml import YAML  # imported only for YAML
 
     try:
         value = YAML(typ="safe", pure=True).load(text)
-    except YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f" at line {mark.line + 1}"
-        parts = [getattr(error, part, None) for part in ("context", "problem")]
-        problem = ", ".join(filter(None, parts)) or str(error)
-        raise UserError(f"{where}: not valid YAML{line}: {one_line(problem, None)}") from error
     except RecursionError:
         raise UserError(f"{where}: not valid YAML: it is nested too deeply") from None
-    except Exception as error:  # an impossible value, such as a 13th month or an empty "!!int"
-        raise UserError(f"{where}: not valid YAML: {error}") from error
+    except Exception as error:  # also for an impossible value, such as a 13th month
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f" at line {mark.line + 1}"
+        parts = (getattr(error, part, None) for part in ("context", "problem"))
+        problem = ", ".join(filter(None, parts)) or str(error)
+        raise UserError(f"{where}: not valid YAML{line}: {one_line(problem, None)}") from error
     _check_size(value, where)
     return value
 
@@ -132,13 +128,12 @@ def _check_size(value: Any, where: str) -> None:
     waiting, count = [value], 0
     while waiting:
         count += 1
+        part = waiting.pop()
+        waiting += (
+            part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+        )
         if count > MAX_VALUES:
             raise UserError(
                 f"{where}: more than {MAX_VALUES} values with aliases expanded: this is not a "
                 "configuration"
             )
-        part = waiting.pop()
-        if isinstance(part, dict):
-            waiting.extend(part.values())
-        elif isinstance(part, (list, tuple, set)):
-            waiting.extend(part)
