@@ -49,7 +49,7 @@ def predictions_by_id(
 
 
 def _predictions(found: Iterable[Row], where: str, ids: Mapping[str, ImageId]) -> Captions:
-    captions = {}
+    captions = {}  # {image id as text: (image id, caption)}
     for row in found:
         image_id, image = row.get("image_id"), row.get("image")
         if image is not None and image_id in (None, row.get("id")):
@@ -63,14 +63,14 @@ def _predictions(found: Iterable[Row], where: str, ids: Mapping[str, ImageId]) -
                 "give one prediction per image"
             )
         caption = next(iter(row["captions"]), "")
-        if captions.setdefault(image_id, caption) != caption:
+        if captions.setdefault(str(image_id), (image_id, caption))[1] != caption:
             raise UserError(
                 f"{row.where}: image_id {image_id!r} occurs twice, with two captions: keep one of "
                 "them"
             )
     if not captions:
         raise UserError(f"{where}: no predictions: nothing to score")
-    return captions
+    return dict(captions.values())
 
 
 def read_references(path: StrPath) -> References:
@@ -133,21 +133,14 @@ def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -
 
     Raises UserError for the first caption without references.
     """
-    by_text = {}
-    for image_id in captions:  # 139 and "139" would get the same references
-        other = by_text.setdefault(str(image_id), image_id)
-        if other != image_id and not {other, image_id} <= references.keys():
+    matched = of_images(captions, references)
+    for image_id, group in matched.items():
+        if not group:
             raise UserError(
-                f"image_id {other!r} and {image_id!r} are the same image with two predictions: "
-                "keep one of them"
+                f"image_id {image_id!r} has a prediction but no reference captions: give the "
+                "references of the same images"
             )
-    _, missing = with_references(captions, references)
-    if missing:
-        raise UserError(
-            f"image_id {missing[0]!r} has a prediction but no reference captions: give the "
-            "references of the same images"
-        )
-    return {i: list(group) for i, group in of_images(captions, references).items()}
+    return {image_id: list(group) for image_id, group in matched.items()}
 
 
 def of_images(ids: Iterable[ImageId], known: Mapping[ImageId, Any]) -> dict[ImageId, Any]:

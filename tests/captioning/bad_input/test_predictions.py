@@ -16,7 +16,10 @@ def entries(*ids):
 
 REFUSED = [
     ([], "{p}: no predictions: nothing to score"),
-    (entries(5, "5"), "image_id 5 and '5' are the same image with two predictions: keep one of"),
+    (
+        [*entries(5), {"image_id": "5", "caption": "x"}],
+        "{p}: row 2: image_id '5' occurs twice, with",
+    ),
     (entries(8, 9), "predictions and references have no image id in common: the first ones are 8 "),
 ]
 MISSING = "warning: {} of 3 images with references have no prediction and were not scored\n"
