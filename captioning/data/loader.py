@@ -7,8 +7,7 @@ neither on the number of workers nor on how many processes share the global batc
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -48,9 +47,9 @@ class Loader(DataLoader):
     ):
         """collate: maps a list of transformed images to a batch, see `Preprocessing`."""
         super().__init__(
-            _ErrorsAsValues(dataset),
+            _CollatedBatches(dataset, collate),
             batch_sampler=batch_sampler,
-            collate_fn=partial(_collate_items, collate),
+            collate_fn=_identity,
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             worker_init_fn=signals.ignore,
@@ -69,12 +68,9 @@ class Loader(DataLoader):
         self.skipped = 0
         for batch in super().__iter__():
             if isinstance(batch, UserError):
-                try:
-                    raise batch
-                finally:
-                    # The error's traceback refers to this frame. Without `del`, the frame refers to
-                    # the error, and both keep the workers alive until the garbage collector runs.
-                    del batch
+                # Not `raise batch`: the error would refer to this frame, and the frame to the
+                # error, and both would keep the workers alive until the garbage collector runs.
+                raise type(batch)(str(batch))
             for message in batch.pop("unreadable"):
                 if message not in self._logged:
                     logger.warning("skipped %s", message)
@@ -160,7 +156,7 @@ def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int)
     order = order[: len(order) // size * size]
     batches = []
     for start in range(0, len(order), POOL * size):
-        pool = sorted(order[start : start + POOL * size], key=lambda item: lengths[item])
+        pool = sorted(order[start : start + POOL * size], key=lengths.__getitem__)
         batches += [pool[i : i + size] for i in range(0, len(pool), size)]
     return [item for batch in permutation(len(batches), seed) for item in batches[batch]]
 
@@ -199,44 +195,48 @@ class _ShuffledBatches:
 
 
 @dataclass(eq=False)
-class _ErrorsAsValues(Dataset):
-    """Returns a UserError instead of raising it, because DataLoader would add a traceback."""
+class _CollatedBatches(Dataset):
+    """Makes batches of the items of a dataset, in the process that reads the items."""
 
     dataset: Dataset
+    collate: Collate
 
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def __getitems__(self, keys: Sequence) -> list:
-        """Return the items of a batch, or a list that contains only the UserError."""
+    def __getitems__(self, keys: Sequence) -> Union[Batch, UserError]:
+        """Return the batch of some items. A UserError is returned, not raised.
+
+        DataLoader would add a traceback to an error that is raised in a worker.
+        """
         try:
             if hasattr(self.dataset, "prefetch"):
                 self.dataset.prefetch(keys)
-            return [self.dataset[key] for key in keys]
+            return self._batch([self.dataset[key] for key in keys])
         except UserError as error:
-            return [error]
+            return error
+
+    def _batch(self, items: list[dict[str, Any]]) -> Batch:
+        present = [item for item in items if item["image"] is not None]
+        batch = {key: [item[key] for item in present] for key in items[0]}
+        if present:
+            batch["image"] = self.collate(batch["image"])
+            if get_worker_info() is not None and hasattr(batch["image"], "share_memory_"):
+                # If torch itself moved the images to shared memory and failed, it would only print
+                # the error, and the program would wait for the batch forever.
+                try:
+                    batch["image"].share_memory_()
+                except RuntimeError as error:
+                    raise UserError(
+                        f"a batch does not fit in shared memory ({one_line(error, None)}): enlarge "
+                        "/dev/shm (docker run --shm-size=8g), or set num_workers=0"
+                    ) from None
+        batch["unreadable"] = [message for item in items for message in item["unreadable"]]
+        return {**batch, "skipped": sum(bool(item["unreadable"]) for item in items)}
 
 
-def _collate_items(collate: Collate, items: Sequence) -> Union[Batch, UserError]:
-    if isinstance(items[0], UserError):
-        return items[0]
-    messages = [message for item in items for message in item["unreadable"]]
-    present = [item for item in items if item["image"] is not None]
-    batch = {key: [item[key] for item in present] for key in items[0]}
-    if present:
-        batch["image"] = collate(batch["image"])
-        if get_worker_info() is not None and hasattr(batch["image"], "share_memory_"):
-            # If torch itself moved the images to shared memory and failed, it would only print the
-            # error, and the program would wait for the batch forever.
-            try:
-                batch["image"].share_memory_()
-            except RuntimeError as error:
-                return UserError(
-                    f"a batch does not fit in shared memory ({one_line(error, None)}): enlarge "
-                    "/dev/shm (docker run --shm-size=8g), or set num_workers=0"
-                )
-    skipped = sum(bool(item["unreadable"]) for item in items)
-    return {**batch, "unreadable": messages, "skipped": skipped}
+def _identity(batch: Any) -> Any:
+    return batch
 
 
 class Prefetcher:
@@ -255,13 +255,11 @@ class Prefetcher:
 
     def __iter__(self) -> Iterator[Batch]:
         previous = None
-        for batch in self.batches:
-            started = self._start(batch)
-            if previous is not None:
+        for batch in chain(self.batches, [None]):
+            started = batch and self._start(batch)
+            if previous:
                 yield self._finish(*previous)
             previous = started
-        if previous is not None:
-            yield self._finish(*previous)
 
     def _start(self, batch: Batch) -> tuple[Batch, Optional[torch.cuda.Event]]:
         with torch.cuda.stream(self.stream):  # no effect if the stream is None, as on a CPU
