@@ -58,6 +58,8 @@ def read(
     Raises UserError, which names file and row.
     """
     path = os.path.expanduser(path)
+    metadata = (os.path.join(path, name) for name in METADATA)
+    path = next(filter(os.path.isfile, metadata), path)
     for place, columns in _rows(path, split):
         yield row_of(columns, f"{path}: {place}", column, needs)
 
@@ -76,7 +78,7 @@ def _rows(path: str, split: Optional[str]) -> Iterator[_Place]:
         return _text_rows(path, suffix)
     document = read_json(path)
     if isinstance(document, dict):
-        if not document.keys().isdisjoint(("images", "annotations")):
+        if any(isinstance(document.get(key), list) for key in ("images", "annotations")):
             return _coco_rows(document, path, split)
         keys = {str: "image", list: "caption"}
         document = [{"image_id": i, keys.get(type(v), ""): v} for i, v in document.items()]
@@ -89,16 +91,11 @@ def _rows(path: str, split: Optional[str]) -> Iterator[_Place]:
 
 
 def _folder_rows(folder: str) -> Iterator[_Place]:
-    for name in METADATA:
-        if os.path.isfile(path := os.path.join(folder, name)):
-            yield from ((f"{name}: {place}", columns) for place, columns in _rows(path, None))
-            return
     photo = None
     for photo in map(Path, images_in(folder)):
-        text, columns = photo.with_suffix(".txt"), {"image": str(photo.relative_to(folder))}
-        if text.is_file():
-            columns["captions"] = list(map(str.strip, _lines(str(text))))
-        yield columns["image"], columns
+        name, text = str(photo.relative_to(folder)), photo.with_suffix(".txt")
+        columns = {"captions": list(map(str.strip, _lines(str(text))))} if text.is_file() else {}
+        yield name, {"image": name, **columns}
     if photo is None:
         raise UserError(f"{folder}: the folder has no photos and no {METADATA[0]}")
 
@@ -115,20 +112,18 @@ def _lines(path: str) -> Iterator[str]:
 def _text_rows(path: str, suffix: str) -> Iterator[_Place]:
     lines = _lines(path)
     first = next(lines, "")
-    lines = chain([first], lines)
-    header = set(re.split(r'[\s",]+', first))
+    lines = enumerate(chain([first], lines), start=1)
     if re.match(r"[^\t]+#\d+\t|image_name\s*\|", first):
         return _flickr_rows(lines, path)
-    if suffix in (".csv", ".tsv") or all(
-        header.intersection(COLUMNS[k]) for k in ("image", "captions")
-    ):
-        return _table_rows(lines, "\t" if "\t" in first else ",", path)
-    names = ((f"line {n}", line.strip()) for n, line in enumerate(lines, start=1))
-    return ((place, name) for place, name in names if name)
+    header = set(re.split(r'[\s",]+', first))
+    has_both = all(header.intersection(COLUMNS[key]) for key in ("image", "captions"))
+    if has_both or suffix in (".csv", ".tsv"):
+        return _table_rows((line for _, line in lines), "\t" if "\t" in first else ",", path)
+    return ((f"line {number}", line.strip()) for number, line in lines if line.strip())
 
 
-def _flickr_rows(lines: Iterable[str], path: str) -> Iterator[_Place]:
-    for number, line in enumerate(lines, start=1):
+def _flickr_rows(lines: Iterable[tuple[int, str]], path: str) -> Iterator[_Place]:
+    for number, line in lines:
         if match := _FLICKR.fullmatch(line.rstrip("\r\n")):
             yield f"line {number}", {"image": match[1], "caption": match[2]}
         elif line.strip() and number > 1:  # the first line may be a header
@@ -167,10 +162,8 @@ def _coco_rows(document: dict, path: str, split: Optional[str]) -> Iterator[_Pla
     """
     # The authors of the split also train on "restval", the rest of COCO's validation images.
     wanted = ("train", "restval") if split == "train" else (split,)
-    images, annotations = (
-        value if isinstance(value := document.get(key), list) else []
-        for key in ("images", "annotations")
-    )
+    found = map(document.get, ("images", "annotations"))
+    images, annotations = (value if isinstance(value, list) else () for value in found)
     captions = defaultdict(list)
     for number, entry in enumerate(annotations, start=1):
         where = f"{path}: row {number} of annotations"

@@ -110,6 +110,7 @@ BAD = [
     ("a.jsonl", '["x"]', "line 1 is not an object"),
     ("a.json", '{"x": 1}', "row 1 has no image"),
     ("a.json", "[[1]]", "row 1 is not an object"),
+    ("a.json", '{"images": [5], "annotations": 5}', "row 1 of images is not an object"),
     ("a.json", "3", "not a list of images or captions: expected rows of {image, caption}"),
     ("a.json", '[{"image": "x", "image": "y"}]', "'image' occurs twice in an object: keep one"),
     (
