@@ -5,11 +5,6 @@ import io
 import json
 
 SPLITS = ("train", "val", "test")
-FLICKR_LISTS = {
-    "train": "Flickr_8k.trainImages.txt",
-    "val": "Flickr_8k.devImages.txt",
-    "test": "Flickr_8k.testImages.txt",
-}
 
 
 def flat(captions):
@@ -20,11 +15,7 @@ def flat(captions):
 def karpathy(captions, split_of):
     """The document of a dataset_*.json."""
     images = [
-        {
-            "filename": image,
-            "split": split_of[image],
-            "sentences": [{"raw": text, "tokens": text.split()} for text in texts],
-        }
+        {"filename": image, "split": split_of[image], "sentences": [{"raw": t} for t in texts]}
         for image, texts in captions.items()
     ]
     return {"dataset": "birds", "images": images}
@@ -33,28 +24,24 @@ def karpathy(captions, split_of):
 def coco(captions):
     """captions_train2017.json, whose annotations are in no order of the images."""
     ids = {image: 900 + number for number, image in enumerate(captions)}
-    images = [
-        {"license": 3, "file_name": image, "height": 427, "width": 640, "id": image_id}
-        for image, image_id in ids.items()
-    ]
+    images = [{"license": 3, "file_name": image, "id": ids[image]} for image in captions]
     rows = sorted(flat(captions), key=lambda row: row[1])
     annotations = [
         {"image_id": ids[image], "id": number, "caption": text}
         for number, (image, _, text) in enumerate(rows)
     ]
-    return {"info": {"year": 2017}, "licenses": [], "images": images, "annotations": annotations}
+    return {"info": {"year": 2017}, "images": images, "annotations": annotations}
 
 
 def flickr_token(captions):
     return "".join(f"{image}#{number}\t{text}\n" for image, number, text in flat(captions))
 
 
-def captions_txt(captions):
+def as_csv(captions, header=("image", "caption")):
     """As pandas writes it: what holds commas or quotes is in quotes."""
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["image", "caption"])
-    writer.writerows((image, caption) for image, _, caption in flat(captions))
+    writer.writerows([header, *((image, caption) for image, _, caption in flat(captions))])
     return text.getvalue()
 
 
@@ -67,22 +54,18 @@ def results_csv(captions):
 
 
 def metadata_jsonl(captions):
-    rows = [{"file_name": image, "text": text} for image, _, text in flat(captions)]
+    rows = ({"file_name": image, "text": text} for image, _, text in flat(captions))
     return "".join(json.dumps(row) + "\n" for row in rows)
-
-
-def metadata_csv(captions):
-    return captions_txt(captions).replace("image,caption", "file_name,text", 1)
 
 
 FILES = {
     "captions_train2017.json": lambda captions: json.dumps(coco(captions)),
     "Flickr8k.token.txt": flickr_token,
     "results_20130124.token": flickr_token,
-    "captions.txt": captions_txt,
+    "captions.txt": as_csv,
     "results.csv": results_csv,
     "metadata.jsonl": metadata_jsonl,
-    "metadata.csv": metadata_csv,
+    "metadata.csv": lambda captions: as_csv(captions, ("file_name", "text")),
 }
 FORMATS = (*FILES, "folder with metadata.jsonl", "folder with metadata.csv", "folder")
 
@@ -92,21 +75,10 @@ def write_captions(folder, name, captions):
 
     Of folders it is the photos', which is `folder` itself.
     """
-    if name in FILES:
-        (folder / name).write_text(FILES[name](captions), encoding="utf-8")
-        return name
     if name == "folder":
         for image, texts in captions.items():
-            beside = (folder / image).with_suffix(".txt")
-            beside.write_text("\n".join(texts) + "\n", encoding="utf-8")
+            (folder / image).with_suffix(".txt").write_text("\n".join(texts) + "\n", "utf-8")
         return "."
-    write_captions(folder, name.split()[-1], captions)
-    return "."
-
-
-def write_lists(folder, split_of):
-    """Write Flickr8k's lists of names; what `split` is then."""
-    for split, name in FLICKR_LISTS.items():
-        names = [image for image, of in split_of.items() if of == split]
-        (folder / name).write_text("".join(f"{image}\n" for image in names))
-    return FLICKR_LISTS
+    file = name.split()[-1]
+    (folder / file).write_text(FILES[file](captions), "utf-8")
+    return name if name in FILES else "."
