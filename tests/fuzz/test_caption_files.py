@@ -22,9 +22,7 @@ digits = st.sampled_from([1, 18, 30, 4300, 5000]).map(lambda count: "1" * count)
 ids = st.integers(-3, 3) | st.sampled_from(["1", "01", "a", "\N{ARABIC-INDIC DIGIT THREE}"])
 images = st.sampled_from(["a.jpg", "b_1.jpg", "c_01.png", "COCO_val2014_000000000042.jpg", ""])
 images |= st.builds("{}.jpg".format, digits)
-texts = st.sampled_from(
-    ["a dog", "a cat", "", "x" * 200, "two\nlines", "\N{SNOWMAN}", 'a "quoted", one']
-)
+texts = st.sampled_from(["a dog", "", "x" * 200, "two\nlines", "\N{SNOWMAN}", 'a "quoted", one'])
 anything = st.recursive(
     st.none() | st.booleans() | st.floats() | st.integers(-(10**30), 10**30) | any_text | digits,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3),
@@ -51,14 +49,12 @@ def files(draw):
     name = draw(st.sampled_from([*FILES, "a.json", "a.json", "a.jsonl", "any"]))
     if name == "any":
         return draw(st.sampled_from([".json", ".jsonl", ".csv"])), draw(st.binary(max_size=200))
-    if name == "a.json":
-        text = json.dumps(damaged(draw, document) if draw(st.booleans()) else document)
-    elif name == "a.jsonl":
-        rows = damaged(draw, rows) if draw(st.booleans()) else rows
-        rows = rows if isinstance(rows, list) else [rows]
-        text = "\n".join(json.dumps(row, ensure_ascii=draw(st.booleans())) for row in rows)
-    else:
+    if name in FILES:
         text = FILES[name](captions or {"a.jpg": [""]})
+    else:
+        document = damaged(draw, document) if draw(st.booleans()) else document
+        lines = document if name == "a.jsonl" and isinstance(document, list) else [document]
+        text = "\n".join(json.dumps(line, ensure_ascii=draw(st.booleans())) for line in lines)
     content = bytearray(text.encode("utf-8", "surrogatepass"))
     if content and draw(st.integers(0, 9)) == 0:
         start = draw(st.integers(0, len(content) - 1))
@@ -71,44 +67,30 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("captions")
 
 
-def or_one_line(read, path, *more):
-    """What is read, or None after one line that names the file."""
-    try:
-        return read(path, *more)
-    except UserError as error:
-        line = str(error)
-        assert line.startswith(str(path)) and len(line.splitlines()) == 1, repr(line)
-        return None
-
-
 @fuzzed(40)
-@given(files(), st.sampled_from(["train", "val", None]))
-def test_any_annotation_file_is_read_or_is_one_line(folder, file, split):
-    ending, content = file
-    path = folder / f"annotations{ending}"
-    path.write_bytes(content)
-    samples = or_one_line(read_annotations, path, split)
-    if samples is None:
-        return
-    assert samples and len({sample.image_id for sample in samples}) == len(samples)
-    for sample in samples:
-        assert isinstance(sample.image, str) and sample.image
-        assert sample.captions and all(text.strip() for text in sample.captions)
-        assert type(sample.image_id) in (int, str)
+@given(files(), files(), st.sampled_from(["train", "val", None]))
+def test_any_file_is_read_or_is_one_line(folder, first, second, split):
+    def read(reader, file, *more):
+        """What is read, or None after one line that names the file."""
+        path = folder / f"captions{file[0]}"
+        path.write_bytes(file[1])
+        try:
+            return reader(path, *more)
+        except UserError as error:
+            assert str(error).startswith(str(path)) and len(str(error).splitlines()) == 1, error
+            return None
 
-
-@fuzzed(40)
-@given(files(), files())
-def test_any_predictions_and_references_are_read_or_are_one_line(folder, first, second):
-    paths = [folder / f"predictions{first[0]}", folder / f"references{second[0]}"]
-    for path, (_, content) in zip(paths, (first, second)):
-        path.write_bytes(content)
-    predictions = or_one_line(read_predictions, paths[0])
-    references = or_one_line(read_references, paths[1])
+    samples = read(read_annotations, first, split)
+    if samples is not None:
+        assert samples and len({sample.image_id for sample in samples}) == len(samples)
+        assert all(isinstance(s.image, str) and s.image and s.captions for s in samples)
+        assert all(text.strip() for sample in samples for text in sample.captions)
+        assert {type(sample.image_id) for sample in samples} <= {int, str}
+    predictions, references = read(read_predictions, first), read(read_references, second)
     if predictions is not None:
         assert predictions and all(isinstance(text, str) for text in predictions.values())
     if references is not None:
-        assert references and all(group for group in references.values())
+        assert references and all(references.values())
         assert all(isinstance(text, str) for group in references.values() for text in group)
     if predictions and references:
         try:
