@@ -108,6 +108,8 @@ def test_shares_go_by_the_names_and_the_seed_alone(folder, configured):
         NAMES, key=lambda n: hashlib.blake2b(f"split {n} 42".encode(), digest_size=8).digest()
     )
     assert found == set(order[4:8])
+    divided = configured(split=split, seed=7).split  # a resumed run has it with its seed
+    assert configured(split=divided, seed=8).split == divided == {**split, "seed": 7}
 
 
 def test_the_rest_trains_where_lists_leave_it(folder, configured):
@@ -169,11 +171,6 @@ DIVISIONS = [
 def test_a_division_that_is_none_is_one_line(configured, split, keys, message):
     with raises_line(UserError, message):
         configured(split=split, **keys)
-
-
-def test_the_seed_of_a_division_stays_with_it(configured):
-    split = configured(split={"val": 0.1}, seed=7).split
-    assert configured(split=split, seed=8).split == split == {"val": 0.1, "seed": 7}
 
 
 @pytest.mark.parametrize("part", ["folders", "coco", "link"])

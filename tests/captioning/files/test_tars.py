@@ -66,21 +66,10 @@ def test_a_sample_has_one_image_its_place_and_its_columns(tar, with_data):
         ["a bus"],
         None,
     ]
-    assert (found[1].row["prompt"], found[1].row["width"], found[1].row.where) == (
-        "the",
-        3,
-        found[1].name,
-    )
+    assert (found[1].row["prompt"], found[1].row["width"]) == ("the", 3)
     assert left_out == [f"{tar}/in.a/k.right.png", f"{tar}/b.jpg"]
     with raises_line(UserError, start=f"{tar}/d.jpg: not valid JSON at line 1"):
         _ = found[3].row
-
-
-def test_numbers_after_a_dot_are_images_of_one_sample(tmp_path):
-    write_members(tmp_path / "a.tar", [(f"holiday.2023.{n}.png", b"x") for n in range(4)])
-    left_out = []
-    (sample,) = tars.samples(str(tmp_path / "a.tar"), left_out=left_out)
-    assert sample.name.endswith("/holiday.2023.0.png") and len(left_out) == 3
 
 
 @pytest.mark.parametrize(
@@ -180,31 +169,22 @@ def test_images_are_held_one_at_a_time(tmp_path):
             assert sample.size == 1 << 22
 
 
-@pytest.mark.parametrize("source", ["pipe:touch ran; cat {}", "file:{}"])
-def test_a_tar_name_runs_no_command(source, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    write_members(tmp_path / "00.tar", [])
-    with pytest.raises(UserError, match="1 of 1 tars are missing"):
-        tars.expand(source.format("00.tar"))
-    (tmp_path / "pipe:touch ran; cat 00.tar").write_bytes((tmp_path / "00.tar").read_bytes())
-    assert list(tars.samples("pipe:touch ran; cat 00.tar")) == []
-    assert not (tmp_path / "ran").exists()
-
-
-def test_patterns_are_expanded_and_a_folder_is_no_tar(tmp_path, monkeypatch):
+def test_patterns_are_expanded_and_a_name_runs_no_command(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
-    for number in range(2):
-        write_members(tmp_path / f"{number}.tar", [])
+    monkeypatch.chdir(tmp_path)
+    for name in ("0.tar", "1.tar", "pipe:touch ran; cat 0.tar"):
+        write_members(tmp_path / name, [])
     assert tars.expand("~/{0..1}.tar") == [str(tmp_path / f"{n}.tar") for n in range(2)]
+    assert list(tars.samples("pipe:touch ran; cat 0.tar")) == []
+    assert not (tmp_path / "ran").exists()
     for pattern, line in {
-        "~/{0..2}.tar": "1 of 3 tars are missing",
-        "~/{0..": "not a patt",
+        "~/{0..2}.tar": "1 of 3 tars are missing, the first is ",
+        "file:0.tar": "1 of 1 tars are missing",
+        "s3://key:S3CR3T@b/{0..": "s3://b/{0..: not a pattern of tars",
+        "s3://key:S3CR3T@b/{0..1}.tar": "s3://b/0.tar: an address with a user",
     }.items():
-        with pytest.raises(UserError, match=line):
+        with raises_line(UserError, start=line):
             tars.expand(pattern)
-    with pytest.raises(UserError, match=r"^s3://b/\{0\.\.: not a pattern of tars") as raised:
-        tars.expand("s3://key:S3CR3T@b/{0..")
-    assert "S3CR3T" not in str(raised.value)
     (tmp_path / "photos.tar").mkdir()
     assert not tars.is_tars(str(tmp_path / "photos.tar"))
     assert all(map(tars.is_tars, ["a.tar", "A.TAR.GZ", "s3://b/{0..9}.tgz?x=1"]))
