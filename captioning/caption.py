@@ -1,13 +1,13 @@
-"""Caption a photo, a folder, a list or tar shards with a checkpoint.
+"""Caption photos, folders, lists or tar shards with a checkpoint.
 
-    python -m captioning.caption output/caption_coco photos --out captions.jsonl
-    python -m captioning.caption Qwen/Qwen2.5-VL-7B photos --out captions.jsonl \\
-        --backend openai --url http://localhost:8000/v1
-    python -m captioning.caption blip.pth 'shards/{00000..00099}.tar' --out captions.jsonl \\
-        --config configs/caption_coco.yaml --num_beams 5 --num_return 3
+    bash scripts/caption.sh output/caption_coco photos --out captions.jsonl num_beams=5
+    bash scripts/caption.sh blip.pth 'shards/{00000..00099}.tar' --out captions.jsonl \\
+        --config configs/caption_coco.yaml --num_return 3
+    bash scripts/caption.sh Qwen/Qwen2.5-VL-7B photos --out captions.jsonl \\
+        --url http://localhost:8000/v1
 
-Writes one JSON line per image. The same command continues a run that was stopped. --engine ray uses
-several GPUs and machines. See docs/captioning.md.
+Writes one JSON line per image. The same command continues a run that was stopped. A machine's GPUs
+are all used, by torchrun; --engine ray uses those of a cluster. See docs/captioning.md.
 """
 
 if __name__ == "__main__":
@@ -16,29 +16,24 @@ if __name__ == "__main__":
     tune_process()  # before torch is imported
 
 import argparse
-import contextlib
-import importlib.util
 import os
 import re
+import sys
+from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any
 
 import torch
 
-from adapters.card import UNKNOWN
 from adapters.program import program_parser
-from captioning.bulk import filtering, served, stored_output
-from captioning.bulk.cluster import Cluster
+from captioning.bulk import filtering, ray_engine, served
 from captioning.bulk.filtering import FilteredModel
-from captioning.bulk.local_engine import LocalEngine
-from captioning.bulk.model import CaptionerLoader, CheckpointModel
-from captioning.bulk.ray_engine import RayEngine
+from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning
-from captioning.config import Config, keys_of
-from captioning.config.rerankers import RERANKERS
+from captioning.config import Config, keys_of, parse_overrides
 from captioning.files import stores
+from captioning.files.columns import normal_name
 from captioning.files.images import is_image
 from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
@@ -47,292 +42,160 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import leave, run_program, show_warnings
 from captioning.runtime.progress import log_line
 
-# {configuration key of decoding: help of the flag with the same name}. The key `sample` is not
-# here, because its flag has another name, --do_sample.
-DECODING = {
-    "num_beams": "beams; 1 is greedy",
-    "max_length": "most tokens of a caption, including the prompt",
-    "min_length": "fewest tokens of a caption",
-    "length_penalty": "for beams: above 0 favours longer captions",
-    "repetition_penalty": "above 1 disfavours tokens that the caption already has",
-    "no_repeat_ngram_size": "n-grams of this many tokens occur once in a caption",
-    "num_beam_groups": "groups of diverse beam search",
-    "diversity_penalty": "for a token that another group has just chosen",
-    "top_p": "sample from the likeliest tokens that together have this probability",
-    "top_k": "sample from this many tokens at most; 0 means all",
-    "temperature": "temperature of sampling",
-    "min_p": "sample from tokens with at least this fraction of the best one's probability",
-    "typical_p": "sample from the typical tokens that together have this probability",
-    "rerank": f"choose among candidates by {', '.join(RERANKERS)}",
-    "num_candidates": "candidates per image",
-    "candidates": "samples or beams",
-    "rerank_weight": "weight of log p(caption without image) in mmi and judge, 0 to 1",
-    "rerank_judge": "checkpoint of the judge",
-    "guidance_scale": "scale of classifier-free guidance; 1 switches it off",
-    "contrastive_alpha": "alpha of visual contrastive decoding; 0 switches it off",
-    "contrastive_beta": "its minimum probability of a token, as a share of the best one's",
-    "contrastive_noise": "its noise: a diffusion step out of 1,000",
-}
-# An unfinished run continues only if the input, the captioner's settings and the values of these
-# flags are the same.
-IDENTITY_FLAGS = (
-    "config",
-    "num_return",
-    "existing",
-    "captions",
-    "prefix",
-    "suffix",
-    "sidecar",
-    "language",
-    "write_shards",
-    "glob",
-    "root",
-    "column",
-    "recursive",
+# An unfinished run continues only if the values of these arguments are the same.
+IDENTITY = (
+    *("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar", "language"),
+    *("write_shards", "shard_size", "glob", "root", "column", "recursive", "filter", "itm_model"),
 )
-# Flags that set the configuration key of the same name.
-CONFIG_FLAGS = (*DECODING, "seed", "num_workers", "precision")
+# Flags of earlier versions whose configuration key has another name.
+RENAMED = {"do_sample": "sample", "batch_size": "eval_batch_size"}
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = program_parser(
-        "python -m captioning.caption",
+        "bash scripts/caption.sh",
         __doc__,
-        usage="%(prog)s CHECKPOINT INPUT --out FILE [options]; --help lists them",
+        usage="%(prog)s CHECKPOINT INPUT ... --out FILE [key=value ...] [options]",
     )
-    _add_run_flags(parser.add_argument)
-    group = parser.add_argument_group
-    _add_decoding_flags(group("decoding (default: as in the checkpoint's run)").add_argument)
-    _add_served_model_flags(group("a served model (CHECKPOINT is its name)").add_argument)
-    _add_input_flags(group("which images").add_argument)
-    _add_output_flags(group("what is written").add_argument)
-    return parser
-
-
-def _add_run_flags(add: Callable) -> None:
-    add(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        help="a run's folder, a file (path, URL or hf://), or a name",
-    )
-    add(
-        "input", metavar="INPUT", help="photo, folder, list (.txt .csv .json .jsonl) or .tar shards"
-    )
+    add = parser.add_argument
+    add("checkpoint", metavar="CHECKPOINT", help="a run's folder, a file (path, URL or hf://)")
+    add("inputs", metavar="INPUT", nargs="+", help="photo, folder, list, .parquet or .tar shards")
     add("--out", required=True, help="a .jsonl file, on disk or in a store")
     add("--config", help="a YAML file, for a checkpoint without a configuration")
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
-    add("--precision", choices=tuple(DTYPES), help="default: bf16 on a GPU, else fp32")
-    add("--batch_size", type=int, help="images per batch; default: as configured")
-    add("--num_workers", type=int, help="processes that read images; default: as configured")
-    add("--engine", choices=("process", "ray"), help="default: one process; ray for several GPUs")
-    add("--ray-address", "--ray_address", metavar="HOST:PORT", help="a cluster's address, or auto")
-
-
-def _add_decoding_flags(add: Callable) -> None:
-    for name, help_text in DECODING.items():
-        value_type = Config.model_fields[name].annotation
-        value_type = value_type if value_type in (int, float) else str
-        add(f"--{name}", type=value_type, help=help_text)
-    add("--clip_model", help="of --rerank clip; default: OpenAI's ViT-B/32")
-    add("--do_sample", action="store_true", help="sample instead of searching")
-    add("--seed", type=int, help="seed of sampling")
-    add("--num_return", "--num_return_sequences", type=int, default=1, help="captions per image")
-
-
-def _add_served_model_flags(add: Callable) -> None:
-    add("--backend", choices=("checkpoint", "openai"), default="checkpoint")
+    add("--num_return", type=int, default=1, help="captions per image")
+    add("--engine", choices=("process", "ray"), default="process", help="ray: a Ray cluster")
+    _add_input_flags(parser.add_argument_group("which images").add_argument)
+    _add_output_flags(parser.add_argument_group("what is written").add_argument)
+    add = parser.add_argument_group("a served model (CHECKPOINT is its name)").add_argument
     add("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
     add("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
-    add("--concurrency", type=int, help=f"requests at once; default: {served.DEFAULT_CONCURRENCY}")
+    add("--concurrency", type=int, help=f"requests at once; default: {served.CONCURRENCY}")
+    return parser
 
 
-def _add_input_flags(add: Callable) -> None:
+def _add_input_flags(add) -> None:
     add("--recursive", action=argparse.BooleanOptionalAction, default=True, help="read subfolders")
     add("--glob", help="files of a folder, such as '*.jpg' or 'cats/*'")
-    add("--root", type=_location, help="folder of a list's paths; default: the list's own folder")
+    add("--root", type=normal_name, help="folder of a list's paths; default: the list's own")
     add("--column", help="a list's column of paths; default: image, path, ...")
-    add(
-        "--existing",
-        choices=("skip", "overwrite"),
-        default="skip",
-        help="what to do with images that have a caption",
-    )
+    add("--existing", choices=("skip", "overwrite"), default="skip", help="captions that exist")
     add("--captions", help="existing captions, in any training format")
     add("--retry-failed", "--retry_failed", action="store_true", help="retry images that failed")
-    add("--verify", action="store_true", help="find gaps, and repair them")
+    add("--verify", action="store_true", help="leave damaged lines out, and read all tars again")
     add("--restart", action="store_true", help="abandon an unfinished run")
 
 
-def _add_output_flags(add: Callable) -> None:
+def _add_output_flags(add) -> None:
     add("--prefix", default="", help="put before each caption")
     add("--suffix", default="", help="put after each caption")
-    add(
-        "--sidecar",
-        nargs="?",
-        const=".txt",
-        metavar=".EXT",
-        help="write text files (or .xmp) next to the photos",
-    )
-    add("--language", metavar="TAG", help="the captions' language, such as en")
-    add("--write-shards", "--write_shards", type=_location, metavar="FOLDER")
+    add("--sidecar", nargs="?", const=".txt", metavar=".EXT", help="text files beside the photos")
+    add("--language", metavar="TAG", help="of captions in .xmp sidecars, such as en")
+    add("--write-shards", "--write_shards", type=normal_name, metavar="FOLDER")
+    add("--shard_size", type=int, default=256, help="images in a unit of work and a shard")
     add("--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file")
-    add("--itm_model", help="for --filter and --rerank itm: a retrieval checkpoint of BLIP")
-    add("--parquet", type=_location, metavar="FILE")
-    add("--metadata", type=_location, metavar="FILE", help="metadata.jsonl of the datasets library")
-    add("--kohya", type=_location, metavar="FILE", help="JSON of kohya's trainers; other keys stay")
-    add("--license", default=UNKNOWN, help="of the cards of data sets")
-    add("--shard_size", type=int, help="images per shard, for a folder or list")
+    add("--itm_model", help="a retrieval checkpoint of BLIP, for --filter and rerank=itm")
+    add("--parquet", type=normal_name, metavar="FILE")
+    add("--metadata", type=normal_name, metavar="FILE", help="metadata.jsonl of `datasets`")
 
 
-def _location(text: str) -> str:
-    """Return a path or a store address without redundant slashes."""
-    return text.rstrip("/") if stores.is_store(text) else str(Path(text))
-
-
-def parse_arguments(argv=None) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Return the arguments; `overrides` has the arguments of the form key=value."""
     parser = build_parser()
-    arguments = parser.parse_args(argv)
-    minimums = {
-        "batch_size": 1,
-        "num_workers": 0,
-        "num_return": 1,
-        "shard_size": 1,
-        "seed": 0,
-        "concurrency": 1,
-    }
-    for name, minimum in minimums.items():
-        value = getattr(arguments, name)
-        if value is not None and value < minimum:
-            parser.error(f"--{name} is {value}; it has to be {minimum} or more")
-    if arguments.verify and arguments.existing != "skip":
-        parser.error(
-            f"--verify keeps existing captions, --existing {arguments.existing} does not: leave "
-            "one of them out"
-        )
-    if arguments.clip_model and arguments.rerank != "clip":
-        parser.error("--clip_model goes with --rerank clip")
-    if arguments.backend == "openai" and arguments.engine == "ray":
-        parser.error("--engine ray is for a checkpoint; --backend openai has --concurrency")
-    if arguments.ray_address and arguments.engine != "ray":
-        parser.error("--ray-address needs --engine ray")
-    extension = arguments.sidecar
-    if extension is not None and not re.fullmatch(r"\.[^/]*[^/.]", extension):
-        parser.error(f"--sidecar is {extension!r}; it has to be an extension such as .txt")
-    if extension is not None and is_image(f"image{extension}"):
-        parser.error(f"--sidecar {extension} would replace photos; use an extension such as .txt")
-    if arguments.language and not re.fullmatch(r"[a-zA-Z]{2,8}(-\w{1,8})*", arguments.language):
-        parser.error(f"--language is {arguments.language!r}; expected a tag such as en")
+    arguments = parser.parse_intermixed_args(_with_overrides(argv, parser))
+    words = arguments.inputs
+    overrides = [word for word in words if re.match(r"\w+=", word) and not os.path.exists(word)]
+    arguments.inputs = [normal_name(word) for word in words if word not in overrides]
+    arguments.overrides = overrides
+    if not arguments.inputs:
+        parser.error("INPUT is missing: a photo, folder, list, .parquet or .tar shards")
+    for name in ("num_return", "shard_size", "concurrency"):
+        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
+            parser.error(f"--{name} is {getattr(arguments, name)}; it has to be 1 or more")
+    suffix, language = arguments.sidecar, arguments.language
+    if suffix is not None and (not re.fullmatch(r"\.[^/]*[^/.]", suffix) or is_image(f"a{suffix}")):
+        parser.error(f"--sidecar is {suffix!r}; it has to be a suffix of texts, such as .txt")
+    if language and not re.fullmatch(r"[a-zA-Z]{2,8}(-\w{1,8})*", language):
+        parser.error(f"--language is {language!r}; expected a tag such as en")
     return arguments
 
 
-def config_changes(arguments: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    """Return {configuration key: value} for the flags that are set.
+def _with_overrides(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Return the arguments with decoding flags of earlier versions as key=value."""
+    words, own = [], parser._option_string_actions
+    argv = iter(argv)
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        key = flag[2:].replace("-", "_")
+        key = RENAMED.get(key, key)
+        if flag.startswith("--") and flag not in own and key in Config.model_fields:
+            value = value if equals else "true" if key == "sample" else next(argv, "")
+            log_line(f"{flag} becomes {key}={value}: flags of configuration keys go")
+            word = f"{key}={value}"
+        words.append(word)
+    return words
 
-    These values replace those in the checkpoint's configuration. The precision is always included:
-    by default bf16 on a GPU, else fp32.
+
+def checkpoint_loader(arguments: argparse.Namespace, changes: dict[str, Any], device: torch.device):
+    """Return the settings that identify the captioner, and a function that loads it.
+
+    changes: {configuration key: value}. Raises UserError.
     """
-    values = {name: getattr(arguments, name) for name in CONFIG_FLAGS}
-    reranker = RERANKERS.get(arguments.rerank)
-    if reranker and reranker.model:
-        values[reranker.model] = getattr(arguments, reranker.model)
-    values["eval_batch_size"] = arguments.batch_size
-    values["sample"] = arguments.do_sample or None
-    if arguments.precision is None:
-        values["precision"] = "bf16" if device.type == "cuda" else "fp32"
-    elif arguments.precision == "int8":
-        values["compile"] = False
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def choose_cluster(arguments: argparse.Namespace) -> Optional[Cluster]:
-    """Return the Ray cluster to caption on; None to caption in this process.
-
-    Without --engine and --device, all GPUs of this machine are used if Ray is installed. Raises
-    UserError.
-    """
-    if arguments.engine is None and arguments.device == "auto" and torch.cuda.device_count() > 1:
-        if importlib.util.find_spec("ray"):
-            return Cluster(None, "auto")
-        gpus = torch.cuda.device_count()
-        log_line(f"captioning on one of {gpus} GPUs; to use all of them: pip install ray")
-    if arguments.engine != "ray":
-        return None
-    return Cluster(arguments.ray_address or os.environ.get("RAY_ADDRESS"), arguments.device)
-
-
-def checkpoint_loader(arguments: argparse.Namespace, device: torch.device) -> CaptionerLoader:
-    """Return the loader of a checkpoint. Raises UserError."""
+    for name in ("prompt", "concurrency"):
+        if getattr(arguments, name) is not None:
+            raise UserError(f"--{name} is for a served model, with --url")
+    if changes.get("rerank") == "itm" and arguments.itm_model:
+        changes.setdefault("itm_model", arguments.itm_model)
+    changes.setdefault("precision", "bf16" if device.type == "cuda" else "fp32")
+    if changes["precision"] == "int8":
+        changes["compile"] = False
     checkpoint = checkpoints.resolve(arguments.checkpoint)
-    changes = config_changes(arguments, device)
-    speed_keys = keys_of("speed")
-    identity = {
-        "checkpoint": stores.without_secrets(checkpoint),
-        "checkpoint_time": checkpoints.version_of(checkpoint),
-        **{name: value for name, value in changes.items() if name not in speed_keys},
-    }
-    for key in ("rerank_judge", "itm_model"):
-        if key in changes:
-            identity[key] = stores.without_secrets(changes[key])
-            identity[f"{key}_time"] = checkpoints.version_of(changes[key])
-    load = partial(
-        CheckpointModel, checkpoint, arguments.config, changes, arguments.num_return, device
-    )
-    return CaptionerLoader(identity, load)
-
-
-def with_filter(
-    arguments: argparse.Namespace, loader: CaptionerLoader, device: torch.device
-) -> CaptionerLoader:
-    """Return a loader that also loads the filter. Raises UserError."""
-    itm_model = arguments.itm_model
-    default = "bf16" if device.type == "cuda" else "fp32"
-    dtype = DTYPES[arguments.precision or default]
-    dtype = torch.float32 if dtype == torch.int8 else dtype
-    identity = {
-        **loader.identity,
-        "filter": arguments.filter,
-        "itm_model": stores.without_secrets(itm_model),
-        "itm_model_time": checkpoints.version_of(itm_model),
-    }
-    load = partial(FilteredModel, arguments.filter, itm_model, device, dtype, loader.load)
-    return CaptionerLoader(identity, load)
+    speed = keys_of("speed")
+    settings = {key: value for key, value in changes.items() if key not in speed}
+    models = {"checkpoint": checkpoint}
+    models.update((key, changes[key]) for key in ("rerank_judge", "itm_model") if key in changes)
+    for key, model in models.items():
+        settings[key] = stores.without_secrets(model)
+        settings[f"{key}_time"] = checkpoints.version_of(model)
+    arguments_of = (checkpoint, arguments.config, changes, arguments.num_return, device)
+    return settings, partial(CheckpointModel, *arguments_of)
 
 
 def caption(arguments: argparse.Namespace) -> None:
     """Caption the input. Raises UserError, Stopped."""
-    itm_model = arguments.itm_model if arguments.filter or arguments.rerank != "itm" else None
-    arguments.filter = filtering.checked_filter(arguments.filter, itm_model)
-    fields = set(Request.__dataclass_fields__) - {"source", "out", "address"}
-    out, address = stored_output.local_path_and_address(arguments.out)
+    needs_itm = arguments.filter or "rerank=itm" not in arguments.overrides
+    expression = filtering.checked_filter(
+        arguments.filter, arguments.itm_model if needs_itm else None
+    )
+    arguments.filter = expression
+    fields = set(Request.__dataclass_fields__) - {"sources"}
     values = {name: getattr(arguments, name) for name in fields}
-    request = Request(arguments.input, out, address=address, **values)
-    served.check_flags(arguments, DECODING)
-    if distributed.env_world_size() > 1:
-        raise UserError("torchrun is not supported here; use --engine ray for several processes")
-    is_served = arguments.backend == "openai"
-    cluster = None if is_served else choose_cluster(arguments)
-    with contextlib.closing(cluster) if cluster else contextlib.nullcontext():
-        if cluster:
-            device = cluster.device
-        elif is_served:
-            device = distributed.start("auto" if arguments.filter else "cpu")
-        else:
-            device = distributed.start(arguments.device)
-        if is_served:
-            loader = served.model_loader(arguments)
-        else:
-            loader = checkpoint_loader(arguments, device)
-        if arguments.filter:
-            loader = with_filter(arguments, loader, device)
-        flags = {name: getattr(arguments, name) for name in IDENTITY_FLAGS}
-        identity = {**loader.identity, **flags, "input": _location(arguments.input)}
-        engine = RayEngine(cluster, loader.load) if cluster else LocalEngine(loader.load)
-        BulkCaptioning(request, identity, engine, arguments.restart).run()
+    request = Request(tuple(arguments.inputs), **values)
+    changes = parse_overrides(arguments.overrides)
+    on_cluster = arguments.engine == "ray"
+    if on_cluster:
+        device = ray_engine.connect(arguments.device)
+    else:
+        is_served = arguments.url and not arguments.filter
+        device = distributed.start("cpu" if is_served else arguments.device)
+    if arguments.url:
+        settings, load = served.loader(arguments, changes)
+    else:
+        settings, load = checkpoint_loader(arguments, changes, device)
+    if expression:
+        model, dtype = arguments.itm_model, DTYPES[changes.get("precision", "fp32")]
+        dtype = torch.float32 if dtype == torch.int8 else dtype
+        settings["itm_model_time"] = checkpoints.version_of(model)
+        load = partial(FilteredModel, expression, model, device, dtype, load)
+    settings |= {name: getattr(arguments, name) for name in IDENTITY}
+    settings["itm_model"] = stores.without_secrets(arguments.itm_model or "")
+    settings["input"] = arguments.inputs
+    BulkCaptioning(request, settings, load, arguments.restart, on_cluster).run()
 
 
 def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
-    arguments = parse_arguments(argv)
+    arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
     show_warnings()
     return run_program(lambda: caption(arguments))
 

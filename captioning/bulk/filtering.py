@@ -8,12 +8,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from functools import cache, partial
-from typing import Any, BinaryIO, Callable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, BinaryIO, Callable, NamedTuple, Optional
 
 import torch
 
-from captioning.bulk.reading import Batch
-from captioning.bulk.shards import OutputLine, captions_of
+if TYPE_CHECKING:
+    from captioning.bulk.work import Batch
 from captioning.data.image import apply_transform, load_image
 from captioning.files.stores import without_secrets
 from captioning.runtime.errors import UserError
@@ -26,11 +26,11 @@ AT_ONCE = 16  # images that are scored in one batch
 class SplitLine(NamedTuple):
     """An output line for the kept captions, and one for the dropped; None without captions."""
 
-    kept: Optional[OutputLine]
-    dropped: Optional[OutputLine] = None
+    kept: Optional[dict[str, Any]]
+    dropped: Optional[dict[str, Any]] = None
 
 
-def split_by_score(line: OutputLine, threshold: float) -> SplitLine:
+def split_by_score(line: dict[str, Any], threshold: float) -> SplitLine:
     """Split an output line of `FilteredModel`: keep captions with scores above the threshold."""
     scores = line.get("itms", [line["itm"]])
     kept = [place for place, score in enumerate(scores) if score > threshold]
@@ -38,7 +38,7 @@ def split_by_score(line: OutputLine, threshold: float) -> SplitLine:
     return SplitLine(_with_captions_at(kept, line), _with_captions_at(dropped, line))
 
 
-def _with_captions_at(places: list[int], line: OutputLine) -> Optional[OutputLine]:
+def _with_captions_at(places: list[int], line: dict[str, Any]) -> Optional[dict[str, Any]]:
     """Return the line with only the captions at the indices `places`; None if there are none.
 
     Each list under a plural key, such as "itms", keeps the same indices.
@@ -104,11 +104,11 @@ class FilteredModel:
         self.collate = partial(_collate_pairs, self.model.collate)
         self.settings = {"filter": expression, "itm_model": without_secrets(itm_model)}
 
-    def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+    def prefetch(self, batches: Iterable["Batch"]) -> Iterator["Batch"]:
         """Yield the captioner's batches. `image` is a pair: images for captioner and for scorer."""
         waiting = deque()
 
-        def of_captioner() -> Iterator[Batch]:
+        def of_captioner() -> Iterator["Batch"]:
             for batch in batches:
                 image, for_scorer = batch.image or (None, None)
                 waiting.append(for_scorer)
@@ -117,38 +117,27 @@ class FilteredModel:
         for batch in self.model.prefetch(of_captioner()):
             yield batch._replace(image=(batch.image, waiting.popleft()))
 
-    def lines(self, batch: Batch, offset: int, request: Any) -> list[OutputLine]:
-        """Return the captioner's lines, with the ITM score of each caption.
-
-        --prefix and --suffix are removed before scoring. For the parameters, see
-        `CheckpointModel.lines`.
-        """
+    def lines(self, batch: "Batch") -> list[dict[str, Any]]:
+        """Return the captioner's lines, with the ITM score of each caption."""
         image, for_scorer = batch.image or (None, None)
-        lines = self.model.lines(batch._replace(image=image), offset, request)
+        lines = self.model.lines(batch._replace(image=image))
         # `for_scorer` has a row for each image that was read; not each of them has captions.
         of_read = [line for line, entry in zip(lines, batch.entries) if "error" not in entry]
         scored = [(row, line) for row, line in enumerate(of_read) if "error" not in line]
         for start in range(0, len(scored), AT_ONCE):
             rows, scored_lines = map(list, zip(*scored[start : start + AT_ONCE]))
-            captions = [_bare_captions(line, request) for line in scored_lines]
+            captions = [line.get("captions", [line["caption"]]) for line in scored_lines]
             scores = self.scorer.scores(for_scorer[rows], captions).tolist()
             for line, of_line in zip(scored_lines, scores):
                 self._add_scores(line, of_line)
         return lines
 
-    def _add_scores(self, line: OutputLine, scores: list[float]) -> None:
+    def _add_scores(self, line: dict[str, Any], scores: list[float]) -> None:
         rounded = [round(score, DIGITS) for score in scores]
         line["itm"] = rounded[0]
         line["settings"] = {**line["settings"], **self.settings}
         if len(rounded) > 1:
             line["itms"] = rounded
-
-
-def _bare_captions(line: OutputLine, request: Any) -> list[str]:
-    """Return the captions of a line without --prefix and --suffix."""
-    return [
-        text.removeprefix(request.prefix).removesuffix(request.suffix) for text in captions_of(line)
-    ]
 
 
 def _read_twice(

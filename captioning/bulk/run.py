@@ -3,235 +3,206 @@
 import contextlib
 import itertools
 import time
-from contextlib import ExitStack
-from typing import Union
+from collections import Counter
+from dataclasses import replace
+from typing import Any, Callable, Optional
 
-from adapters import card
-from captioning.bulk import exports, stored_output
-from captioning.bulk.exports import printable
-from captioning.bulk.local_engine import LocalEngine, disk_errors, finish_shard
-from captioning.bulk.merging import merge
-from captioning.bulk.planning import Tally, make_plan
-from captioning.bulk.ray_engine import RayEngine
+from captioning.bulk import inputs, outputs, plan, ray_engine
+from captioning.bulk.claims import caption_claimed, shared_counters
+from captioning.bulk.plan import Plan
 from captioning.bulk.request import Request
-from captioning.bulk.shards import Plan, Settings, find_plan, remove_plan
-from captioning.bulk.tar_folder import TarFolder
-from captioning.files.reading import read_objects
-from captioning.models.build import trained_config
+from captioning.bulk.work import Worker
+from captioning.files import stores
+from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 
 EXAMPLES = 3  # captions that are logged at the end
+# Settings that may differ between the captions of one file without a remark.
+OF_INPUT = ("input", "glob", "root", "column", "recursive", "captions", "existing", "write_shards")
 
 
 class BulkCaptioning:
-    """One call of bulk captioning.
+    """One call of bulk captioning, in one process or in those of torchrun.
 
-    settings: the settings that identify the run; a later call continues the run only if they are
-    the same. engine: started only if there are images to caption. restart: whether to abandon an
-    unfinished run.
+    - settings: identify the run; a later call continues it only if they are the same
+    - load: returns the captioner, see `CheckpointModel`; called only if there is work
+    - restart: whether to abandon an unfinished run
+    - on_cluster: whether to caption on the Ray cluster to which this process is connected
     """
 
     def __init__(
         self,
         request: Request,
-        settings: Settings,
-        engine: Union[LocalEngine, RayEngine],
-        restart: bool,
-    ) -> None:
-        self.request, self.settings, self.engine = request, settings, engine
-        self.restart = restart
-        self.name = request.location(request.out)
-        self.tally = Tally()
-        self.captioned = self.failed = self.filtered = 0
-        self.processed = 0  # images that this call has captioned, or failed to caption
-        self.seconds = 0.0  # how long that took
+        settings: dict[str, Any],
+        load: Callable[[], Any],
+        restart: bool = False,
+        on_cluster: bool = False,
+    ):
+        self.request, self.settings, self.load = request, settings, load
+        self.restart, self.on_cluster, self.model = restart, on_cluster, None
+        self.totals, self.left_out, self.seconds = Counter(), [], 0.0
+        self.is_resumed = False
 
     def run(self) -> None:
-        """Caption all images. Raises UserError, and Stopped after a signal.
+        """Caption all images: the main process plans, all caption, the main process merges.
 
-        After an exception, the captions so far are on disk, and the same command continues.
+        Raises UserError, and Stopped after a signal. The captions so far are kept then, and the
+        same command continues.
         """
-        request = self.request
-        with disk_errors(request), ExitStack() as locks:
-            self._begin(locks)
-            resumed = find_plan(request.parts) is not None
-            if resumed:
+        with contextlib.ExitStack() as locks:
+            distributed.run_on_main(lambda: self._begin(locks))
+            self.is_resumed = distributed.broadcast_from_main(self.is_resumed)
+            if self.is_resumed:  # images may have been added since its plan was made
                 self._finish()
-            # After an unfinished plan, plan again: images may have been added since it was made.
-            # With --existing overwrite, a second plan for tars would caption them all again.
-            if not resumed or request.skips_existing or not request.in_tars:
-                # The next plan counts images of the unfinished plan again, as skipped or failed.
-                counted_before = self.captioned + self.filtered
-                self.failed = 0
-                self._plan(resumed)
-                self.tally.skipped -= counted_before
-                self._finish()
-            self._log_results()
+                # The next plan counts the images of this one again, as skipped or failed.
+                self.totals["skipped"] -= self.totals["captioned"] + self.totals["filtered"]
+                self.totals["failed"] = 0
+            distributed.run_on_main(self._plan)
+            self._finish()
+            distributed.run_on_main(self._log_results)
 
-    def _begin(self, locks: ExitStack) -> None:
+    def _begin(self, locks: contextlib.ExitStack) -> None:
         request = self.request
-        request.check_outputs()
-        exports.check_replaceable(request)
+        request.check()
         locks.enter_context(request.lock())
-        if request.address:
-            stored_output.begin(request, self.restart)
-        plan = find_plan(request.parts)
-        if plan is not None and self.restart:
-            request.remove_tars(plan.header)
-            remove_plan(request.parts)
-        elif plan is not None:
-            self._check_settings(plan)
-            log_line(f"continuing {self.name}")
-        if folder := request.tars():
-            locks.enter_context(request.lock_tars(folder))
-
-    def _check_settings(self, plan: Plan) -> None:
-        """Raise UserError if the unfinished plan was made with other settings."""
-        before = plan.header["settings"]
+        if not plan.exists(request.parts):
+            return
+        if self.restart:
+            self._abandon()
+            return
+        before = Plan(request.parts).header["settings"]
         for name in sorted({*before, *self.settings}):
             was, now = before.get(name), self.settings.get(name)
             if was != now:
                 raise UserError(
-                    f"{self.name}: the unfinished run has {name} {was!r}, this call has {now!r}: "
+                    f"{request.out}: the unfinished run has {name} {was!r}, this call has {now!r}: "
                     "finish that run with its own settings, or abandon it with --restart"
                 )
+        log_line(f"continuing {request.out}")
+        self.is_resumed = True
 
-    def _plan(self, resumed: bool) -> None:
-        request, older = self.request, self._is_older_than_the_weights()
-        plan, tally = make_plan(request, self.settings, resumed)
-        self.tally = tally
-        if request.address and self._has_to_merge(plan):
-            stored_output.upload_plan(request, plan)
-        others = sorted(tally.checkpoints - {self.settings["checkpoint"]})
-        if older:
-            others.append(f"earlier weights of {self.settings['checkpoint']}")
-        others += [f"another {name}" for name in sorted(tally.settings)]
-        if others and tally.skipped and request.skips_existing:
+    def _abandon(self) -> None:
+        """Remove the unfinished plan, and its tars unless its captions are merged already."""
+        try:
+            made = Plan(self.request.parts)
+        except UserError:  # damaged, or of another version
+            plan.remove(self.request.parts)
+            return
+        request = replace(self.request, write_shards=made.header["settings"].get("write_shards"))
+        if request.write_shards and made.header["before"] == self._out_stamp():
+            for unit in range(len(made)):
+                stores.remove(outputs.tar_of(request, made, unit))
+        made.remove()
+
+    def _out_stamp(self) -> Optional[stores.Stamp]:
+        return stores.stamp_if_any(self.request.out)
+
+    def _plan(self) -> None:
+        request, counts = self.request, inputs.Counts()
+        earlier = outputs.read_earlier(request, self.settings)
+        if request.skips_existing:
+            self._report_other_settings(earlier)
+        elif self.is_resumed:  # the unfinished run has replaced the captions until then
+            earlier = earlier._replace(again=set())
+        else:
+            earlier = outputs.Earlier(set(), set(), set(), {}, {})
+        header = {"settings": self.settings, "before": self._out_stamp()}
+        header["first_tar"] = outputs.first_tar(request)
+        plan.make(request.parts, header, inputs.units(request, earlier, counts), counts)
+        counts.left_out.pop(request.sidecar, None)
+        if counts.left_out and not self.is_resumed:
+            kinds = (f"{number} {suffix}" for suffix, number in sorted(counts.left_out.items()))
+            log_line(f"left out, not taken for images: {', '.join(kinds)}")
+
+    def _report_other_settings(self, earlier: outputs.Earlier) -> None:
+        names = {*earlier.settings, *self.settings}.difference(OF_INPUT) if earlier.settings else ()
+        others = [n for n in sorted(names) if earlier.settings.get(n) != self.settings.get(n)]
+        if others and earlier.done:
+            was = ", ".join(f"{name} {earlier.settings.get(name)!r}" for name in others)
             log_line(
-                f"{self.name} has captions of {', '.join(others)}, which stay; "
+                f"{self.request.out} has captions made with {was}, which stay; "
                 "--existing overwrite replaces them"
             )
-        if request.verify:
-            log_line(
-                f"verify: {tally.skipped} have a caption, {plan.header['entries']} "
-                f"{'tars have gaps' if request.in_tars else 'have none'}, "
-                f"{tally.failed} failed before; {tally.damaged} damaged lines, {tally.repeated} "
-                f"repeated, {len(tally.no_sidecar)} sidecars were missing"
-            )
-
-    def _is_older_than_the_weights(self) -> bool:
-        """Return whether the captions file is older than the checkpoint; False if unknown.
-
-        It is unknown for a checkpoint or a captions file in a store.
-        """
-        version, out = self.settings.get("checkpoint_time"), self.request.out
-        known = isinstance(version, float) and not self.request.address and out.exists()
-        return known and out.stat().st_mtime < version
 
     def _finish(self) -> None:
-        """Caption the unfinished shards of the plan, then merge all shards.
-
-        The outputs of a captioned shard are written again if they are incomplete, or if its tar is
-        missing.
-        """
-        request, done, left = self.request, 0, []
-        plan, folder = find_plan(request.parts), request.tars()
-        numbers = folder.numbers() if folder else ()
-        for shard in plan.shards():
-            if shard.captions.exists():
-                tar_is_missing = folder and plan.tar_number(shard.number) not in numbers
-                if tar_is_missing or not shard.marker.exists():
-                    finish_shard(request, plan, shard)
-                counts = shard.counts()
-                done += counts["images"] + counts["failed"] + counts.get("filtered", 0)
-            else:
-                done += len(shard.recover().lines)
-                left.append(shard.number)
+        """Caption the units of the plan that are not done, then merge all units."""
+        made = Plan(self.request.parts)
+        # A listing of a store may lack new files in one process and not in another.
+        left = [unit for unit in range(len(made)) if not made.is_done(unit)]
+        left = distributed.broadcast_from_main(left)
         if left:
-            self._caption(plan, left, done)
-        self._merge(plan)
+            try:
+                self._caption(made, left)
+            except BaseException:
+                if distributed.is_main():
+                    made.remove_unless_begun()  # such as after a wrong setting
+                raise
+        distributed.run_on_main(lambda: self._merge(made))
 
-    def _caption(self, plan: Plan, shards: list[int], done: int) -> None:
-        """Caption shards. done: images that earlier calls have processed."""
-        self.engine.start(self.request, len(shards))
+    def _caption(self, made: Plan, left: list[int]) -> None:
+        done = sum(map(made.kept, range(len(made))))
+        in_tars = any("tar" in made.unit(unit) for unit in left[:1])
+        total = None if in_tars else made.header["counts"].get("planned")
+        if self.model is None and not self.on_cluster:
+            self.model = self.load()
+            log_line(self.model.report)
         started = time.monotonic()
-        with progress(plan.header["images"], "captions", initial=done) as bar:
-            self.engine.caption(self.request, plan, shards, bar.update)
-        self.processed += bar.n - done
+        with progress(total, "captions", initial=done) as bar:
+
+            def show(images: int) -> None:
+                bar.update(done + images - bar.n)
+
+            if self.on_cluster:
+                self.left_out += ray_engine.caption(self.request, made, left, self.load, show)
+            else:
+                add = shared_counters(made.header["id"])
+                worker = Worker(self.request, made, self.model, lambda n: show(add("images", n)))
+                caption_claimed(worker, left, add)
+                reports = distributed.gather_on_main((worker.written, worker.left_out))
+                for written, left_out in reports or ():
+                    made.add(written)
+                    self.left_out += left_out
         self.seconds += time.monotonic() - started
+        self.totals["processed"] += bar.n - done
 
-    def _merge(self, plan: Plan) -> None:
-        request, has_to_merge = self.request, self._has_to_merge(plan)
-        stored = request.address and has_to_merge
-        if has_to_merge:
-            if stored:
-                stored_output.before_merging(request, plan)
-            merged = merge(request, plan)
-            if stored:
-                stored_output.upload_captions(request, plan)
-            self.captioned += merged.captioned
-            self.failed += merged.failed
-            self.filtered += merged.filtered
-            if folder := request.tars():
-                folder.record([shard.counts()["written"] for shard in plan.shards()])
-        exports.write_all(request, self._captioner)
-        if stored:
-            stored_output.remove(request)
-        remove_plan(request.parts)  # last: without a plan, the same command is a new run
-
-    def _captioner(self) -> dict[str, str]:
-        """Return the rows of the cards that describe the captioner."""
-        checkpoint, config = self.settings["checkpoint"], {}
-        if self.settings.get("backend") != "openai":
-            with contextlib.suppress(UserError):
-                config = trained_config(checkpoint, self.settings.get("config")).model_dump()
-        rows = {"base model": checkpoint, "objective": card.described_objective(config)}
-        return {**rows, "trained on": card.described_data(config)}
-
-    def _has_to_merge(self, plan: Plan) -> bool:
-        """Return whether the output files have to be written.
-
-        True if the plan has entries, with --verify, or if no earlier call has completed them.
-        """
+    def _merge(self, made: Plan) -> None:
         request = self.request
-        return bool(plan.header["entries"] or request.verify or not request.marker.exists())
+        unfinished = [unit for unit in range(len(made)) if not made.is_done(unit)]
+        if unfinished:
+            raise UserError(
+                f"{len(unfinished)} of {len(made)} units are not done: run the same command again"
+            )
+        self.totals.update(outputs.merge(request, made))
+        self.counts = made.header["counts"]
+        outputs.export(request, made)
+        made.remove()  # last: without a plan, the same command is a new run
 
     def _log_results(self) -> None:
-        """Log what was done. Raises UserError for bad tars, and if no image has a caption."""
-        request, tally = self.request, self.tally
-        rate = f" ({self.processed / self.seconds:.1f} images per second)" if self.seconds else ""
-        failed = self.failed + tally.failed
-        why = (
-            f" ({request.location(request.failed)} says why; --retry-failed tries them again)"
-            if failed
-            else ""
+        """Log what was done. Raises UserError if no image has a caption."""
+        request, totals = self.request, self.totals
+        skipped = self.counts.get("skipped", 0) + totals["skipped"]
+        failed = self.counts.get("failed before", 0) + totals["failed"]
+        rate = (
+            f" ({totals['processed'] / self.seconds:.1f} images per second)" if self.seconds else ""
         )
-        examples = read_objects(request.out) if self.captioned else ()
-        for line in itertools.islice(examples, EXAMPLES):
-            log_line(printable(f"{line['image']}: {line['caption']}"))
-        log_line(f"done {self.captioned}{rate}, skipped {tally.skipped}, failed {failed}{why}")
+        why = f" ({request.failed} says why; --retry-failed tries them again)" if failed else ""
+        if totals["captioned"]:
+            for line in itertools.islice(outputs.lines_of(request, request.out), EXAMPLES):
+                log_line(outputs.printable(f"{line['image']}: {line['caption']}"))
+        log_line(f"done {totals['captioned']}{rate}, skipped {skipped}, failed {failed}{why}")
         if request.filter:
             log_line(
-                f"filter: {self.filtered} images have no caption with {request.filter}; dropped "
-                f"captions are in {request.location(request.filtered)}"
+                f"filter: {totals['filtered']} images have no caption with {request.filter}; "
+                f"dropped captions are in {request.filtered}"
             )
-        if request.verify and (folder := request.tars()):
-            _verify_tars(folder)
-        if failed and not (self.captioned or self.filtered or tally.skipped):
+        if totals["cut"]:
+            log_line(f"{totals['cut']} captions were cut at max_length; their lines have cut: true")
+        if self.left_out:
+            log_line(
+                f"left out: {len(self.left_out)} further images of a sample in a tar, such as "
+                f"{self.left_out[0]}: names of one sample are alike up to the first dot"
+            )
+        if failed and not (totals["captioned"] or totals["filtered"] or skipped):
             raise UserError(f"none of {failed} images has a caption{why}")
-        log_line(f"captions are in {self.name}")
-
-
-def _verify_tars(folder: TarFolder) -> None:
-    """Log the tars of other runs. Raise UserError if one of this run is missing or changed."""
-    wrong, foreign = folder.verify()
-    if foreign:
-        log_line(
-            f"verify: {folder.place} has {len(foreign)} tars that are not of this run: {foreign[0]}"
-        )
-    if wrong:
-        raise UserError(
-            f"{folder.place}: {len(wrong)} tars are missing or were changed, the first is "
-            f"{wrong[0]}: --existing overwrite with another --write-shards writes all again"
-        )
+        log_line(f"captions are in {request.out}")

@@ -9,238 +9,176 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
-from pathlib import Path
-from threading import Event
-from typing import Any, BinaryIO, Optional
+from typing import Any, BinaryIO, Callable, Optional
 
 from PIL import Image, ImageOps
 
-from captioning.bulk.model import CaptionerLoader, Captions, line_of
-from captioning.bulk.reading import Batch
-from captioning.bulk.request import Request
-from captioning.bulk.shards import OutputLine
+from captioning.bulk.model import line_of
+from captioning.bulk.work import Batch
 from captioning.config import Config
 from captioning.data.image import decode, open_image
 from captioning.data.randomness import derived_seed
-from captioning.files.chat import ChatServer, Reply, RequestFailed
+from captioning.files.chat import STOP_CHECK_S, ChatServer, Reply, RequestFailed
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
-from decoding import DecodingSettings
 
 KEY = "CAPTION_API_KEY"  # environment variable with the server's API key
 PROMPT = "Describe this image in one sentence."
-STOP_CHECK_S = 2  # seconds between two checks of stop_requested
-AHEAD = 4  # prefetch: request this many images per concurrent request in advance
+CONCURRENCY = 32  # default
+DEFAULTS = {"num_workers": 2, "max_length": 256}  # of keys of the configuration
+AHEAD = 4  # batches that are requested in advance
 
 MAX_SIDE = 1344  # pixels; larger images are shrunk
-SENT_UNCHANGED = {"JPEG": "jpeg", "PNG": "png", "WEBP": "webp"}  # {Pillow's format: MIME subtype}
-EIGHT_BITS = {"1", "L", "P", "RGB", "RGBA"}  # Pillow modes that all servers decode alike
 QUALITY = 95  # JPEG quality of images that are re-encoded
+# Formats and modes of Pillow that all servers decode alike.
+FORMATS, MODES = {"JPEG", "PNG", "WEBP"}, {"1", "L", "P", "RGB"}
 
-DEFAULT_CONCURRENCY = 32
-DEFAULT_MAX_TOKENS = 256
-READERS = 2  # default number of worker processes that read images
-# FIELDS: flags that are sent as fields of the request; `max_length` is sent as max_tokens. top_k,
-# min_p and repetition_penalty are extensions of vLLM and SGLang.
-SAMPLING = ("temperature", "top_p", "top_k", "min_p")
-FIELDS = ("max_length", *SAMPLING, "repetition_penalty")
-OWN_FLAGS = ("url", "prompt", "concurrency")  # flags that only apply to a server
-# {flag that does not apply to a server: its default}
-NOT_APPLICABLE = {"config": None, "device": "auto", "precision": None}
+# Keys of the configuration that are fields of a request; only vLLM and SGLang have the last two.
+SAMPLING = ("temperature", "top_p", "top_k")
+FIELDS = (*SAMPLING, "repetition_penalty")
 
 
-@dataclass(frozen=True)
-class ChatPrompt:
-    """Builds the request for each image.
-
-    name: the model's name. prompt: the text sent with each image. fields: further fields of the
-    request's JSON body. num_return: captions per image. seed: the sampling seed of the run, from
-    which each image's seed is derived; None without sampling.
-    """
-
-    name: str
-    prompt: str
-    fields: dict[str, Any]
-    num_return: int
-    seed: Optional[int]
-
-    def body(self, image: str, name: str, prompt: Optional[str] = None) -> dict[str, Any]:
-        """Return the JSON body of the request for one image.
-
-        image: a data URL. name: the image's name, from which its seed is derived. prompt: replaces
-        the prompt of the run for this image, if given.
-        """
-        content = [
-            {"type": "image_url", "image_url": {"url": image}},
-            {"type": "text", "text": prompt or self.prompt},
-        ]
-        body = {
-            "model": self.name,
-            "messages": [{"role": "user", "content": content}],
-            **self.fields,
-        }
-        if self.num_return > 1:
-            body["n"] = self.num_return
-        if self.seed is not None:  # all servers accept 31 bits
-            body["seed"] = derived_seed(f"caption {name!a}", self.seed) & 0x7FFFFFFF
-        return body
-
-
+@dataclass
 class ServedModel:
     """A captioner with the interface of `CheckpointModel` that sends images to a server.
 
-    url: the server's address. concurrency: requests at once. batch_size: images per batch.
-    num_workers: processes that read images. To check the server, the constructor requests a
-    caption of a grey image. The constructor raises UserError if the server does not answer,
-    refuses the request, or returns another number of captions than requested.
+    name: the model's name at the server.
+    settings: the prompt, and fields of each request. Each image's seed is derived from the seed.
+    batch_size: requests at once.
+    num_workers: processes that read images.
+
+    To check the server, the constructor requests a caption of a grey image. It raises UserError if
+    the server does not answer, refuses, or returns another number of captions than requested.
     """
 
+    name: str
+    url: str
+    settings: dict[str, Any]
+    batch_size: int
+    num_workers: int
     collate = list
 
-    def __init__(
-        self, prompt: ChatPrompt, url: str, concurrency: int, batch_size: int, num_workers: int
-    ):
-        self.server = ChatServer(url, "--url", KEY)
-        self.prompt, self.batch_size, self.num_workers = prompt, batch_size, num_workers
-        self.read = as_data_url
-        settings = {"prompt": prompt.prompt, **prompt.fields}
-        settings["num_return_sequences"] = prompt.num_return
-        if prompt.seed is not None:
-            settings = {"do_sample": True, "seed": prompt.seed, **settings}
-        self.origin = {"checkpoint": prompt.name, "settings": settings}
-        self.report = f"captions of {prompt.name} at {self.server.url}, {concurrency} at once"
-        self.concurrency, self.cancelled = concurrency, Event()
-        self.pool = ThreadPoolExecutor(concurrency)
-        models = self._result(self.pool.submit(self.server.list_models))
+    def __post_init__(self):
+        self.read, self.server = as_data_url, ChatServer(self.url, "--url", KEY)
+        self.origin = {"checkpoint": self.name, "settings": self.settings}
+        self.report = f"captions of {self.name} at {self.server.url}, {self.batch_size} at once"
+        self.num_return = self.settings.get("n", 1)
+        models = self.server.list_models()
         try:
-            contents = self._result(self.pool.submit(self._send, GREY))
+            replies = self._ask(GREY)
         except RequestFailed as error:
-            others = ", ".join(models[:5])
-            unknown = models and prompt.name not in models
-            raise UserError(f"{error} (its models: {others})" if unknown else str(error)) from None
-        if len(contents) != prompt.num_return:
-            few = f"got {len(contents)} captions instead of {prompt.num_return}"
+            unknown = models and self.name not in models
+            others = f" (its models: {', '.join(models[:5])})" if unknown else ""
+            raise UserError(f"{error}{others}") from None
+        if len(replies) != self.num_return:
+            few = f"got {len(replies)} captions instead of {self.num_return}"
             raise UserError(f"{self.server.url}: {few}; use --num_return 1")
 
     def prefetch(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """Submit the requests of the batches in advance; yield the batches with futures as `image`.
 
-        `image` becomes a list of one future per readable image. Keeps enough requests in flight
-        that a slow request does not block others.
+        `image` becomes a list of one future per readable image. So many requests are queued that
+        stragglers do not block others.
         """
-        waiting, ahead = deque(), AHEAD * self.concurrency
+        waiting, pool = deque(), ThreadPoolExecutor(self.batch_size)
         try:
             for batch in batches:
-                waiting.append(self._submit(batch))
-                while sum(len(other.image) for other in islice(waiting, 1, None)) >= ahead:
+                readable = [entry for entry in batch.entries if "error" not in entry]
+                images = zip(batch.image or (), readable)
+                futures = [pool.submit(self._captions, *each) for each in images]
+                waiting.append(batch._replace(image=futures))
+                while sum(len(each.image) for each in waiting) > AHEAD * self.batch_size:
                     yield waiting.popleft()
             yield from waiting
-        except BaseException:  # without this, the exit would wait for all requests
-            self._cancel()
-            raise
+        finally:  # also if the caller stops early
+            pool.shutdown(wait=False, cancel_futures=True)
 
-    def lines(self, batch: Batch, offset: int, request: Request) -> list[OutputLine]:
+    def lines(self, batch: Batch) -> list[dict[str, Any]]:
         """Return one output line for each entry of a batch from `prefetch`.
 
-        offset: not used. request: the user's call of bulk captioning, not a request to the server.
         Raises UserError if the server fails, and Stopped after a signal.
         """
-        futures = iter(batch.image)
-        lines = []
+        futures, lines = iter(batch.image), []
         for entry in batch.entries:
-            captions: Captions = []
+            captions, error = [], None
             if "error" not in entry:
-                try:
-                    captions = self._result(next(futures))
-                except _ImageError as error:
-                    entry = {**entry, "error": f"{entry['image']}: {error}"}
-                except UserError as error:
-                    self._cancel()
-                    raise UserError(f"{error}; run the same command again to continue") from None
-            lines.append(line_of(entry, captions, request, self.origin))
+                captions, error = _result(next(futures))
+            if error:
+                entry = {**entry, "error": f"{entry['image']}: {error}"}
+            lines.append(line_of(entry, captions, self.origin))
         return lines
 
-    def _result(self, future: Future) -> Any:
-        """Wait for a future and return its result.
+    def _captions(
+        self, image: str, entry: dict[str, Any], rounds: int = 2
+    ) -> tuple[list[dict[str, Any]], Optional[str]]:
+        """Return an image's captions, or why it has none although the server works.
 
-        Raises Stopped if a stop is requested before the server has answered.
-        """
-        while not wait([future], STOP_CHECK_S).done:
-            if signals.stop_requested():
-                self._cancel()
-                raise signals.Stopped
-        return future.result()
-
-    def _submit(self, batch: Batch) -> Batch:
-        entries = [entry for entry in batch.entries if "error" not in entry]
-        futures = [
-            self.pool.submit(self._captions, entry["image"], image, entry.get("prompt"))
-            for entry, image in zip(entries, batch.image or ())
-        ]
-        return batch._replace(image=futures)
-
-    def _captions(self, name: str, image: str, prompt: Optional[str]) -> Captions:
-        """Request the captions of one image. Called in a thread of the pool.
-
-        Raises _ImageError if the cause is the image, and UserError if the cause is the server.
+        rounds: how often the image is tried while the server answers for another. Raises UserError
+        if the cause is the server.
         """
         try:
-            replies = self._send(image, name, prompt)
+            replies = self._ask(image, entry["image"], entry.get("prompt"))
         except RequestFailed as error:
-            self._send(GREY)  # if this fails, too, the cause is the server, not the image
-            if not error.is_temporary:  # the server refused the request for this image
-                raise _ImageError(str(error)) from None
-            try:  # the server was busy or broken, but answers again
-                replies = self._send(image, name, prompt)
-            except RequestFailed as second:
-                raise _ImageError(str(second)) from None
-        captions = [{"caption": " ".join(reply.text.split())} for reply in replies]
-        for caption, reply in zip(captions, replies):
-            if not caption["caption"]:
-                lacking = "only thoughts" if reply.has_thoughts else "no caption"
-                advice = ": raise --max_length" if reply.is_cut else ""
-                raise _ImageError(f"the answer has {lacking}{advice}")
-            if any(each.is_cut for each in replies):
+            try:
+                self._ask(GREY)
+            except RequestFailed as failure:
+                again = "run the same command again to continue"
+                raise UserError(f"{failure}; {again}") from None
+            if error.is_temporary and rounds > 1:
+                return self._captions(image, entry, rounds - 1)
+            return [], str(error)
+        is_any_cut = any(reply.is_cut for reply in replies)
+        captions = [
+            {"caption": text} for reply in replies if (text := " ".join(reply.text.split()))
+        ]
+        if len(captions) != self.num_return:
+            has_thoughts = not captions and any(reply.has_thoughts for reply in replies)
+            number = f"{len(captions)} of {self.num_return} captions"
+            advice = ": raise max_length" if is_any_cut else ""
+            return [], f"the answer has {'only thoughts' if has_thoughts else number}{advice}"
+        if is_any_cut:
+            for caption, reply in zip(captions, replies):
                 caption["cut"] = reply.is_cut
-        if len(captions) != self.prompt.num_return:
-            wanted = self.prompt.num_return
-            raise _ImageError(f"the answer has {len(captions)} captions instead of {wanted}")
-        return captions
+        return captions, None
 
-    def _send(self, image: str, name: str = "", prompt: Optional[str] = None) -> list[Reply]:
-        return self.server.ask(self.prompt.body(image, name, prompt), self.cancelled)
-
-    def _cancel(self) -> None:
-        self.cancelled.set()
-        self.pool.shutdown(wait=False)
-
-
-class _ImageError(Exception):
-    """Says why an image has no caption although the server works."""
+    def _ask(self, image: str, name: str = "", prompt: Optional[str] = None) -> list[Reply]:
+        """Send an image. image: a data URL. prompt: replaces the prompt of the run."""
+        fields = {**self.settings, "model": self.name}
+        text = {"type": "text", "text": prompt or fields["prompt"]}
+        del fields["prompt"]
+        if "seed" in fields:  # all servers accept 31 bits
+            fields["seed"] = derived_seed(f"caption {name!a}", fields["seed"]) & 0x7FFFFFFF
+        content = [{"type": "image_url", "image_url": {"url": image}}, text]
+        return self.server.ask({"messages": [{"role": "user", "content": content}], **fields})
 
 
-def as_data_url(path: str, data: Optional[BinaryIO] = None, prompt: Optional[str] = None) -> str:
-    """Return an image file as a data URL.
+def _result(future: Future) -> Any:
+    """Return a future's result. Raises Stopped if a stop is requested before it has one."""
+    while not wait([future], STOP_CHECK_S).done:
+        if signals.stop_requested():
+            raise signals.Stopped
+    return future.result()
 
-    path: the image's name. data: the file's content, if the file is not on disk. prompt: ignored;
-    `ShardImages` passes it because some captioners take a prompt as input.
 
-    A JPEG, PNG or WEBP with one frame, at most 8 bits per channel and sides up to MAX_SIDE is
-    sent unchanged. Any other image is rotated as its EXIF data says, shrunk to MAX_SIDE and sent
-    as a JPEG. Raises UserError if the image cannot be read.
+def as_data_url(name: str, data: Optional[BinaryIO] = None, prompt: Optional[str] = None) -> str:
+    """Return an image file as a data URL. Raises UserError if the image cannot be read.
+
+    A small image that all servers see alike is sent unchanged. Any other is turned upright, shrunk
+    to MAX_SIDE, and sent as a JPEG.
+
+    data: the file's content, if the file is not on disk.
+    prompt: not used.
     """
-    with open_image(path, data) as image:
-        kind = SENT_UNCHANGED.get(image.format)
-        animated = getattr(image, "is_animated", False)
-        small = max(image.size) <= MAX_SIDE
-        unchanged = kind and small and not animated and image.mode in EIGHT_BITS
-        pixels = decode(image, path)  # always, so that an incomplete image is refused
-        if unchanged:
-            if data is None:
-                return _data_url(kind, Path(path).read_bytes())
-            data.seek(0)
-            return _data_url(kind, data.read())
+    with open_image(name, data) as image:
+        is_plain = image.format in FORMATS and image.mode in MODES and max(image.size) <= MAX_SIDE
+        is_special = {"exif", "transparency"} & image.info.keys()
+        content = b""
+        if is_plain and not is_special and getattr(image, "n_frames", 1) == 1:
+            image.fp.seek(0)
+            content = image.fp.read()
+        pixels = decode(image, name)  # always, so that an incomplete image is refused
+    if content:
+        return _data_url(image.format.lower(), content)
     with contextlib.suppress(Exception):  # damaged EXIF data does not prevent captioning
         pixels = ImageOps.exif_transpose(pixels)
     pixels.thumbnail((MAX_SIDE, MAX_SIDE), Image.BICUBIC)
@@ -257,62 +195,33 @@ def _data_url(kind: str, content: bytes) -> str:
     return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
 
 
-GREY = _as_jpeg(Image.new("RGB", (224, 224), (128, 128, 128)))
+GREY = _as_jpeg(Image.new("RGB", (224, 224), "grey"))
 
 
-def check_flags(arguments: argparse.Namespace, decoding: Iterable[str]) -> None:
-    """Raise UserError if the flags do not fit the backend. Called for every backend.
+def loader(
+    arguments: argparse.Namespace, changes: dict[str, Any]
+) -> tuple[dict[str, Any], Callable[[], ServedModel]]:
+    """Return the settings that identify a run, and a function that returns its model.
 
-    decoding: the names of all decoding flags.
+    changes: {key of the configuration: value} that the user has set.
+
+    The server's address and key do not identify a run, since they change no caption, so that it can
+    continue on another server. Raises UserError.
     """
-    if arguments.backend == "checkpoint":
-        for name in OWN_FLAGS:
-            if getattr(arguments, name) is not None:
-                raise UserError(f"--{name} is for --backend openai")
-        return
-    if not arguments.url:
-        raise UserError("--backend openai needs --url, such as http://localhost:8000/v1")
-    unset = {**NOT_APPLICABLE, **{name: None for name in decoding if name not in FIELDS}}
-    for name, value in unset.items():
-        if getattr(arguments, name) != value:
-            raise UserError(f"--{name} does not apply to --backend openai")
-    if not arguments.do_sample:
-        for name in SAMPLING:
-            if getattr(arguments, name) is not None:
-                raise UserError(f"--{name} needs --do_sample")
-        if arguments.num_return > 1:
-            raise UserError(
-                f"--num_return {arguments.num_return} needs --do_sample: without sampling, all "
-                "captions of an image are the same"
-            )
     ChatServer(arguments.url, "--url", KEY)
-
-
-def model_loader(arguments: argparse.Namespace) -> CaptionerLoader:
-    """Return the loader of a `ServedModel`.
-
-    The identity leaves out the server's address and key, since neither changes a caption, so that
-    a run can continue on another server. Raises UserError.
-    """
-    values = {name: getattr(arguments, name) for name in FIELDS}
-    values = {name: value for name, value in values.items() if value is not None}
-    try:
-        DecodingSettings(sample=True, min_length=0, **values)
-    except ValueError as error:
-        raise UserError(f"--{error}") from error
-    if values.get("top_k") == 0:
-        del values["top_k"]  # 0 switches top-k off; leaving the field out does the same
-    fields = {"max_tokens": values.pop("max_length", DEFAULT_MAX_TOKENS), **values}
-    seed = None
-    if arguments.do_sample:
-        seed = Config.model_fields["seed"].default if arguments.seed is None else arguments.seed
-    else:
-        fields["temperature"] = 0
-    text, name = arguments.prompt or PROMPT, arguments.checkpoint
-    settings = {"backend": arguments.backend, "checkpoint": name, "prompt": text, "seed": seed}
-    concurrency = arguments.concurrency or DEFAULT_CONCURRENCY
-    readers = READERS if arguments.num_workers is None else arguments.num_workers
-    prompt = ChatPrompt(name, text, fields, arguments.num_return, seed)
-    batch_size = arguments.batch_size or concurrency
-    load = partial(ServedModel, prompt, arguments.url, concurrency, batch_size, readers)
-    return CaptionerLoader({**settings, **fields}, load)
+    values = {"seed": Config.model_fields["seed"].default, "sample": False, **DEFAULTS, **changes}
+    seed, sample, readers = map(values.pop, ("seed", "sample", "num_workers"))
+    settings = {"prompt": arguments.prompt or PROMPT, "max_tokens": values.pop("max_length")}
+    for key in values:
+        if key not in FIELDS:
+            raise UserError(f"{key} does not apply to a served model")
+        if key in SAMPLING and not sample:
+            raise UserError(f"{key} has no effect without sample=true")
+    settings.update(values, **({"seed": seed} if sample else {"temperature": 0}))
+    if arguments.num_return > 1:
+        if not sample:
+            raise UserError("--num_return needs sample=true: else all captions are the same")
+        settings["n"] = arguments.num_return
+    name, concurrency = arguments.checkpoint, arguments.concurrency or CONCURRENCY
+    load = partial(ServedModel, name, arguments.url, settings, concurrency, readers)
+    return {"checkpoint": name, **settings}, load

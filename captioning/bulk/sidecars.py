@@ -6,65 +6,65 @@ A text sidecar has one caption per line.
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from captioning.bulk import xmp
-from captioning.bulk.shards import OutputLine, captions_of
-from captioning.files import stores, uploads
-from captioning.files.writing import replace_text
+from captioning.bulk.request import Request
+from captioning.files import stores
+from captioning.files.writing import replace_text, user_errors
 from captioning.runtime.errors import UserError
-
-STORE_THREADS = 16  # how many files of a store are written or looked up at once
 
 
 class Sidecars:
-    """The sidecars of one run.
+    """The sidecars of one run. A sidecar has the name of its photo with the suffix --sidecar.
 
-    extension: a sidecar has the name of its photo with this extension. With .xmp, sidecars are XMP
-    files, in which the content of other programs is kept. protected: files that no sidecar may
-    replace. language: the language tag of captions in XMP.
+    With .xmp, sidecars are XMP files, in which the content of other programs is kept.
     """
 
-    def __init__(self, extension: str, protected: Iterable[str] = (), language: str = xmp.DEFAULT):
-        self.extension, self.language = extension, language
-        self.is_xmp = extension.lower().endswith(xmp.EXTENSION)
-        self.protected = {os.path.realpath(path) for path in protected}
-        self._protected_names = set(map(os.path.basename, self.protected))
-        self.images = {}  # {sidecar: image}
-        self.stored = {}  # {folder: its sidecars}; empty sets for disk folders
+    def __init__(self, request: Request):
+        self.request, self.suffix = request, request.sidecar
+        self.is_xmp = self.suffix.lower() == xmp.EXTENSION
+        protected = (*request.sources, *request.outputs, request.marker)
+        self.protected = set(map(os.path.abspath, protected))
+        self.images: dict[str, str] = {}  # {sidecar: image}
+        self._names = lru_cache(64)(lambda folder: frozenset(stores.names_in(folder)))
 
     def path_of(self, image: str) -> str:
-        return os.path.splitext(image)[0] + self.extension
+        return os.path.splitext(image)[0] + self.suffix
 
-    def exists(self, image: str) -> bool:
-        """Return whether an image has a sidecar with a caption.
+    def check(self, image: str) -> bool:
+        """Return whether an image has a sidecar with a caption, see `has_caption`.
 
-        An empty file on disk or XMP without a description does not count. A text file in a store
-        always counts, because it is not read. Raises UserError if the sidecar would replace an
-        input, an output or the sidecar of another image, or if its folder is not writable.
+        Raises UserError if the sidecar would replace an input, an output or the sidecar of another
+        image, or if its folder is not writable.
         """
-        sidecar = self.path_of(image)
-        # Compare names first, because calling realpath for every image would be slow.
-        may_replace = os.path.basename(sidecar) in self._protected_names
-        # If a photo has the extension of sidecars, its sidecar would replace the photo.
-        if image.lower().endswith(self.extension.lower()) or (
-            may_replace and os.path.realpath(sidecar) in self.protected
-        ):
+        sidecar, folder = self.path_of(image), os.path.dirname(image) or "."
+        # If a photo has the suffix of sidecars, its sidecar would replace the photo.
+        is_photo = image.lower().endswith(self.suffix.lower())
+        if is_photo or os.path.abspath(sidecar) in self.protected:
             raise UserError(
                 f"{image}: its sidecar {sidecar} would replace an input or output file: choose "
-                f"another --sidecar than {self.extension}"
+                f"another --sidecar than {self.suffix}"
             )
         other = self.images.setdefault(sidecar, image)
         if other != image:
             raise UserError(
                 f"{other} and {image} would both have the sidecar {sidecar}: rename one"
             )
-        folder = os.path.dirname(image) or "."
-        if folder not in self.stored:
-            self.stored[folder] = self._in_store(folder)
-        in_store = stores.is_store(sidecar)
-        if not (sidecar in self.stored[folder] if in_store else os.path.exists(sidecar)):
+        if stores.is_store(image) and not stores.is_bucket_address(image):
+            raise UserError(f"--sidecar: {folder} is read-only: use --out alone")
+        if os.path.isdir(folder) and not os.access(folder, os.W_OK):
+            raise UserError(f"--sidecar: cannot write to {folder}")
+        return self.has_caption(sidecar)
+
+    def has_caption(self, sidecar: str) -> bool:
+        """Return whether there is a sidecar, with a caption if it is XMP or on disk."""
+        if os.path.basename(sidecar) not in self._names(os.path.dirname(sidecar) or "."):
             return False
+        in_store = stores.is_store(sidecar)
         if not (in_store or os.path.isfile(sidecar)):  # reading a pipe would block
             raise UserError(
                 f"{sidecar} is not a regular file: remove it, or choose another --sidecar"
@@ -73,44 +73,31 @@ class Sidecars:
             return xmp.has_description(stores.read_bytes(sidecar), sidecar)
         return in_store or bool(Path(sidecar).read_bytes().strip())
 
-    def _text(self, captions: list[str], sidecar: str) -> str:
-        """Return the content to write to a sidecar. XMP only has the best caption, the first."""
-        if not self.is_xmp:
-            return "".join(f"{caption}\n" for caption in captions)
-        before = stores.read_if_any(sidecar)
-        return xmp.with_description(captions[0], self.language, before, sidecar)
+    def write(self, lines: Iterable[dict[str, Any]]) -> None:
+        """Write the sidecars of lines, each atomically; see `_write`. Raises UserError."""
+        self._names.cache_clear()
+        with ThreadPoolExecutor(stores.THREADS) as pool:
+            lines = iter(lines)
+            while some := list(islice(lines, 1000)):  # `map` holds what it is given in memory
+                list(pool.map(self._write, some))
 
-    def write(self, lines: Iterable[OutputLine]) -> None:
-        """Write the sidecars for all output lines, each atomically. Raises OSError, UserError.
+    def _write(self, line: dict[str, Any]) -> None:
+        """Write the sidecar of a line, unless it has a caption that is to stay.
 
         fsync is not called for sidecars on disk: it would take longer than captioning on a GPU.
         """
-        pool = ThreadPoolExecutor(STORE_THREADS)
-        try:
-            pending = []
-            for line in lines:
-                sidecar = self.path_of(line["image"])
-                text = self._text(captions_of(line), sidecar)
-                if stores.is_store(sidecar):
-                    pending.append(pool.submit(uploads.put, text.encode(), sidecar))
-                else:
-                    replace_text(text, Path(sidecar))
-            for future in pending:
-                future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-    def _in_store(self, folder: str) -> set[str]:
-        """Return the sidecars in a folder of a store; empty for a folder on disk.
-
-        Raises UserError if the folder is not writable.
-        """
-        if stores.is_bucket_address(folder):
-            return {
-                name for name in stores.list_files(folder, False) if name.endswith(self.extension)
-            }
-        if stores.is_store(folder):
-            raise UserError(f"--sidecar: {folder} is read-only: use --out alone")
-        if os.path.isdir(folder) and not os.access(folder, os.W_OK):
-            raise UserError(f"--sidecar: cannot write to {folder}")
-        return set()
+        image, captions = line["image"], line.get("captions", [line["caption"]])
+        sidecar, folder = self.path_of(image), os.path.dirname(image) or "."
+        if os.path.basename(image) not in self._names(folder):
+            return  # the photo was moved
+        if self.request.skips_existing and self.has_caption(sidecar):
+            return
+        text = "".join(f"{caption}\n" for caption in captions)
+        if self.is_xmp:
+            language = self.request.language or xmp.DEFAULT
+            text = xmp.with_description(captions[0], language, stores.read_if_any(sidecar), sidecar)
+        if stores.is_store(sidecar):
+            stores.put(text.encode(), sidecar)
+        else:
+            with user_errors(Path(sidecar)):
+                replace_text(text, Path(sidecar))

@@ -9,25 +9,25 @@ import os
 import re
 import ssl
 import time
-from concurrent.futures import CancelledError
 from contextlib import suppress
 from functools import cache
-from threading import Event
 from typing import Any, Callable, NamedTuple, Optional
 
 import httpx
 import tenacity
 
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import log_line
 
-TRIES = 5
 FIRST_PAUSE_S = 1  # before the second try; each further pause is twice as long
 MAX_PAUSE_S = 60  # a longer pause that a server asks for is shortened to this
+STOP_CHECK_S = 1  # between two checks of stop_requested
 TIMEOUT_S = 300  # for a whole answer
 CONNECT_S = 60
 MAX_ANSWER_BYTES = 4 << 20
 
+_LOCAL = r"(localhost|127\.0\.0\.1|\[::1\])(:|$)"
 # <think>, <seed:think>, [THINK] ...
 _TAG = r"[<◁]{0}(?:\w+:)?th(?:ink|inking|ought)[>▷]|\[{0}THINK\]"
 
@@ -42,7 +42,7 @@ class RequestFailed(UserError):
     def __init__(self, reason: str, code: Optional[int] = None, pause_s: float = 0):
         super().__init__(reason)
         self.code, self.pause_s = code, pause_s
-        self.is_temporary = self.code in (None, 200, 408, 409, 425, 429) or self.code >= 500
+        self.is_temporary = code in (None, 200, 408, 409, 425, 429) or code >= 500
 
 
 class Reply(NamedTuple):
@@ -58,6 +58,24 @@ class Reply(NamedTuple):
     has_thoughts: bool
 
 
+def _pause_s(state: tenacity.RetryCallState) -> float:
+    asked_for = state.outcome.exception().pause_s
+    return max(FIRST_PAUSE_S * 2 ** (state.attempt_number - 1), min(asked_for, MAX_PAUSE_S))
+
+
+def _sleep(seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if signals.stop_requested():
+            raise signals.Stopped
+        time.sleep(min(seconds, STOP_CHECK_S))
+
+
+def _fail(state: tenacity.RetryCallState) -> None:
+    failure = state.outcome.exception()
+    raise RequestFailed(f"{failure}, after {state.attempt_number} tries", failure.code)
+
+
 class ChatServer:
     """The server at `url`, such as https://api.openai.com/v1. Redirects are not followed.
 
@@ -69,26 +87,22 @@ class ChatServer:
     """
 
     def __init__(self, url: str, setting: str, key_variable: str):
-        try:
-            address = httpx.URL(url)
-        except httpx.InvalidURL:
-            address = httpx.URL()
-        secret = address.userinfo or address.query or address.fragment
-        if secret or not address.host or address.scheme not in ("http", "https"):
-            raise UserError(  # does not show the address, which may contain the key
+        host = r"(?:[\w.-]+|\[[\w:.]+\])(?::\d+)?"
+        parts = re.fullmatch(rf"((https?)://({host}))(/[^\s?#@]*|)", url, re.ASCII)
+        if not parts:  # the address is not shown, because it may contain the key
+            raise UserError(
                 f"{setting} has to be an address such as https://host/v1, without a password or "
                 f"key: put the key into the environment variable {key_variable}"
             )
-        self.url, self.key_variable = url.rstrip("/"), key_variable
-        if address.path == "/":
-            self.url += "/v1"
+        server, scheme, host, path = parts.groups()
+        self.url, self.key_variable = server + (path.rstrip("/") or "/v1"), key_variable
         self.api_key = os.environ.get(key_variable, "").strip()
         if not (self.api_key.isascii() and self.api_key.isprintable()):
             raise UserError(f"{key_variable} in the environment has characters that no key has")
         headers = {"Content-Type": "application/json"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
-            if address.scheme == "http" and address.host not in ("localhost", "127.0.0.1", "::1"):
+            if scheme == "http" and not re.match(_LOCAL, host):
                 _warn(f"warning: {key_variable} is sent unencrypted, because {setting} is http://")
         self.client = httpx.Client(
             headers=headers,
@@ -111,44 +125,32 @@ class ChatServer:
                 raise
             return []
 
-    def ask(self, body: dict[str, Any], cancelled: Event) -> list[Reply]:
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception(lambda error: getattr(error, "is_temporary", False)),
+        stop=tenacity.stop_after_attempt(5),
+        wait=_pause_s,
+        sleep=_sleep,
+        retry_error_callback=_fail,
+    )
+    def ask(self, body: dict[str, Any]) -> list[Reply]:
         """Return the choices in the server's answer, after retries if necessary.
 
-        body: the request, see OpenAI's chat completions.
-        cancelled: set by the caller when it no longer needs the answer; ends a pause at once.
-
-        Raises RequestFailed, and CancelledError if no answer is needed any more.
+        body: the request, see OpenAI's chat completions. Raises RequestFailed, and Stopped if a
+        stop is requested during a pause.
         """
+        return self._fetch("/chat/completions", _replies, json.dumps(body).encode())
 
-        def attempt() -> list[Reply]:
-            if cancelled.is_set():
-                raise CancelledError
-            return self._fetch("/chat/completions", _replies, body)
-
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception(lambda error: getattr(error, "is_temporary", False)),
-            stop=tenacity.stop_after_attempt(TRIES),
-            wait=_pause_s,
-            sleep=tenacity.sleep_using_event(cancelled),
-        )
-        try:
-            return retrying(attempt)
-        except tenacity.RetryError as error:
-            last = error.last_attempt
-            reason = f"{last.exception()}, after {last.attempt_number} tries"
-            raise RequestFailed(reason, last.exception().code) from None
-
-    def _fetch(self, path: str, read: Callable[[Any], list], body: Any = None) -> list:
+    def _fetch(self, path: str, read: Callable[[Any], list], body: Optional[bytes] = None) -> list:
         """Return `read(answer)` of the server's JSON. Raises RequestFailed."""
-        method, content = ("GET", None) if body is None else ("POST", json.dumps(body).encode())
         answer, end = bytearray(), time.monotonic() + TIMEOUT_S
+        method = "POST" if body else "GET"
         try:
-            with self.client.stream(method, self.url + path, content=content) as response:
+            with self.client.stream(method, self.url + path, content=body) as response:
                 for piece in response.iter_bytes():
                     answer += piece
                     if len(answer) > MAX_ANSWER_BYTES or time.monotonic() > end:
                         raise httpx.ReadError("the answer is too long or too slow")
-        except httpx.RequestError as error:
+        except (httpx.RequestError, httpx.InvalidURL, UnicodeError) as error:
             raise RequestFailed(f"{self.url}: {one_line(error)}") from None
         code, text, hint = response.status_code, answer.decode("utf-8", "replace"), ""
         if response.is_success:
@@ -159,23 +161,15 @@ class ChatServer:
             hint = f" (is {self.key_variable} right?)"
         if self.api_key:
             text = text.replace(self.api_key, "(the key)")
+        reason = f"{self.url}: {code} {one_line(text.strip() or response.reason_phrase)}{hint}"
         pause = response.headers.get("Retry-After", "")
-        raise RequestFailed(
-            f"{self.url}: {code} {one_line(text.strip() or response.reason_phrase)}{hint}",
-            code,
-            float(pause) if pause.isdecimal() else 0,
-        )
+        raise RequestFailed(reason, code, float(pause) if pause.isdecimal() else 0)
 
 
 @cache
 def _warn(line: str) -> None:
     """Log a line, once also if there are several clients."""
     log_line(line)
-
-
-def _pause_s(state: tenacity.RetryCallState) -> float:
-    asked_for = state.outcome.exception().pause_s
-    return max(FIRST_PAUSE_S * 2 ** (state.attempt_number - 1), min(asked_for, MAX_PAUSE_S))
 
 
 def _replies(answer: Any) -> list[Reply]:

@@ -176,10 +176,10 @@ def _refusal(address: str, error: Exception) -> Union[UserError, None]:
     error = _cause(error)
     if isinstance(error, UserError):
         return error
-    if isinstance(error, FileNotFoundError):
-        return Missing(f"{address}: no such file or bucket")
     answer = getattr(error, "response", None)  # set in huggingface_hub's errors
     status = getattr(error, "status", None) or getattr(answer, "status_code", None)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return Missing(f"{address}: no such file or bucket")
     no_credentials = type(error).__name__ == "NoCredentialsError"
     if isinstance(error, PermissionError) or status in (401, 403) or no_credentials:
         where = _library_of(address)

@@ -5,13 +5,13 @@ import re
 from collections.abc import Mapping
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
-from threading import Event, Lock
+from threading import Lock
 from typing import Annotated, Any, Callable, Optional
 
 from pydantic import Field
 
 from captioning.files.cache import cache_folder, cache_key
-from captioning.files.chat import ChatServer, without_thoughts
+from captioning.files.chat import STOP_CHECK_S, ChatServer, without_thoughts
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.evaluator import Evaluator
@@ -23,7 +23,6 @@ from captioning.runtime.progress import log_line, progress
 KEY_VARIABLE = "JUDGE_API_KEY"  # the environment variable with the server's key
 MAX_TRIES = 3  # attempts to get a valid reply, as in CLAIR's code
 CONCURRENCY = 8  # questions at a time
-STOP_CHECK_S = 1  # seconds between two checks of stop_requested
 MAX_CHARACTERS = 20_000  # of a reply; the rest is not parsed
 
 
@@ -83,9 +82,9 @@ class JudgeEvaluator(Evaluator):
         reply. The question is then asked again, up to MAX_TRIES times in all; the result is None if
         no reply is valid. Raises UserError.
         """
-        cancelled, pool, verdicts = Event(), ThreadPoolExecutor(CONCURRENCY), {}
+        pool, verdicts = ThreadPoolExecutor(CONCURRENCY), {}
         questions = {
-            pool.submit(self._verdict, question, read, cancelled): question
+            pool.submit(self._verdict, question, read): question
             for question, read in readers.items()
         }
         waiting = set(questions)
@@ -93,21 +92,17 @@ class JudgeEvaluator(Evaluator):
             with progress(len(questions), "judge", "caption") as bar:
                 while waiting:
                     answered, waiting = wait(waiting, STOP_CHECK_S, FIRST_EXCEPTION)
+                    if signals.stop_requested():
+                        raise UserError("asked to stop")
                     for future in answered:
                         verdicts[questions[future]] = future.result()
                     bar.update(len(answered))
-                    if signals.stop_requested():
-                        raise UserError("asked to stop")
         finally:
-            cancelled.set()
             pool.shutdown(wait=False, cancel_futures=True)
         return verdicts
 
-    def _verdict(self, question: str, read: Callable[[str], Any], cancelled: Event) -> Any:
-        """Return the verdict on a question, from the cache if possible; None without a valid reply.
-
-        cancelled: an event after which the question is not asked again.
-        """
+    def _verdict(self, question: str, read: Callable[[str], Any]) -> Any:
+        """Return the verdict on a question, cached if possible; None without a valid reply."""
         model = self.options.judge_model
         path = self.cache / f"{cache_key(json.dumps([model, question]))}.json"
         try:
@@ -116,10 +111,10 @@ class JudgeEvaluator(Evaluator):
             verdict = None
         messages = [{"role": "user", "content": question}]
         for _ in range(MAX_TRIES):
-            if verdict or cancelled.is_set():
+            if verdict:
                 break
             body = {"model": model, "messages": messages, "temperature": 0}
-            reply = self.server.ask(body, cancelled)[0].text
+            reply = self.server.ask(body)[0].text
             verdict = read(reply)
             if verdict:
                 try:

@@ -92,14 +92,15 @@ def caption_lists(
     own = captioner.prompt_ids
     try:
         if not any(prompts or ()):
-            return scored_lists(generator.generate_details(images, settings))
+            end = captioner.tokenizer.end
+            return scored_lists(generator.generate_details(images, settings), end)
         ids = [prompt_ids(captioner, text, "max_length", settings.max_length) for text in prompts]
         lists = [[] for _ in ids]
         for length in sorted({len(prompt) for prompt in ids}):
             rows = [row for row, prompt in enumerate(ids) if len(prompt) == length]
             captioner.prompt_ids = torch.stack([ids[row] for row in rows])
             generated = generator.generate_details(images[rows], settings)
-            for row, captions in zip(rows, scored_lists(generated)):
+            for row, captions in zip(rows, scored_lists(generated, captioner.tokenizer.end)):
                 lists[row] = captions
         return lists
     except SettingsError as error:
@@ -108,11 +109,12 @@ def caption_lists(
         captioner.prompt_ids = own
 
 
-def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
+def scored_lists(generated: Generated, end: int) -> list[list[dict[str, Any]]]:
     """Return a list of captions for each image, the best caption first.
 
     A caption is a dict with "caption", "score" and, if `generated` has them, "own_score" and
-    "rerank_score"; for the scores, see `decoding.Generated`.
+    "rerank_score"; for the scores, see `decoding.Generated`. If a caption of the image was cut at
+    max_length, all have "cut", a bool. end: the id of the end token, which a cut caption lacks.
     """
     columns = {
         "score": generated.scores,
@@ -122,7 +124,11 @@ def scored_lists(generated: Generated) -> list[list[dict[str, Any]]]:
     columns = {name: scores.tolist() for name, scores in columns.items() if scores is not None}
     lists = []
     for row, captions in enumerate(generated.captions):
-        entries = [{"caption": caption} for caption in captions]
+        cut = [end not in ids for ids in generated.token_ids[row].tolist()]
+        entries = [
+            {"caption": caption, "cut": is_cut} if any(cut) else {"caption": caption}
+            for caption, is_cut in zip(captions, cut)
+        ]
         for place, entry in enumerate(entries):
             for name, scores in columns.items():
                 entry[name] = round(scores[row][place], SCORE_DIGITS)

@@ -65,7 +65,7 @@ def scored_captions(
         candidates = [[] for _ in generated.captions]
     else:
         generated = reranker.generate_from(images, encoded, settings)
-        candidates = scored_lists(generated)
+        candidates = scored_lists(generated, captioner.tokenizer.end)
     return [
         _score_best(captioner, encoded, generated, row)._replace(candidates=of_image)
         for row, of_image in enumerate(candidates)

@@ -6,13 +6,14 @@ import os
 import shutil
 import signal
 import sys
+from unittest import mock
 
 import pytest
 import torch
 
 from captioning import caption
-from captioning.bulk import model
-from captioning.bulk.shards import ShardFiles
+from captioning.bulk import model, work
+from captioning.bulk.plan import Plan
 from captioning.config import load_config
 from captioning.data import evaluation_transform, load_image
 from captioning.models.build import captioner_from, load_trained
@@ -65,25 +66,23 @@ def killed_at(name):
 
 @contextlib.contextmanager
 def killed_after(batches, number=signal.SIGTERM):
-    """Within the block, this process gets the signal once so many batches are kept.
+    """Within the block, each batch is kept, and this process gets the signal after so many.
 
     Yields a list of the images in them.
     """
-    add, kept, images = ShardFiles.add, 0, []
+    keep, kept, images = Plan.keep, 0, []
 
-    def added(self, lines):
+    def keep_and_count(self, unit, first, lines, is_last):
         nonlocal kept
-        add(self, lines)
         images.extend(line["image"] for line in lines)
         kept += 1
+        name = keep(self, unit, first, lines, is_last)
         if kept == batches:
             os.kill(os.getpid(), number)
+        return name
 
-    ShardFiles.add = added
-    try:
+    with mock.patch.object(Plan, "keep", keep_and_count), mock.patch.object(work, "KEEP_S", 0):
         yield images
-    finally:
-        ShardFiles.add = add
 
 
 @pytest.fixture

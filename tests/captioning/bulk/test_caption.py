@@ -35,8 +35,8 @@ def test_every_photo_has_the_captioners_caption(run, photos, expected, checkpoin
 
 
 def test_decoding_settings_of_the_command_line_are_used_and_recorded(run, photos, expected):
-    flags = ["--num_beams", "3", "--num_return", "2", "--max_length", "7", "--prefix", "<"]
-    lines, _ = run(photos, *flags, "--length_penalty", "0.5", "--suffix", ">")
+    flags = ["num_beams=3", "--num_return", "2", "--max_length", "7", "--prefix", "<"]
+    lines, _ = run(photos, *flags, "length_penalty=0.5", "--suffix", ">")
     for line in lines:
         captions, scores = expected(
             line["image"], num_beams=3, num_return=2, max_length=7, length_penalty=0.5
@@ -48,7 +48,7 @@ def test_decoding_settings_of_the_command_line_are_used_and_recorded(run, photos
 
 
 def test_guided_captions_have_the_captioners_own_scores_too(run, photos, expected):
-    guided, _ = run(photos, "--guidance_scale", "2", "--num_return", "2")
+    guided, _ = run(photos, "guidance_scale=2.0", "--num_return", "2")
     for line in guided:
         found = expected(photos / line["image"], guidance_scale=2.0, num_return=2)
         assert (line["captions"], line["scores"]) == (found[0], pytest.approx(found[1], abs=1e-4))
@@ -56,7 +56,7 @@ def test_guided_captions_have_the_captioners_own_scores_too(run, photos, expecte
         assert line["own_scores"] != line["scores"]
         assert line["settings"]["guidance_scale"] == 2
         assert "contrastive_beta" not in line["settings"]
-    contrasted, _ = run(photos, "--contrastive_alpha", "1", "--existing", "overwrite")
+    contrasted, _ = run(photos, "contrastive_alpha=1.0", "--existing", "overwrite")
     settings = contrasted[0]["settings"]
     assert (settings["contrastive_alpha"], settings["contrastive_beta"]) == (1, 0.1)
     assert settings["contrastive_noise"] == 500 and "guidance_scale" not in settings
@@ -64,13 +64,13 @@ def test_guided_captions_have_the_captioners_own_scores_too(run, photos, expecte
 
 def test_samples_depend_on_the_seed_alone(run, photos):
     def sampled(*arguments):
-        flags = ["--do_sample", "--top_p", "1", "--temperature", "2", "--num_return", "2"]
+        flags = ["sample=true", "top_p=1", "temperature=2", "--num_return", "2"]
         lines, _ = run(photos, "--shard_size", "4", *flags, *arguments, folder="".join(arguments))
         assert lines[0]["settings"]["do_sample"] and "num_beams" not in lines[0]["settings"]
         return [line["captions"] for line in lines]
 
-    first = sampled("--seed", "5")
-    assert sampled("--seed", "5", "--num_workers", "2") == first != sampled("--seed", "6")
+    first = sampled("seed=5")
+    assert sampled("seed=5", "num_workers=2") == first != sampled("seed=6")
     assert any(one != two for one, two in first)
 
 
@@ -93,7 +93,7 @@ def test_bad_images_are_reported_and_do_not_end_the_run(run, photos, tmp_path, m
     damage(photos)
     lines, log = run(photos)
     assert len(lines) == 12 and {"cmyk.jpg", "thin.png"} < set(by_name(lines))
-    failed = by_name(read_lines(tmp_path / "out" / "failed.jsonl"))
+    failed = by_name(read_lines(tmp_path / "out" / "captions.failed.jsonl"))
     assert "truncated" in failed["cut.png"]["error"]
     assert "no such file" in failed["gone.jpg"]["error"]
     bad = {"cut.png", "empty.jpg", "text.jpg", "gone.jpg", "zeros.jpg", "pipe.jpg"}
@@ -108,7 +108,7 @@ def test_bad_images_are_reported_and_do_not_end_the_run(run, photos, tmp_path, m
     shutil.copy(photos / "thin.png", photos / "cut.png")
     lines, log = run(photos, "--retry-failed")
     assert len(lines) == 13 and lines[-1]["image"].endswith("cut.png")
-    assert "cut.png" not in by_name(read_lines(tmp_path / "out" / "failed.jsonl"))
+    assert "cut.png" not in by_name(read_lines(tmp_path / "out" / "captions.failed.jsonl"))
     assert "done 1 (" in log and "skipped 12, failed 5" in log
 
 
@@ -220,7 +220,7 @@ def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
         return checkpoint
 
     monkeypatch.setattr("BLIP.weights.checkpoint.fetch", fetch)
-    monkeypatch.setattr("captioning.bulk.run.remove_plan", lambda parts: None)
+    monkeypatch.setattr("captioning.bulk.plan.Plan.remove", lambda plan: None)
     out = tmp_path / "signed" / "captions.jsonl"
     given = [address, photos, "--out", out, "--device", "cpu"]
     code, _, log = run_program("captioning.caption", *given)
@@ -232,8 +232,8 @@ def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
 
 
 def test_reranked_captions_come_in_the_order_of_their_scores(run, photos):
-    flags = ["--rerank", "mmi", "--num_candidates", "4", "--top_k", "0", "--num_return", "3"]
-    lines, _ = run(photos, *flags, "--batch_size", "3")
+    flags = ["rerank=mmi", "num_candidates=4", "top_k=0", "--num_return", "3"]
+    lines, _ = run(photos, *flags, "eval_batch_size=3")
     for line in lines:
         assert len(line["captions"]) == len(line["scores"]) == 3
         assert line["rerank_scores"] == sorted(line["rerank_scores"], reverse=True)

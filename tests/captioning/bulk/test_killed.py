@@ -1,133 +1,139 @@
 """Killed at any instant, the program continues: no image twice, none missing."""
 
-import functools
+import json
 import os
 import random
+import re
+import shutil
 import signal
-import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from captioning.bulk.shards import ShardFiles
-from tests.captioning.bulk.conftest import killed_at, read_lines
+from captioning import caption
+from captioning.bulk import plan, work
+from tests.captioning.bulk.conftest import read_lines
+from tests.captioning.bulk.kills import kill_before, use_late_store
+from tests.captioning.tar_files import write_tar
+from tests.processes import Processes
 
-# Told by Python of every file that is opened, renamed, linked, removed or cut off.
-OPERATIONS = ("open", "os.rename", "os.link", "os.remove", "os.truncate", "os.mkdir", "os.rmdir")
+
+@pytest.fixture
+def memory():
+    """Return a folder on a disk in memory."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as name:
+        yield Path(name)
 
 
-def kill_before(operation, folder):
-    """Return a hook that kills the process (-9) before the n-th operation on files in `folder`."""
+@pytest.fixture
+def source(photos, tmp_path):
+    """Return inputs: a folder with a bad photo, and a tar."""
+    (photos / "bad.png").write_bytes(b"no image")
+    write_tar(tmp_path / "a.tar", sorted(photos.glob("scene*.png"))[:5])
+    return [photos, tmp_path / "a.tar"]
+
+
+@pytest.fixture
+def begin(checkpoint, source, itm_checkpoint, tmp_path):
+    """Return a function that starts the program in processes, which keep each batch."""
+
+    def start(out, processes=1, hook=None):
+        def hooks(rank):
+            use_late_store()
+            work.KEEP_S, plan.TRIES, work.TRIES = 0, 1000, 1000
+            if hook is not None:
+                hook(rank)
+
+        folder = out.rpartition("/")[0]
+        given = [checkpoint, *source, "--out", out, "--device", "cpu", "--shard_size", 3]
+        given += ["--filter", "itm>0.5", "--itm_model", itm_checkpoint]
+        given += ["--write-shards", f"{folder}/tars", "eval_batch_size=2", "num_workers=0"]
+        log = tmp_path / f"log{os.urandom(4).hex()}"
+        return Processes(caption.main, list(map(str, given)), log, processes, hooks)
+
+    return start
+
+
+# A plan whose process was killed before its header was written, and a file that was not renamed.
+NOT_LISTED = r"captions\.jsonl\.parts/\w+/|.*\.new"
+
+
+def contents(folder):
+    """Return the bytes of each file by its name, without what a late listing has hidden."""
+    found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    found = {name: data for name, data in found.items() if not re.match(NOT_LISTED, name)}
+    marker = json.loads(found.pop("captions.jsonl.done"))
+    marker["settings"].pop("write_shards")
+    return {**found, "marker": marker}
+
+
+def wait(run):
+    """Return the exit codes. As under torchrun, when one process dies, all end."""
+    while not run.ended() and all(code in (None, 0) for code in exit_codes(run)):
+        run.ranks[0].join(0.02)
+    if any(code not in (None, 0) for code in exit_codes(run)):
+        run.send(signal.SIGKILL)
+    return run.wait()
+
+
+def exit_codes(run):
+    return [process.exitcode for process in run.ranks]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("where", ["disk", "store"])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_killed_before_any_operation_it_writes_the_same_files(begin, memory, seed, where, kills):
+    """In one to three processes, with captions, failures, dropped captions and tars."""
+    scheme = "late://" if where == "store" else "/"
+    run = begin(f"{scheme}{str(memory)[1:]}/whole/captions.jsonl")
+    assert run.wait() == [0], run.said()
+    expected = contents(memory / "whole")
+    assert len(expected["captions.jsonl"].splitlines()) >= 2
+    assert {"captions.filtered.jsonl", "captions.failed.jsonl"} < expected.keys()
+    dice, killed, folder = random.Random(seed), 0, None
+    while killed < kills or folder.exists():
+        folder = folder or memory / f"killed{killed}"
+        out = f"{scheme}{str(folder)[1:]}/captions.jsonl"
+        processes = dice.choice([1, 1, 2, 3]) if killed < kills else 1
+        hook = kill_before(dice.randint(3, 60), folder, dice.randrange(processes))
+        run = begin(out, processes, hook if killed < kills else None)
+        codes = wait(run)
+        assert set(codes) <= {0, -signal.SIGKILL}, run.said()
+        killed += -signal.SIGKILL in codes
+        if set(codes) == {0}:
+            assert contents(folder) == expected, run.said()
+            shutil.rmtree(folder)
+            folder = None if killed < kills else folder
+    print(f"{killed} kills")
+
+
+def test_a_unit_that_ends_its_process_three_times_is_set_aside_and_named(
+    run, start, photos, tmp_path
+):
+    deadly = sorted(photos.glob("scene*.png"))[5]
 
     def hook(rank):
-        left = operation
+        read = work._Images._read
 
-        def audit(event, given):
-            nonlocal left
-            if event in OPERATIONS and str(given[0]).startswith(str(folder)):
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
+        def trap(self, entry, **content):
+            if entry["image"] == str(deadly):
+                os.kill(os.getpid(), signal.SIGKILL)
+            return read(self, entry, **content)
 
-        sys.addaudithook(audit)
+        work._Images._read = trap
 
-    return hook
-
-
-def sidecars(photos):
-    return {path.name: path.read_text() for path in sorted(photos.rglob("*.txt"))}
-
-
-def test_killed_between_two_shards_it_continues(run, call, photos, tmp_path):
-    whole, _ = run(photos, folder="whole")
-    flags = ["--shard_size", "3", "--batch_size", "2"]
-    call(*flags, hook=killed_at("000001.done"))
-    assert not (tmp_path / "out" / "captions.jsonl").exists()
-    lines, log = run(photos, *flags)
-    assert "continuing" in log and "| 6/10" in log  # its captions are there, only unmarked
-    assert [line["image"] for line in lines] == [line["image"] for line in whole]
-    assert [line["caption"] for line in lines] == [line["caption"] for line in whole]
-
-
-@pytest.mark.parametrize(
-    "operations",
-    [
-        pytest.param(lambda: iter([40, 90, 60]), marks=pytest.mark.slow, id="thrice"),
-        pytest.param(
-            lambda: iter(functools.partial(random.randint, 1, 130), None),
-            marks=pytest.mark.soak,
-            id="at random",
-        ),
-    ],
-)
-def test_killed_before_any_operation_it_writes_the_same_files(
-    call, start, photos, tmp_path, itm_checkpoint, operations
-):
-    """Sidecars, tars and what the filter drops as well. operations: see `kill_before`."""
-    (photos / "bad.png").write_bytes(b"no image")
-    for path in photos.glob("scene*.png"):
-        path.with_suffix(".txt").write_text("a tag\n")
-    before = sidecars(photos)
-
-    def caption_into(folder, do=call, **named):
-        out = tmp_path / folder
-        given = ["--shard_size", 3, "--batch_size", 2, "--num_workers", 0]
-        given += ["--filter", "itm>0.5", "--itm_model", itm_checkpoint, "--existing", "overwrite"]
-        given += ["--sidecar", "--write-shards", out / "tars"]
-        return do(*given, out=out / "captions.jsonl", **named)
-
-    caption_into("a")
-    expected = sidecars(photos)
-    for name, text in before.items():
-        (photos / name).write_text(text)
-    for path in (photos / "within").glob("*.txt"):
-        path.unlink()
-    kills, marker = 0, tmp_path / "b" / "captions.jsonl.done"
-    for operation in operations():
-        print(f"to be killed before operation {operation}")
-        process = caption_into("b", start, hook=kill_before(operation, tmp_path))
-        (code,) = process.wait()
-        kills += code == -signal.SIGKILL
-        assert code in (0, -signal.SIGKILL), process.said()
-        if marker.exists() and not (tmp_path / "b/captions.jsonl.parts/plan.json").exists():
-            break  # it has ended, or was killed after its last write
-    else:
-        caption_into("b")
-    assert kills >= 1
-    assert sidecars(photos) == expected and len(expected) >= 9
-    names = ["captions.filtered.jsonl", "captions.jsonl"]
-    names += ["captions.jsonl.done", "failed.jsonl", "tars"]
-    found = {path.name for path in (tmp_path / "b").iterdir()} - {"captions.jsonl.parts"}
-    assert sorted(found) == names
-    for name in names[:-1]:
-        one, two = ((tmp_path / folder / name).read_text() for folder in "ab")
-        assert one.replace("/a/", "/b/") == two
-    for tar in sorted((tmp_path / "a" / "tars").glob("*.tar")):
-        assert tar.read_bytes() == (tmp_path / "b" / "tars" / tar.name).read_bytes()
-    assert not [path for path in photos.rglob("*.staged")]
-    lines = [line for n in names[:2] for line in read_lines(tmp_path / "b" / n)]
+    flags = ["--shard_size", 2, "num_workers=0"]
+    for _ in range(3):
+        process = start(*flags, hook=hook)
+        assert process.wait() == [-signal.SIGKILL], process.said()
+    process = start(*flags, hook=hook)
+    assert process.wait() == [0], process.said()
+    failed = read_lines(tmp_path / "out" / "captions.failed.jsonl")
+    assert len(failed) == 2 and str(deadly) in [line["image"] for line in failed]
+    assert all("set aside: 3 processes ended while" in line["error"] for line in failed)
+    assert "done 8" in process.said()
+    lines, _ = run(photos, "--retry-failed", *map(str, flags))
     assert len(lines) == 10
-
-
-def test_partial_files_of_a_killed_repair_are_removed(run, call, photos, tmp_path):
-    whole, _ = run(photos)
-    out = tmp_path / "out" / "captions.jsonl"
-    out.write_text(out.read_text() + "torn")
-    call("--verify", hook=killed_at(out.name))
-    assert out.read_text().endswith("torn")
-    lines, log = run(photos, "--verify")
-    assert lines == whole and "1 damaged lines" in log
-    assert sorted(path.name for path in out.parent.iterdir()) == [out.name, f"{out.name}.done"]
-
-
-def test_a_journal_is_read_up_to_its_first_damage(tmp_path):
-    part = ShardFiles(tmp_path, 3)
-    for image in "abc":
-        part.add([{"image": image}])
-    lines = part.journal.read_bytes().splitlines(keepends=True)
-    for damaged in (lines[1][:-1], lines[1][:-20], b"\0" * 40 + b"\n" + lines[2]):
-        part.journal.write_bytes(lines[0] + damaged)
-        again = ShardFiles(tmp_path, 3).recover()
-        assert [line["image"] for line in again.lines] == ["a"]
-        assert part.journal.read_bytes() == lines[0]
-    again.add([{"image": "b"}])
-    assert [line["image"] for line in ShardFiles(tmp_path, 3).recover().lines] == ["a", "b"]

@@ -1,3 +1,0 @@
-"""Names the models of this plugin for lmms-eval, {module: class}."""
-
-AVAILABLE_MODELS = {"captioner": "CheckpointLmm"}

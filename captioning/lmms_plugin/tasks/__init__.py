@@ -1,1 +1,0 @@
-"""Empty: lmms-eval looks for a plugin's tasks here, but this plugin only adds models."""
