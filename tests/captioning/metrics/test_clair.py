@@ -140,7 +140,7 @@ def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, mon
 def test_what_a_damaged_or_forbidden_cache_cannot_tell_is_asked(ask, server, tmp_path, capfd):
     ask({1: CAPTIONS[1]})
     [kept] = (tmp_path / "judge").iterdir()
-    for text in ("", "[]", '{"model": "wise"}', '{"reply": "{"}'):
+    for text in ("", "[]", '{"model": "wise"}', '{"reply": "<think>{\\"score\\": 1}"}'):
         kept.write_text(text)
         before = len(server.asked)
         assert ask({1: CAPTIONS[1]}).metrics["CLAIR"].value == 80
