@@ -27,23 +27,15 @@ from tests.programs import raises_line
 
 @pytest.fixture
 def make_loader(photos, samples):
-    """Return a function that makes a training loader of the ten photos, two captions each."""
+    """Return a function that makes a loader of the ten photos, for training with two captions."""
 
-    def make(batch_size, rank=0, world_size=1, num_workers=0, seed=7, skip=False):
+    def make(batch_size, rank=0, world_size=1, workers=0, seed=7, skip=False, kind="training"):
+        if kind == "evaluation":
+            dataset = EvaluationDataset(samples, photos, evaluation_transform(8), skip)
+            return evaluation_loader(dataset, batch_size, rank, world_size, workers)
         settings = {"captions_per_image": 2, "skip_bad_images": skip}
         dataset = TrainingDataset(samples, photos, training_transform(8), seed, **settings)
-        return training_loader(dataset, batch_size, seed, rank, world_size, num_workers)
-
-    return make
-
-
-@pytest.fixture
-def make_evaluation(photos, samples):
-    """Return a function that makes an evaluation loader of the first photos."""
-
-    def make(batch_size=3, rank=0, world_size=1, num_workers=0, count=10, skip=False):
-        dataset = EvaluationDataset(samples[:count], photos, evaluation_transform(8), skip)
-        return evaluation_loader(dataset, batch_size, rank, world_size, num_workers)
+        return training_loader(dataset, batch_size, seed, rank, world_size, workers)
 
     return make
 
@@ -74,53 +66,42 @@ def test_batches_do_not_depend_on_the_number_of_processes(make_loader, world_siz
     assert_same_batches(joined, whole)
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_batches_do_not_depend_on_workers_nor_change_other_random_numbers(
-    make_loader, make_evaluation, num_workers
-):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_batches_depend_on_seed_and_epoch_but_not_on_workers(make_loader, workers):
     before = torch.get_rng_state()
     expected = [run(make_loader(3), epoch) for epoch in range(2)]
-    loader = make_loader(3, num_workers=num_workers)  # the workers live on between epochs
+    loader = make_loader(3, workers=workers)  # the workers live on between epochs
     next(iter(loader))  # an epoch that is broken off leaves nothing behind
     for epoch in range(2):
         assert_same_batches(run(loader, epoch), expected[epoch])
-    list(make_evaluation(num_workers=num_workers))
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_an_epoch_holds_every_item_once_in_an_order_of_its_own(make_loader):
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's random numbers are untouched
     loaders = [(make_loader(2), 0), (make_loader(2), 1), (make_loader(2, seed=8), 0)]
     orders = [[i for batch in run(*each) for i in batch["index"]] for each in loaders]
     assert all(sorted(order) == list(range(10)) for order in orders)
     assert len(set(map(tuple, orders))) == 3
-    with pytest.raises(UserError, match=r"6 on 2 process\(es\) takes 12 .* there are 10: lower"):
-        make_loader(6, world_size=2)
 
 
-@pytest.mark.parametrize(("count", "world_size"), [(10, 1), (10, 3), (5, 7)])
-def test_evaluation_gives_each_image_to_one_process(make_evaluation, count, world_size):
+@pytest.mark.parametrize("world_size", [1, 3, 11])
+def test_evaluation_gives_each_image_to_one_process(make_loader, world_size):
     for rank in range(world_size):
-        batches = list(make_evaluation(rank=rank, world_size=world_size, count=count))
+        batches = list(make_loader(3, rank, world_size, kind="evaluation"))
         positions = [index for batch in batches for index in batch["index"]]
-        assert positions == list(range(rank, count, world_size))
+        assert positions == list(range(rank, 10, world_size))
         for batch in batches:
             assert batch["image"].shape == (len(batch["index"]), 3, 8, 8)
             assert len(batch["index"]) <= 3
             assert batch["image_id"] == [100 + index for index in batch["index"]]
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["training", "evaluation"])
-def test_bad_image_in_a_worker_is_one_line_here_and_workers_end(
-    photos, make_loader, make_evaluation, no_child_stays, kind, num_workers
-):
+def test_bad_image_is_one_line_and_workers_end(photos, make_loader, no_child_stays, kind, workers):
     (photos / "4.png").write_bytes(b"")
-    make = {"training": make_loader, "evaluation": make_evaluation}[kind]
     line = None
     gc.disable()  # what ends here does so because nothing refers to it
     try:
         try:  # pytest.raises would keep the workers alive
-            list(make(batch_size=2, num_workers=num_workers))
+            list(make_loader(2, workers=workers, kind=kind))
         except UserError as error:
             line = str(error)
         no_child_stays()
@@ -129,39 +110,35 @@ def test_bad_image_in_a_worker_is_one_line_here_and_workers_end(
     assert "4.png: not a readable image" in line and "\n" not in line
 
 
-def test_full_shared_memory_is_one_line(make_loader, monkeypatch):
+def test_what_has_no_room_is_one_line(make_loader, monkeypatch):
+    with pytest.raises(UserError, match=r"6 on 2 process\(es\) takes 12 .* there are 10: lower"):
+        make_loader(6, world_size=2)
     monkeypatch.setattr(torch.Tensor, "share_memory_", Mock(side_effect=RuntimeError("no space")))
-    loader = make_loader(batch_size=2, num_workers=2)
+    loader = make_loader(2, workers=2)
     with raises_line(UserError, "does not fit in shared memory (no space): enlarge /dev"):
         next(iter(loader))
     loader.close()
 
 
-def test_skipped_images_are_replaced_counted_and_logged_once(photos, make_loader, caplog):
-    (photos / "4.png").write_bytes(b"")
-    (photos / "5.png").unlink()
-    loader = make_loader(5, num_workers=2, skip=True)
+def test_skipped_images_are_replaced_or_left_out_counted_and_logged_once(
+    photos, make_loader, caplog
+):
+    for name in ("2.png", "6.png", "7.png", "8.png"):
+        (photos / name).write_bytes(b"")
     with caplog.at_level(logging.WARNING):
+        loader = make_loader(5, workers=2, skip=True)
         for epoch in range(2):
             batches = run(loader, epoch)
             assert all(batch["image"].shape == (5, 8, 8, 3) for batch in batches)
-            assert not {4, 5}.intersection(i for batch in batches for i in batch["index"])
-            assert sum(batch["skipped"] for batch in batches) == loader.skipped == 2
-    lines = sorted(record.getMessage() for record in caplog.records)
-    assert len(lines) == 2 and "4.png" in lines[0] and "5.png" in lines[1]
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_skipped_evaluation_images_are_left_out(photos, make_evaluation, caplog, num_workers):
-    for name in ("2.png", "6.png", "7.png", "8.png"):  # 6 to 8 are a batch of their own
-        (photos / name).write_bytes(b"")
-    loader = make_evaluation(num_workers=num_workers, skip=True)
-    for _ in range(2):
-        batches = list(loader)
-        assert [batch["index"] for batch in batches] == [[0, 1], [3, 4, 5], [9]]
-        assert [batch["skipped"] for batch in batches] == [1, 0, 0]
-        assert [len(batch["image"]) for batch in batches] == [2, 3, 1]
-        assert loader.skipped == len(caplog.records) == 4
+            assert not {2, 6, 7, 8}.intersection(i for batch in batches for i in batch["index"])
+            assert sum(batch["skipped"] for batch in batches) == loader.skipped == 4
+            assert len(caplog.messages) == 4 == len(set(caplog.messages))
+        loader = make_loader(3, workers=1, skip=True, kind="evaluation")
+        for _ in range(2):  # 6 to 8 are a batch of their own
+            batches = list(loader)
+            assert [batch["index"] for batch in batches] == [[0, 1], [3, 4, 5], [9]]
+            assert [batch["skipped"] for batch in batches] == [1, 0, 0]
+            assert (loader.skipped, len(caplog.messages)) == (4, 8)
 
 
 LENGTHS = [(7 * n) % 23 for n in range(1003)]
@@ -173,8 +150,8 @@ def test_bucketed_items_are_in_one_batch_and_batches_are_of_similar_length():
     assert len(first) == len(set(first)) == 1000 and first != second and {*first} == {*second}
 
     def padding(order):
-        batches = [order[i : i + 10] for i in range(0, 1000, 10)]
-        return sum(max(LENGTHS[i] for i in b) * 10 - sum(LENGTHS[i] for i in b) for b in batches)
+        batches = [[LENGTHS[i] for i in order[start : start + 10]] for start in range(0, 1000, 10)]
+        return sum(10 * max(batch) - sum(batch) for batch in batches)
 
     assert padding(first) < 0.1 * padding(order)
     shortest = [LENGTHS[item] for item in first[::10]]
