@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from baselines import Vocabulary
 from captioning import unpack
 from captioning.data import load_image, read_annotations
 from tests.programs import refused, run_program
@@ -42,6 +43,9 @@ def test_images_with_a_caption_become_files(tmp_path, new_format):
             assert (folder / sample.image).stem == f"{sample.image_id:06d}"
             ids.append(sample.image_id)
     assert len(set(ids)) == 11  # of both parts
+    words = Vocabulary.count([*SAID["train"], *SAID["val"]], 20)
+    encoded, _ = words.encode(["a <unk> cat", "a zebra cat"], 9)
+    assert torch.equal(encoded[0], encoded[1]) and encoded[0, 2] == words.unknown
 
 
 NOT_EXPECTED = "coco.pt: expected a dict of train_images and val_images, uint8 (N, 3"
