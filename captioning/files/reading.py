@@ -88,11 +88,6 @@ def read_lines(path: Path) -> Iterator[Optional[dict[str, Any]]]:
             yield from map(parse_line, file)
 
 
-def read_objects(path: Path) -> Iterator[dict[str, Any]]:
-    """Like `read_lines`, without the lines that are not an object."""
-    return filter(None, read_lines(path))
-
-
 def parse_line(text: bytes) -> Optional[dict[str, Any]]:
     """Return the JSON object of a line; None if the line is cut off or is not an object."""
     try:

@@ -106,8 +106,8 @@ def samples(
     left_out, seen = [] if left_out is None else left_out, set()
     with stores.read_errors(url), stores.open_file(url) as file:
         try:
-            with Tar.open(fileobj=file, mode="r|*" if with_data else "r:") as tar:
-                for key, members in groupby(tar.each(), itemgetter(0)):
+            with _Tar.open(fileobj=file, mode="r|*" if with_data else "r:") as tar:
+                for key, members in groupby(tar.members_of_samples(), itemgetter(0)):
                     image, texts = None, {}
                     for _, suffix, member in members:
                         name = f"{url}/{key}.{suffix}"
@@ -129,13 +129,13 @@ def samples(
             raise BrokenTar(f"{url}: cannot be read further: {one_line(error)}") from None
 
 
-class Tar(tarfile.TarFile):
+class _Tar(tarfile.TarFile):
     """A tar that is read sequentially. The size of headers is limited."""
 
     def __init__(self, name=None, mode="r", fileobj=None, **settings: Any):
         super().__init__(name, mode, _LimitedFile(fileobj), **settings)
 
-    def each(self) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    def members_of_samples(self) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
         """Yield (key of the sample, suffix, member) for each file that belongs to a sample."""
         from webdataset.tariterators import base_plus_ext
 
