@@ -117,7 +117,7 @@ def samples(
                             left_out.append(name)
                         elif is_image(name):
                             if member.size > MAX_MEMBER_BYTES:
-                                raise tarfile.ReadError(f"{name} has {member.size:,} bytes")
+                                raise tarfile.ReadError(f"{member.name} has {member.size:,} bytes")
                             data = tar.content(member) if with_data else None
                             image = name, key, member.offset_data, member.size, data
                     if image:
