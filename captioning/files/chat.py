@@ -99,17 +99,21 @@ class ChatServer:
         self.api_key = os.environ.get(key_variable, "").strip()
         if not (self.api_key.isascii() and self.api_key.isprintable()):
             raise UserError(f"{key_variable} in the environment has characters that no key has")
-        headers = {"Content-Type": "application/json"}
+        headers, is_local = {"Content-Type": "application/json"}, bool(re.match(_LOCAL, host))
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
-            if scheme == "http" and not re.match(_LOCAL, host):
+            if scheme == "http" and not is_local:
                 _warn(f"warning: {key_variable} is sent unencrypted, because {setting} is http://")
-        self.client = httpx.Client(
-            headers=headers,
-            timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
-            limits=httpx.Limits(),  # the callers limit the number of requests at once
-            verify=ssl.create_default_context(),  # the system's certificates
-        )
+        try:
+            self.client = httpx.Client(
+                headers=headers,
+                timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
+                limits=httpx.Limits(),  # the callers limit the number of requests at once
+                verify=ssl.create_default_context(),  # the system's certificates
+                trust_env=not is_local,  # the environment's proxies
+            )
+        except (httpx.InvalidURL, ValueError, ImportError) as error:
+            raise UserError(f"a proxy variable in the environment: {one_line(error)}") from None
 
     def list_models(self) -> list[str]:
         """Return the names of the server's models; [] if the server does not list them.

@@ -79,6 +79,17 @@ def test_an_error_tells_what_the_server_said_and_how_often(server, answer, reaso
     assert len(server.asked) == tries and caught.value.is_temporary == (tries == 5)
 
 
+def test_proxies_are_for_other_machines(server, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+    assert ask(server)
+    server.url = "http://host.example"
+    with raises_line(RequestFailed, "/v1: [Errno 111] Connection refused, after 5 tries"):
+        ask(server)
+    monkeypatch.setenv("NO_PROXY", "fe80::/10")  # httpx cannot read it
+    with raises_line(UserError, "a proxy variable in the environment: Invalid port"):
+        ask(server)
+
+
 def test_the_key_is_sent_to_no_other_server(server):
     with serving() as other:
         server.usual = lambda: (307, {"Location": f"{other.url}/chat/completions"}, "")
