@@ -1,0 +1,55 @@
+"""Hands out the units of a plan to processes: to this one alone, or to those of torchrun."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Callable
+
+import torch.distributed as dist
+
+from captioning.bulk.work import Worker
+from captioning.runtime import distributed, signals
+
+# Adds a number to the counter of a name, which all processes share, and returns the sum.
+Add = Callable[[str, int], int]
+
+
+def shared_counters(name: str) -> Add:
+    """Return counters of this process or, under torchrun, of all. name: the same in all."""
+    if not dist.is_initialized():
+        counts = Counter()
+
+        def add(key: str, number: int) -> int:
+            counts[key] += number
+            return counts[key]
+
+        return add
+    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+    return store.add
+
+
+def caption_claimed(worker: Worker, left: list[int], add: Add) -> None:
+    """Caption the units `left`, one after another, as long as other processes do not take them.
+
+    Units during which a process has ended before come last, each alone, so that they do not end a
+    process that has begun other units. If this process is asked to stop, the others stop after the
+    units that they have begun. Raises Stopped, UserError.
+    """
+
+    def claimed(units: list[int], name: str) -> Iterator[int]:
+        while (place := add(name, 1) - 1) < len(units):
+            yield units[place]
+
+    suspects = [unit for unit in left if worker.plan.tries(unit)]
+    try:
+        worker.caption(claimed([unit for unit in left if unit not in set(suspects)], "unit"))
+        for unit in claimed(suspects, "suspect"):
+            worker.caption([unit], read_ahead=False)
+    except signals.Stopped:
+        add("unit", len(left)), add("suspect", len(left)), add("stopped", 1)
+    add("finished", 1)
+    # Not a barrier, which would end after its timeout: a unit of another process may take hours.
+    while add("finished", 0) < distributed.world_size():
+        time.sleep(0.2)
+    if add("stopped", 0):
+        raise signals.Stopped

@@ -1,0 +1,207 @@
+"""Captions the units of a plan in one process: claims, reads, captions, keeps."""
+
+import io
+import os
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from captioning.bulk import outputs
+from captioning.bulk.inputs import entries_of
+from captioning.bulk.plan import TRIES, Plan
+from captioning.bulk.request import Request
+from captioning.files import stores, tables
+from captioning.runtime import signals
+from captioning.runtime.errors import UserError
+
+KEEP_S = 10  # seconds between two writes of a unit's lines
+
+
+class Batch(NamedTuple):
+    """Images of one unit.
+
+    offset: the number of images of the unit before them. entries: {"image", "image_id", "prompt"}
+    of each image, or with an "error" if it cannot be read. is_last: whether they are the unit's
+    last. image: the batched images of the entries without an "error"; None if there are none.
+    failure: why the store of the images can no longer be read; the other fields are then not used.
+    """
+
+    unit: int
+    offset: int
+    entries: list[dict[str, Any]]
+    is_last: bool = False
+    image: Any = None
+    failure: Optional[str] = None
+
+
+@dataclass
+class Worker:
+    """Captions units in this process.
+
+    on_images: called with a number of images that are captioned or have failed. written: the names
+    of the files that were kept. left_out: the names of images in tars that were not captioned,
+    because their sample has another image.
+    """
+
+    request: Request
+    plan: Plan
+    model: Any
+    on_images: Callable[[int], None]
+    written: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+
+    def caption(self, units: Iterable[int], read_ahead: bool = True) -> None:
+        """Caption units. read_ahead: whether images are read while others are captioned.
+
+        Raises Stopped after a signal, and UserError if a store can no longer be read. The lines
+        made until then are kept.
+        """
+        begun: dict[int, str] = {}
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                batches = self._batches(units, begun)
+                self._caption(_ahead(batches, pool) if read_ahead else batches, begun, read_ahead)
+        finally:  # a process that is killed does not reach this, see `Plan.begin`
+            for address in begun.values():
+                stores.remove(address)
+
+    def _caption(self, batches: Iterable[Batch], begun: dict[int, str], read_ahead: bool) -> None:
+        loader = DataLoader(
+            _Images(self.model.read, self.model.collate),
+            batch_size=None,
+            sampler=batches,
+            collate_fn=_identity,
+            num_workers=self.model.num_workers if read_ahead else 0,
+            worker_init_fn=signals.ignore,
+            pin_memory=torch.cuda.is_available(),
+            generator=torch.Generator(),  # otherwise DataLoader draws from the global generator
+        )
+        lines, kept_at = [], time.monotonic()
+        for batch in self.model.prefetch(loader):
+            if not batch.failure:
+                try:
+                    new = self.model.lines(batch)
+                except (signals.Stopped, UserError):
+                    if lines:
+                        self._keep(batch.unit, batch.offset - len(lines), lines, False)
+                    raise
+                lines += map(self.request.with_affixes, new)
+                self.on_images(len(new))
+            ends = batch.failure or signals.stop_requested()
+            is_due = lines and (ends or time.monotonic() - kept_at > KEEP_S)
+            if is_due or batch.is_last:
+                first = batch.offset + len(batch.entries) - len(lines)
+                self._keep(batch.unit, first, lines, batch.is_last)
+                lines, kept_at = [], time.monotonic()
+            if batch.is_last:
+                stores.remove(begun.pop(batch.unit))
+            if batch.failure:
+                raise UserError(f"{batch.failure}; nothing is lost: run the same command again")
+            if ends or (not lines and signals.stop_requested()):
+                raise signals.Stopped
+
+    def _keep(self, unit: int, first: int, lines: list[dict[str, Any]], is_last: bool) -> None:
+        if is_last and self.request.write_shards:
+            outputs.write_tar(self.request, self.plan, unit, lines)
+        self.written.append(self.plan.keep(unit, first, lines, is_last))
+
+    def _batches(self, units: Iterable[int], begun: dict[int, str]) -> Iterator[Batch]:
+        """Yield the batches of the units without images. begun: gets the units' files of `begin`.
+
+        Where batches begin depends only on the unit and on what is kept of it.
+        """
+        for number in units:
+            offset = kept = self.plan.kept(number)
+            unit = self.plan.unit(number)
+            tries = self.plan.tries(number)
+            begun[number] = self.plan.begin(number)
+            entries = islice(entries_of(unit, self.left_out), kept, None)
+            if tries >= TRIES:
+                entries = _set_aside(unit, kept, tries)
+            try:
+                coming = list(islice(entries, self.model.batch_size))
+                while True:
+                    now, coming = coming, list(islice(entries, self.model.batch_size))
+                    yield Batch(number, offset, now, is_last=not coming)
+                    offset += len(now)
+                    if not coming:
+                        break
+            except stores.StoreError as error:
+                yield Batch(number, offset, [], False, failure=str(error))
+                return
+
+
+def _set_aside(unit: dict[str, Any], kept: int, tries: int) -> Iterator[dict[str, Any]]:
+    """Yield entries with an error for the rest of a unit that has ended several processes."""
+    entries = unit["images"][kept:] if "images" in unit else [{"image": unit["tar"]}]
+    error = f"set aside: {tries} processes ended while they captioned it or images near it"
+    return iter([{**entry, "error": f"{entry['image']}: {error}"} for entry in entries])
+
+
+def _ahead(batches: Iterator[Batch], pool: ThreadPoolExecutor) -> Iterator[Batch]:
+    """Yield the batches; the next one is made in a thread of the pool."""
+    following = pool.submit(next, batches, None)
+    while (batch := following.result()) is not None:
+        following = pool.submit(next, batches, None)
+        yield batch
+
+
+@dataclass
+class _Images(Dataset):
+    """Reads the images of a batch. A file that cannot be read gives its entry an "error".
+
+    read: returns the captioner's input for an image, given the image's name, its file's content
+    (None for a file on disk) and its prompt or None. collate: makes a batch of these inputs.
+    last_read: address of the file most recently returned by a store.
+    """
+
+    read: Callable
+    collate: Callable
+    last_read: Optional[str] = None
+
+    def __getitem__(self, batch: Batch) -> Batch:
+        images, entries, failure = [], [], None
+        for entry in batch.entries:
+            content = {name: entry[name] for name in ("data", "span") if name in entry}
+            entry = {name: value for name, value in entry.items() if name not in content}
+            try:
+                if "error" not in entry:
+                    images.append(self._read(entry, **content))
+            except UserError as error:
+                entry["error"] = str(error)
+                # Addresses at https are of many servers, so that the error concerns one file.
+                if isinstance(error, stores.StoreError) and not entry["image"].startswith("https:"):
+                    failure = error
+            except Exception as error:  # a broken image must not end the run
+                entry["error"] = f"{type(error).__name__}: {error}"
+            entries.append(entry)
+        if failure and not self._store_answers():
+            return batch._replace(entries=[], is_last=False, failure=str(failure))
+        return batch._replace(entries=entries, image=self.collate(images) if images else None)
+
+    def _read(self, entry: dict[str, Any], data: Optional[bytes] = None, span=None) -> Any:
+        name = entry["image"]
+        if span is not None:
+            data = stores.read_range(*span)
+        elif data is None and stores.is_store(name) and not tables.is_row(name):
+            data, self.last_read = stores.read_bytes(name), name
+        elif data is None and not (tables.is_row(name) or os.path.exists(name)):
+            raise UserError(f"{name}: no such file")
+        return self.read(name, None if data is None else io.BytesIO(data), entry.get("prompt"))
+
+    def _store_answers(self) -> bool:
+        """Return whether the file that was last read can still be read."""
+        try:
+            return bool(self.last_read) and stores.stamp_if_any(self.last_read) is not None
+        except stores.StoreError:
+            return False
+
+
+def _identity(batch: Batch) -> Batch:
+    return batch
