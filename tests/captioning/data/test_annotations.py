@@ -40,23 +40,23 @@ def test_rows_of_an_image_are_one_sample_however_its_name_is_written(write):
     ]
 
 
-@pytest.mark.parametrize(
-    ("row", "sample"),
-    [
-        ({"image": "val2014/COCO_val2014_000000000042.jpg"}, ("a", 42)),
-        ({"image": "photo7/jpg.jpg"}, ("a", "photo7/jpg.jpg")),
-        ({"image": "12_a.png"}, ("a", "12_a.png")),
-        ({"image": "scan.v2.png"}, ("a", 2)),
-        ({"image": "00017"}, ("a", 17)),
-        ({"image": "x_1.jpg", "image_id": 0}, ("a", 0)),
-        ({"image": "x_1.jpg", "id": "seven"}, ("a", "seven")),
-        ({"image": "x_1.jpg", "image_id": None}, ("a", 1)),
-        ({"image": "x_1.jpg", "caption": ["b", " ", "c\n"]}, ("b", "c\n", 1)),
-    ],
-)
-def test_an_id_is_the_number_that_the_name_ends_in_unless_there_is_one(write, row, sample):
-    (found,) = read_annotations(write([{"caption": "a", **row}, {**row, "caption": ""}]))
-    assert found == Sample(row["image"], sample[:-1], sample[-1])
+IDS = {
+    "val2014/COCO_val2014_000000000042.jpg": 42,
+    "photo7/jpg.jpg": "photo7/jpg.jpg",
+    "12_a.png": "12_a.png",
+    "scan.v2.png": 2,
+    "00017": 17,
+}
+
+
+def test_an_id_is_the_number_that_the_name_ends_in_unless_there_is_one(write):
+    found = read_annotations(write([{"image": name, "caption": "a"} for name in IDS]))
+    assert {sample.image: sample.image_id for sample in found} == IDS
+    ids = [{"image_id": 0}, {"id": "seven"}, {"image_id": None}]
+    rows = [{"image": f"x_{n}.jpg", "caption": ["b", " ", "c\n"], **i} for n, i in enumerate(ids)]
+    found = read_annotations(write([*rows, {"image": "x_2.jpg", "caption": ""}]))
+    assert [sample.image_id for sample in found] == [0, "seven", 2]
+    assert {sample.captions for sample in found} == {("b", "c\n")}
 
 
 def test_where_names_or_ids_are_ambiguous_images_have_other_ids(write):
@@ -69,13 +69,12 @@ def test_where_names_or_ids_are_ambiguous_images_have_other_ids(write):
 
 
 def test_a_split_of_karpathys_file_has_its_photos_and_train_those_of_restval(write):
-    ids = {"x_5": ("train", {"filepath": "train2014", "cocoid": 5, "imgid": 0})}
-    ids.update({"y": ("val", {"imgid": 1}), "z": ("restval", {"imgid": 2})})
-    sentences = [{"raw": "one", "tokens": []}, {"raw": "two"}]
-    entries = [
-        {"filename": f"{name}.jpg", "split": split, "sentences": sentences, **more}
-        for name, (split, more) in ids.items()
+    photos = [
+        {"filename": "x_5.jpg", "split": "train", "filepath": "train2014", "cocoid": 5, "imgid": 0},
+        {"filename": "y.jpg", "split": "val", "imgid": 1},
+        {"filename": "z.jpg", "split": "restval", "imgid": 2},
     ]
+    entries = [{**photo, "sentences": [{"raw": "one"}, {"raw": "two"}]} for photo in photos]
     path = write({"images": entries, "dataset": "coco"})
     train = read_annotations(path, "train")
     assert train[0] == Sample("train2014/x_5.jpg", ("one", "two"), 5)
@@ -123,9 +122,7 @@ def test_a_bad_file_is_refused_in_one_line(write, case):
 
 
 def test_a_folder_of_photos_without_captions_is_refused(tmp_path):
-    with raises_line(
-        UserError, start=f"{tmp_path}: the folder has no photos and no metadata.jsonl"
-    ):
+    with raises_line(UserError, "the folder has no photos and no metadata.jsonl"):
         read_annotations(tmp_path)
     (tmp_path / "a.png").touch()
     with raises_line(UserError, start=f"{tmp_path}: a.png {NO_CAPTION}"):
