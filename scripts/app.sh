@@ -6,7 +6,8 @@
 # A checkpoint is a file, a run's folder, a URL or hf://. The default is the demo's checkpoints
 # (bash scripts/demo.sh). See docs/app.md.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
-PYTHON_BIN="$(bash scripts/setup.sh app)"
+PYTHON_BIN="$(bash "$root/scripts/setup.sh" app)"
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
 exec "$PYTHON_BIN" -m app "$@"

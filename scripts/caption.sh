@@ -4,9 +4,9 @@
 #   bash scripts/caption.sh CHECKPOINT INPUT --out captions.jsonl [--flag ...]
 #
 # CHECKPOINT is a run's folder or a file. docs/captioning.md has the flags. The same command
-# continues a stopped run. Relative paths start in the repository's root.
+# continues a stopped run.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 if [[ ${NNODES:-1} != 1 || ${NPROC_PER_NODE:-1} != 1 ]]; then
     echo "error: NNODES and NPROC_PER_NODE are for training; to caption in several processes use --engine ray" >&2
@@ -16,5 +16,6 @@ requirements=""
 if [[ " $* " =~ [[:space:]]--engine[[:space:]=]ray[[:space:]] ]]; then
     requirements=cluster # includes Ray
 fi
-PYTHON_BIN="$(bash scripts/setup.sh "$requirements")"
+PYTHON_BIN="$(bash "$root/scripts/setup.sh" "$requirements")"
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
 exec "$PYTHON_BIN" -m captioning.caption "$@"

@@ -9,8 +9,9 @@
 # and writes PART.json. The exit status is 1 if anything failed or had no time. See
 # docs/benchmarks.md.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 PYTHON="${PYTHON:-$(command -v python || command -v python3)}"
 export PYTHONDONTWRITEBYTECODE="${PYTHONDONTWRITEBYTECODE:-1}"
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
 exec "$PYTHON" -m benchmarks.gpu "$@"

@@ -7,14 +7,21 @@
 #   bash scripts/test.sh --all tests/smile    all tests in a folder
 #   bash scripts/test.sh tests/smile -k name  only these tests: the arguments are pytest's
 #
+# Paths are relative to the folder where the script is called.
 # The first takes minutes. bash scripts/soak.sh has tests that take longer.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-PYTHON_BIN="$(bash scripts/setup.sh dev)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+PYTHON_BIN="$(bash "$root/scripts/setup.sh" dev)"
 # Modules are compiled once, and not by every process that imports them.
 unset PYTHONDONTWRITEBYTECODE
 
+previous=""
+for argument in "$@"; do # makes paths absolute, but not what follows an option, as in -k app
+    [[ $previous == -[!-]* || $argument == /* || ! -e ${argument%%::*} ]] || argument="$PWD/$argument"
+    set -- "${@:2}" "$argument"
+    previous="$argument"
+done
+cd "$root"
 case "${1:-}" in
     "") tests="not slow and not soak" ;;
     --all) tests="not soak" ;;

@@ -10,18 +10,21 @@
 #   RDZV_ENDPOINT    host:port, one of the machines and a free port on it
 #   RDZV_ID          name of the run, needed if several runs share a port (default smile)
 #
-# Relative paths start in the repository's root, wherever the script is called.
+# Relative paths start in the folder where the script is called. Only a CONFIG that is not there is
+# looked for in the repository.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 config=configs/caption_coco.yaml
 if [[ ${1:-} =~ ^[^=]*\.ya?ml$ ]]; then
     config="$1"
     shift
 fi
+[[ -e $config || ! -e $root/$config ]] || config="$root/$config"
 program=(-m captioning.train --config "$config" "$@")
 
-PYTHON_BIN="$(bash scripts/setup.sh)"
+PYTHON_BIN="$(bash "$root/scripts/setup.sh")"
+export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
 nodes="${NNODES:-1}"
 if [[ -n ${NPROC_PER_NODE:-} || " $* " =~ [[:space:]](--device|device=) ]]; then
     processes="${NPROC_PER_NODE:-1}"

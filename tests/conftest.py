@@ -7,6 +7,7 @@ ones by `bash scripts/soak.sh`.
 import gc
 import os
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -94,6 +95,18 @@ def clean_process():
 def repository():
     """Return the root folder of the repository."""
     return REPOSITORY
+
+
+@pytest.fixture(scope="session")
+def linked_project(repository, tmp_path_factory):
+    """Return a folder of links to the project's, with scripts that use this Python as it is."""
+    root = tmp_path_factory.mktemp("linked project")
+    for entry in repository.iterdir():
+        if entry.name != "scripts":
+            (root / entry.name).symlink_to(entry)
+    shutil.copytree(repository / "scripts", root / "scripts")
+    (root / "scripts" / "setup.sh").write_text(f"echo '{sys.executable}'\n")
+    return root
 
 
 @pytest.fixture(scope="session")

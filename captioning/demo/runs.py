@@ -175,7 +175,8 @@ class Demo:
         overrides for this run.
         """
         overrides = [f"image_root={self.data}", f"ann_root={self.data}"]
-        overrides.append(f"tokenizer={self.data / 'vocab.txt'}")
+        # Absolute, so that the checkpoints can be used from any folder.
+        overrides.append(f"tokenizer={(self.data / 'vocab.txt').resolve()}")
         if name == PRETRAIN:
             file, quick = "demo_pretrain.yaml", QUICK_PRETRAIN
         else:

@@ -1,107 +1,78 @@
-"""The commands that the scripts run, recorded by a stand-in for Python."""
+"""The commands that the scripts run, recorded by a stand-in for Python, and one run for real."""
 
+import json
 import os
 import shutil
 import subprocess
-from typing import NamedTuple
+import sys
 
 import pytest
-from _pytest.mark.expression import Expression
 
 from tests.programs import one_error_line
 
-# Records its folder, two variables and its arguments, and fails where FAILING matches these.
-INTERPRETER = """#!/bin/sh
-case "$1 $2" in
-    *version_info*) echo 3.11 ;;
-    *torch.cuda*) echo "$GPUS" ;; # at least 1
-    *) printf '%s\\n' "$PWD" "threads=$OMP_NUM_THREADS" "no_bytecode=$PYTHONDONTWRITEBYTECODE" \\
-        "$@" "" >>"$0.calls" ;;
-esac
-case "$*" in $FAILING) exit 1 ;; esac
+# Records its folder, its variables and its arguments, and fails if FAILING is among these.
+PYTHON = f"""#!{sys.executable}
+import json, os, sys
+words = " ".join(sys.argv[1:])
+if "version_info" in words or "torch.cuda" in words:
+    sys.exit(print(os.environ["GPUS"]))  # torch counts at least 1
+with open(f"{{sys.argv[0]}}.calls", "a") as file:
+    print(json.dumps([os.getcwd(), dict(os.environ), sys.argv[1:]]), file=file)
+sys.exit(os.environ.get("FAILING", "nothing") in words)
 """
-UV = """#!/bin/sh
-echo uv 1.0
-echo "$@" >>"$0.log" # everything is installed
-"""
+UV = '#!/bin/sh\necho "$@" >>"$0.log" # everything is installed\n'
 VARIABLES = (
     *("NPROC_PER_NODE", "NNODES", "RDZV_ENDPOINT", "RDZV_ID", "EVAL_SPLIT", "VENV", "PYTHON"),
-    *("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE"),
+    *("OMP_NUM_THREADS", "PYTHONPATH"),
 )
 
 
-class Call(NamedTuple):
-    """A call of Python: its folder, two variables and its arguments."""
+class Scripts:
+    """A copy of the scripts whose Python is the stand-in, called from the folder `caller`."""
 
-    folder: str
-    threads: str
-    no_bytecode: str
-    words: list[str]
+    def __init__(self, repository, folder):
+        self.root, self.caller, self.active = (folder / n for n in ("project", "caller", "active"))
+        shutil.copytree(repository / "scripts", self.root / "scripts")
+        self.caller.mkdir()
+        self.calls = self.active / "bin/python.calls"
+        for path, text in {"bin/python": PYTHON, "bin/uv": UV, "gpu/nvidia-smi": ""}.items():
+            (self.active / path).parent.mkdir(parents=True, exist_ok=True)
+            (self.active / path).write_text(text)
+            (self.active / path).chmod(0o755)
 
+    def run(self, script, *arguments, gpus=1, **variables):
+        """Return the finished script, and folder, variables and arguments of its calls of Python.
 
-class Ended(NamedTuple):
-    """A script's exit code, stdout and stderr, and the calls of Python that it made."""
-
-    code: int
-    out: str
-    err: str
-    calls: list[Call]
-
-
-@pytest.fixture
-def run_script(tmp_path, repository):
-    """Return a function that runs a script of a copy in which the stand-in is Python.
-
-    gpus: how many torch counts. With several, train.sh finds a driver and asks torch.
-    """
-    root, programs = tmp_path / "project", tmp_path / "active" / "bin"
-    shutil.copytree(repository / "scripts", root / "scripts")
-    driver, calls = tmp_path / "driver" / "nvidia-smi", programs / "python.calls"
-    files = {programs / "python": INTERPRETER, programs / "uv": UV, driver: "#!/bin/sh\n"}
-    for path, text in files.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        path.chmod(0o755)
-
-    def run(script, *arguments, gpus=1, **variables):
-        folders = [programs, *([driver.parent] if gpus > 1 else []), os.environ["PATH"]]
+        gpus: how many torch counts. With several, train.sh finds a driver and asks torch.
+        """
         environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
-        environment.update(VIRTUAL_ENV=str(tmp_path / "active"), GPUS=str(gpus), **variables)
-        environment["PATH"] = os.pathsep.join(map(str, folders))
-        command = ["bash", str(root / "scripts" / script), *arguments]
-        calls.unlink(missing_ok=True)
-        pipes = {"capture_output": True, "text": True}
-        done = subprocess.run(command, env=environment, cwd=tmp_path, **pipes)
-        recorded = calls.read_text().split("\n\n")[:-1] if calls.exists() else []
-        return Ended(done.returncode, done.stdout, done.stderr, [*map(as_call, recorded)])
+        folders = ["bin", *(["gpu"] if gpus > 1 else [])]
+        path = os.pathsep.join([*(str(self.active / f) for f in folders), os.environ["PATH"]])
+        environment.update(PATH=path, VIRTUAL_ENV=str(self.active), GPUS=str(gpus), **variables)
+        command = ["bash", self.root / "scripts" / script, *arguments]
+        options = {"cwd": self.caller, "capture_output": True, "text": True}
+        self.calls.unlink(missing_ok=True)
+        done = subprocess.run(command, env=environment, **options)
+        lines = self.calls.read_text().splitlines() if self.calls.exists() else []
+        return done, [json.loads(line) for line in lines]
 
-    return run
-
-
-def as_call(text):
-    folder, *variables = text.split("\n")
-    threads, no_bytecode = (variable.partition("=")[2] for variable in variables[:2])
-    return Call(folder, threads, no_bytecode, variables[2:])
+    def launch(self, *command, **settings):
+        """Return threads and arguments of a script's only program, in the caller's folder."""
+        done, calls = self.run(*command, **settings)
+        assert done.returncode == 0, done.stderr
+        ((folder, variables, words),) = calls
+        assert (folder, variables["PYTHONPATH"]) == (str(self.caller), str(self.root))
+        return variables.get("OMP_NUM_THREADS"), words
 
 
 @pytest.fixture
-def launch(run_script, tmp_path):
-    """Return a function that runs a script and returns threads and arguments of its Python."""
-
-    def call(script, *arguments, **settings):
-        ended = run_script(script, *arguments, **settings)
-        assert ended.code == 0, ended.err
-        (called,) = ended.calls
-        assert called.folder == str(tmp_path / "project")
-        return called.threads, called.words
-
-    return call
+def scripts(repository, tmp_path):
+    return Scripts(repository, tmp_path)
 
 
 TRAIN = ["-m", "captioning.train", "--config"]
 COCO = [*TRAIN, "configs/caption_coco.yaml"]
-EVALUATE = [*TRAIN, "c.yaml", "--evaluate", "--eval_split"]
-BULK = ["my runs/a", "shards/{00..99}.tar", "--out", "a b.jsonl", "--num_return", "3"]
+BULK = ["my runs/a", "shards/{00..99}.tar", "--out", "a b.jsonl", "--glob", "--engine rayon"]
 ODD = ["prompt=a photo of ", "b.yaml", "--resume"]
 
 
@@ -109,122 +80,135 @@ ODD = ["prompt=a photo of ", "b.yaml", "--resume"]
     ("command", "variables", "given"),
     [
         # A first YAML is the configuration, and the rest is passed on.
-        (["train.sh"], {}, COCO),
         (["train.sh", "my configs/a.yml", *ODD], {}, [*TRAIN, "my configs/a.yml", *ODD]),
         (["train.sh", "train_file=x.yaml.gz", "a=2"], {}, [*COCO, "train_file=x.yaml.gz", "a=2"]),
         (["train.sh", "med_config=sizes.yaml"], {}, [*COCO, "med_config=sizes.yaml"]),
         # The user's split comes after the default one, and the last one counts.
-        (["eval.sh", "c.yaml", "a=1"], {}, [*EVALUATE, "test", "a=1"]),
-        (["eval.sh", "c.yaml"], {"EVAL_SPLIT": "val"}, [*EVALUATE, "val"]),
+        (["eval.sh", "a=1"], {}, [*COCO, "--evaluate", "--eval_split", "test", "a=1"]),
+        (["eval.sh"], {"EVAL_SPLIT": "val"}, [*COCO, "--evaluate", "--eval_split", "val"]),
         (["caption.sh", *BULK], {"gpus": 8}, ["-m", "captioning.caption", *BULK]),
         (["demo.sh", "--quick", *ODD], {}, ["-m", "captioning.demo", "--quick", *ODD]),
-        (["benchmark.sh", "objective"], {}, ["-m", "benchmarks", "objective"]),
         (["app.sh", "my run", "--port", "8"], {}, ["-m", "app", "my run", "--port", "8"]),
+        (["gpu.sh", "--out", "a b"], {}, ["-m", "benchmarks.gpu", "--out", "a b"]),
         # One process, without torchrun, where a number or a device is given.
         (["train.sh"], {"gpus": 4, "NPROC_PER_NODE": "1"}, COCO),
         (["train.sh", "--device", "cpu"], {"gpus": 4}, [*COCO, "--device", "cpu"]),
         (["train.sh", "device=cpu"], {"gpus": 4}, [*COCO, "device=cpu"]),
     ],
 )
-def test_a_script_runs_its_program_with_the_arguments_as_they_are(
-    launch, command, variables, given
-):
-    threads, found = launch(*command, **variables)
-    assert (threads, found) == ("", given)
+def test_a_script_runs_its_program_in_the_callers_folder(scripts, command, variables, given):
+    assert scripts.launch(*command, **variables) == (None, given)
+
+
+def test_a_configuration_that_the_caller_lacks_is_the_projects(scripts):
+    own = scripts.root / "configs" / "own.yaml"
+    own.parent.mkdir()
+    own.touch()
+    assert scripts.launch("train.sh", "configs/own.yaml")[1] == [*TRAIN, str(own)]
+    shutil.copytree(own.parent, scripts.caller / "configs")
+    assert scripts.launch("train.sh", "configs/own.yaml")[1] == [*TRAIN, "configs/own.yaml"]
+
+
+def test_caption_sh_captions_the_callers_folder(linked_project, trained, scenes, tmp_path):
+    trained(tmp_path / "run")
+    photos = tmp_path / "photos"
+    shutil.copytree(scenes / "images", photos)
+    names = sorted(path.name for path in photos.iterdir())
+    if sys.version_info >= (3, 11):  # earlier ones import from the folder where they are started
+        (photos / "captioning.py").write_text("raise ImportError('of the photos')")
+    command = ["bash", linked_project / "scripts/caption.sh", "../run", ".", "--device", "cpu"]
+    done = subprocess.run([*command, "--out", "here.jsonl"], cwd=photos, stderr=subprocess.PIPE)
+    assert done.returncode == 0, done.stderr.decode()
+    lines = [json.loads(line) for line in (photos / "here.jsonl").read_text().splitlines()]
+    assert sorted(os.path.basename(line["image"]) for line in lines) == names
+
+
+@pytest.mark.parametrize("flags", [[], ["--engine", "ray"], ["--engine=ray", "--sidecar"]], ids=str)
+def test_ray_is_installed_only_for_captions_by_ray(scripts, flags):
+    assert scripts.launch("caption.sh", *BULK, *flags)[1][2:] == [*BULK, *flags]
+    wanted = "requirements-cluster.txt" if flags else "requirements.txt"
+    log = (scripts.active / "bin/uv.log").read_text()
+    assert log.split()[-1] == str(scripts.root / wanted)
 
 
 @pytest.mark.parametrize(
-    ("flags", "requirements"),
+    ("script", "variable", "line"),
     [
-        (["--engine", "ray"], "requirements-cluster.txt"),
-        (["--engine=ray", "--sidecar"], "requirements-cluster.txt"),
-        (["--engine", "local"], "requirements.txt"),
-        (["--glob", "--engine rayon"], "requirements.txt"),
+        ("caption.sh", "NPROC_PER_NODE", "NNODES and NPROC_PER_NODE are for training; to caption"),
+        ("train.sh", "NNODES", "NNODES=2 needs RDZV_ENDPOINT=host:port, the same on every"),
     ],
 )
-def test_ray_is_installed_only_for_captions_by_ray(launch, tmp_path, flags, requirements):
-    assert launch("caption.sh", *BULK, *flags) == ("", ["-m", "captioning.caption", *BULK, *flags])
-    log = (tmp_path / "active" / "bin" / "uv.log").read_text().split()
-    assert log[-1] == requirements
+def test_variables_of_several_processes_are_refused(scripts, script, variable, line):
+    done, calls = scripts.run(script, "a", **{variable: "2"})
+    assert (done.returncode, done.stdout, calls) == (2, "", [])
+    assert one_error_line(done.stderr, f"error: {line}") == done.stderr.strip()
 
 
 @pytest.mark.parametrize(
-    ("command", "variables", "line"),
+    ("variables", "nodes", "processes", "meeting"),
     [
-        ("caption.sh", {"NNODES": "2"}, "NNODES and NPROC_PER_NODE are for training; to caption"),
-        ("caption.sh", {"NPROC_PER_NODE": "2"}, "NNODES and NPROC_PER_NODE are for training; to c"),
-        ("train.sh", {"NNODES": "2"}, "NNODES=2 needs RDZV_ENDPOINT=host:port, the same on every"),
+        ({"gpus": 4}, "1", 4, ["--standalone"]),
+        ({"gpus": 8, "NPROC_PER_NODE": "2"}, "1", 2, ["--standalone"]),
+        (
+            {"NNODES": "2", "RDZV_ENDPOINT": "a:29400"},
+            *("2", 1),
+            ["--rdzv_backend", "c10d", "--rdzv_endpoint", "a:29400", "--rdzv_id", "smile"],
+        ),
     ],
 )
-def test_variables_of_several_machines_are_refused_in_one_line_where_they_cannot_work(
-    run_script, command, variables, line
-):
-    ended = run_script(command, "a", **variables)
-    assert (ended.code, ended.out, ended.calls) == (2, "", [])
-    assert one_error_line(ended.err, f"error: {line}") == ended.err.strip()
-
-
-@pytest.mark.parametrize(
-    ("variables", "processes"),
-    [({"gpus": 4}, 4), ({"NPROC_PER_NODE": "3"}, 3), ({"NPROC_PER_NODE": "2", "gpus": 8}, 2)],
-)
-def test_several_processes_share_the_cores(launch, variables, processes):
-    threads, given = launch("train.sh", "c.yaml", **variables)
-    assert given == [
-        *["-m", "captioning.launch", "--nnodes", "1", "--nproc_per_node", str(processes)],
-        *["--standalone", *TRAIN, "c.yaml"],
-    ]
+def test_processes_meet_and_share_the_cores(scripts, variables, nodes, processes, meeting):
+    threads, given = scripts.launch("train.sh", **variables)
+    launched = ["-m", "captioning.launch", "--nnodes", nodes, "--nproc_per_node", str(processes)]
+    assert given == [*launched, *meeting, *COCO]
     assert int(threads) == max(1, len(os.sched_getaffinity(0)) // processes)
-    assert launch("train.sh", OMP_NUM_THREADS="7", **variables)[0] == "7"
-
-
-def test_several_machines_meet_at_the_endpoint(launch):
-    _, given = launch("train.sh", "c.yaml", NNODES="2", RDZV_ENDPOINT="node0:29400")
-    assert given == [
-        *["-m", "captioning.launch", "--nnodes", "2", "--nproc_per_node", "1"],
-        *["--rdzv_backend", "c10d", "--rdzv_endpoint", "node0:29400", "--rdzv_id", "smile"],
-        *[*TRAIN, "c.yaml"],
-    ]
-
-
-LINT = [["-m", "ruff", "format", "--check"], ["-m", "ruff", "check"]]
-MARKERS = [(), ("slow",), ("soak",), ("slow", "soak")]
+    assert scripts.launch("train.sh", OMP_NUM_THREADS="7", **variables)[0] == "7"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "lint", "selected"),
-    [([], LINT, [()]), (["--all"], LINT, [(), ("slow",)]), (["--rest"], [], [("slow",)])],
-    ids=["quick", "all", "rest"],
+    ("arguments", "checks", "tests"),
+    [
+        ([], ["ruff format", "ruff check"], "not slow and not soak"),
+        (["--all"], ["ruff format", "ruff check"], "not soak"),
+        (["--rest"], [], "slow and not soak"),
+    ],
 )
-def test_tests_are_selected_by_markers_after_linting_which_rest_leaves_out(
-    run_script, arguments, lint, selected
+def test_tests_are_selected_by_markers_and_each_check_that_fails_is_named(
+    scripts, arguments, checks, tests
 ):
-    ended = run_script("test.sh", *arguments, PYTHONDONTWRITEBYTECODE="1")
-    assert (ended.code, ended.out) == (0, "passed\n")
-    assert {call.no_bytecode for call in ended.calls} == {""}  # compiled once for all processes
-    *before, (module, program, option, expression, *workers) = (call.words for call in ended.calls)
-    assert before == lint and (module, program, option) == ("-m", "pytest", "-m")
-    assert workers == ["--numprocesses", "auto", "--maxprocesses", "8", "--dist", "loadfile"]
-    matches = Expression.compile(expression).evaluate
-    assert [given for given in MARKERS if matches(given.__contains__)] == selected
+    done, calls = scripts.run("test.sh", *arguments, PYTHONDONTWRITEBYTECODE="1")
+    assert (done.returncode, done.stdout) == (0, "passed\n")
+    *lint, pytest_ = (" ".join(words[1:]) for _, _, words in calls)
+    assert lint == [{"ruff format": "ruff format --check"}.get(check, check) for check in checks]
+    parallel = "--numprocesses auto --maxprocesses 8 --dist loadfile"
+    assert pytest_ == f"pytest -m {tests} {parallel}"
+    for folder, variables, _ in calls:
+        assert folder == str(scripts.root) and "PYTHONDONTWRITEBYTECODE" not in variables
+    for check in [*checks, "pytest"]:
+        done, others = scripts.run("test.sh", *arguments, FAILING=f"-m {check}")
+        assert (done.returncode, done.stdout) == (1, f"failed: {check}\n")
+        assert len(others) == len(calls)
 
 
-@pytest.mark.parametrize("arguments", [["tests/smile", "-k", "a name"], ["--collect-only"]])
-def test_other_arguments_of_the_tests_are_pytests(run_script, arguments):
-    assert run_script("test.sh", *arguments).calls[0].words == ["-m", "pytest", *arguments]
-    failed = run_script("test.sh", *arguments, FAILING="-m pytest*")
-    assert (failed.code, len(failed.calls)) == (1, 1)
+def test_other_arguments_of_the_tests_are_pytests_and_paths_the_callers(scripts):
+    (scripts.caller / "smile").mkdir()
+    absolute = str(scripts.caller / "smile")
+    given = ["smile::a", "-k", "smile", "--lf", "smile", "x"]
+    failed, [(_, _, words)] = scripts.run("test.sh", *given, FAILING="-m pytest")
+    assert words == ["-m", "pytest", f"{absolute}::a", "-k", "smile", "--lf", absolute, "x"]
+    assert failed.returncode == 1
 
 
-@pytest.mark.parametrize(
-    ("failing", "name"),
-    [("*format*", "ruff format"), ("-m ruff check", "ruff check"), ("-m pytest*", "pytest")],
-)
-def test_a_check_that_fails_is_named_and_the_others_still_run(run_script, failing, name):
-    ended = run_script("test.sh", FAILING=failing)
-    assert (ended.code, ended.out) == (1, f"failed: {name}\n")
-    *lint, tests = (call.words for call in ended.calls)
-    assert lint == LINT and tests[:2] == ["-m", "pytest"]
+def test_scripts_have_no_carriage_returns_in_a_checkout_with_crlf(repository, tmp_path):
+    shutil.copy(repository / ".gitattributes", tmp_path)
+    for name in ("a.sh", ".ci/run", "a.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(b"one\ntwo\n")
+    commit = ["-c", "user.name=a", "-c", "user.email=a", "commit", "-qma"]
+    clone = ["-c", "core.autocrlf=true", "clone", "-q", tmp_path, tmp_path / "clone"]
+    for words in (["init", "-q"], ["add", "."], commit, clone):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    ends = {n: b"\r" in (tmp_path / "clone" / n).read_bytes() for n in ("a.sh", ".ci/run", "a.py")}
+    assert ends == {"a.sh": False, ".ci/run": False, "a.py": True}
 
 
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")

@@ -62,7 +62,7 @@ def test_scores_captions_and_report_of_the_demo_are_those_of_its_runs(tmp_path):
         told = lines[image + 2 + number].split("  ")[-1].strip()
         assert told == captions[Path(lines[image]).name].strip()
         config = load_config(folder / run / "config.yaml")
-        assert config.objective == OBJECTIVES[run]
+        assert config.objective == OBJECTIVES[run] and Path(config.tokenizer).is_absolute()
         assert config.pretrained == "output/demo-quick/pretrain/checkpoint_best.pth"
     report = (folder / "report.html").read_text()
     assert "numbers are weaker" in report and report.count("<svg role") >= 2
