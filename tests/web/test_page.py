@@ -1,9 +1,13 @@
-"""The page without a server in headless Chromium, as a visitor uses it."""
+"""The page that scripts/web.sh builds, in headless Chromium, as a visitor uses it."""
 
 import base64
+import os
+import shutil
+import subprocess
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from benchmarks.captioners import TINY
@@ -15,12 +19,55 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
+def captioner(make_captioner):
+    torch.manual_seed(0)
+    return make_captioner(vit={**TINY["vit"], "initializer_range": 0.3})
+
+
+@pytest.fixture(scope="module")
+def checkpoint(captioner, vocabulary, tmp_path_factory):
+    """Return the path of the captioner's checkpoint, one.pth."""
+    path = tmp_path_factory.mktemp("checkpoints") / "one.pth"
+    config = {**TINY, "tokenizer": str(vocabulary)}
+    torch.save({"model": captioner.state_dict(), "config": config}, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def start_web(linked_project, tmp_path_factory):
+    """Return a function that starts scripts/web.sh in a folder. It installs no packages."""
+    if not (linked_project / "web/node_modules").is_dir():
+        pytest.skip("no web/node_modules: run npm ci --prefix web")
+    pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    programs = tmp_path_factory.mktemp("programs")
+    (programs / "npm").symlink_to(shutil.which("true"))
+    path = os.pathsep.join([str(programs), os.environ["PATH"]])
+    options = {"env": {**os.environ, "PATH": path, "PORT": "0"}, "text": True}
+    options.update(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = ["bash", linked_project / "scripts/web.sh"]
+    return lambda folder, *given: subprocess.Popen([*command, *given], cwd=folder, **options)
+
+
+@pytest.fixture(scope="module")
+def served(start_web, checkpoint, tmp_path_factory):
+    """Return the page's address and folder. Its models are a file and a run with its weights."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "two").mkdir()
+    shutil.copy(checkpoint, folder / "two/checkpoint_best.pth")
+    with start_web(folder, checkpoint, "two/") as server:
+        line = server.stdout.readline()
+        assert line.startswith("open http"), server.stderr.read()
+        yield line.split()[-1], folder / "output/web"
+        server.kill()
+
+
+@pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """Return a folder of two photos in the captioner's size, and of files that are refused."""
     folder = tmp_path_factory.mktemp("photos")
     noise = np.random.default_rng(0).integers(0, 256, (SIZE, SIZE, 4), dtype=np.uint8)
-    noise[..., 3] = 255
-    noise[: SIZE // 2, :, 3] = 0  # transparent: white, as everywhere in the project
+    noise[..., 3] = 255 * (np.arange(SIZE)[:, None] > SIZE // 2)  # the upper half is transparent
     Image.fromarray(noise).save(folder / "first.png")
     Image.fromarray(noise[..., :3] // 2).save(folder / "second.png")
     (folder / "notes.jpg").write_text("no photo at all")
@@ -30,63 +77,60 @@ def photos(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(captioner, photos):
-    """Return a function of a photo's name: torch's caption."""
+    """Return a function of a photo's name: the card with torch's captions of the photo on white."""
 
-    def generate(name, max_length=20):
+    def card(name, max_length=20):
         with Image.open(photos / name) as image:
             white = Image.new("RGBA", image.size, "white")
             white.alpha_composite(image.convert("RGBA"))
         pixels = evaluation_transform(SIZE)(white.convert("RGB")).unsqueeze(0)
         settings = DecodingSettings(num_beams=1, max_length=max_length, min_length=5)
-        return captioner.generate(pixels, settings)[0]
+        [caption] = captioner.generate(pixels, settings)
+        return [name, "one", caption, "two", caption]
 
-    return generate
+    return card
 
 
 @pytest.fixture
-def page(browser, built):
+def page(browser, served):
     """Return the browser with the page, newly opened."""
     browser.problems.clear()
-    browser.open(built.address)
-    wait(browser)
+    open_page(browser, served[0])
     yield browser
     assert browser.problems == []
 
 
-def wait(page):
-    """Wait until the page has captioned everything."""
-    page.wait("document.querySelector('#status')?.innerText == 'Ready'")
+def open_page(browser, address):
+    browser.open(address)
+    browser.wait("document.querySelector('#status')?.innerText == 'Ready'")
 
 
-def choose(page, *paths):
-    """Caption photos. Return the texts of each card, of the last photo first."""
-    page.ask("document.querySelector('main').replaceChildren()")
-    page.choose_files("#files", *paths)
-    page.wait(f"document.querySelectorAll('article').length == {len(paths)}")
-    wait(page)
+def cards(page, count):
+    """Wait until the page has so many, and is done. Return their texts, the last photo's first."""
+    page.wait(f"document.querySelectorAll('article').length == {count}")
+    page.wait("document.querySelector('#status').innerText == 'Ready'")
     texts = "[...card.querySelectorAll('h2, dt, dd')].map(line => line.textContent)"
     return page.ask(f"[...document.querySelectorAll('article')].map(card => {texts})")
 
 
-def test_captions_are_those_of_torch_with_both_models(page, photos, expected):
-    paths = [photos / "first.png", photos / "second.png"]
-    for length in (20, 9):
-        page.ask(f"document.querySelector('[name=max_length]').value = {length}")
-        cards = choose(page, *paths)
-        assert cards == [
-            [name, "one", expected(name, length), "two", expected(name, length)]
-            for name in ("second.png", "first.png")
-        ]
-    assert "" != expected("first.png") != expected("second.png") != ""
+def test_captions_are_those_of_torch_with_each_model(page, photos, expected):
+    first, second = expected("first.png"), expected("second.png")
+    assert "" != first[2] != second[2] != ""
+    page.choose_files("#files", photos / "first.png", photos / "second.png")
+    assert cards(page, 2) == [second, first]
+    page.ask("document.querySelector('[name=max_length]').value = 9")
+    page.choose_files("#files", photos / "first.png")
+    assert cards(page, 3)[0] == expected("first.png", 9)
     page.ask("document.querySelector('[name=max_length]').value = 5000")
-    page.choose_files("#files", *paths)
-    assert page.ask("document.querySelectorAll('article').length") == 2  # not captioned again
+    page.choose_files("#files", photos / "first.png")
+    assert len(cards(page, 3)) == 3  # not captioned
 
 
 def test_a_file_that_cannot_be_read_is_named_and_the_next_is_captioned(page, photos, expected):
-    cards = choose(page, *(photos / name for name in ("notes.jpg", "huge.png", "first.png")))
-    assert cards == [
-        ["first.png", "one", expected("first.png"), "two", expected("first.png")],
+    names = ("notes.jpg", "huge.png", "first.png")
+    page.choose_files("#files", *(photos / name for name in names))
+    assert cards(page, 3) == [
+        expected("first.png"),
         ["huge.png", "failed", "200 megapixels; at most 50 are read"],
         ["notes.jpg", "failed", "not an image that this browser can read"],
     ]
@@ -98,62 +142,52 @@ def test_photos_that_are_dropped_or_pasted_are_captioned(page, photos, expected)
         f"window.data = new DataTransfer(); data.items.add(new File([Uint8Array.from(atob("
         f"{content!r}), c => c.charCodeAt())], 'second.png'))"
     )
-    for count, event in enumerate(
-        (
-            "new DragEvent('drop', { dataTransfer: data, bubbles: true, cancelable: true })",
-            "new ClipboardEvent('paste', { clipboardData: data, bubbles: true })",
-        )
-    ):
-        page.ask(f"document.body.dispatchEvent({event})")
-        page.wait(f"document.querySelectorAll('article').length == {count + 1}")
-        wait(page)
-        assert page.ask("document.querySelector('dd').innerText") == expected("second.png")
+    for event in ("DragEvent('drop', { dataTransfer", "ClipboardEvent('paste', { clipboardData"):
+        page.ask(f"document.body.dispatchEvent(new {event}: data, bubbles: true }}))")
+    assert cards(page, 2) == [expected("second.png")] * 2
 
 
-def test_the_keyboard_is_enough_and_the_page_fits_a_phone(page, photos):
+def test_the_page_needs_a_keyboard_the_width_of_a_phone_and_its_host(page, served, photos):
     page.resize(390)
-    choose(page, photos / "first.png")
+    page.choose_files("#files", photos / "first.png")
+    cards(page, 1)
     order = []
-    page.ask("document.activeElement.blur(); scrollTo(0, 0)")
     for _ in range(3):
         page.press("Tab")
         order.append(page.ask("document.activeElement.id || document.activeElement.name"))
     assert order == ["files", "max_length", "dtype"]
     assert page.ask("document.scrollingElement.scrollWidth") == 390
+    assert page.ask("crossOriginIsolated")  # wasm may use threads
+    assert all(url.startswith((served[0], "blob:")) for url in page.requests)
+    elsewhere = "fetch('http://127.0.0.1:9/').then(() => '', error => error.message)"
+    assert page.ask(elsewhere) == "Failed to fetch"
 
 
 def test_models_are_kept_and_a_damaged_one_is_named_and_fetched_again(
-    page, browser, built, photos, expected
+    page, served, photos, expected
 ):
-    """While a file is damaged, the other model captions."""
-    whole = ["first.png", "one", expected("first.png"), "two", expected("first.png")]
-    assert choose(page, photos / "first.png") == [whole]
-    graph = built.one / "onnx/encoder_model.onnx"
+    address, folder = served
+    page.choose_files("#files", photos / "first.png")
+    cards(page, 1)
+    [graph] = folder.glob("models/one/*/onnx/encoder_model.onnx")
     content = graph.read_bytes()
     graph.write_bytes(content[: len(content) // 2])
-    browser.open(built.address)
-    wait(page)
-    assert choose(page, photos / "first.png") == [whole]  # of the files that the browser has kept
+    open_page(page, address)
+    page.choose_files("#files", photos / "first.png")
+    assert cards(page, 1) == [expected("first.png")]  # of the files that the browser has kept
     page.ask("caches.keys().then(names => Promise.all(names.map(name => caches.delete(name))))")
-    browser.open(built.address)
-    wait(page)
-    [card] = choose(page, photos / "first.png")
-    assert card[0::2] == [whole[0], card[2], whole[4]] and card[2] != whole[2]
-    assert page.ask("document.querySelectorAll('.failed').length") == 1
+    open_page(page, address)
+    page.choose_files("#files", photos / "first.png")
+    [[*before, damaged, name, caption]] = cards(page, 1)
+    assert [*before, name, caption] == [e for i, e in enumerate(expected("first.png")) if i != 2]
+    assert page.ask("document.querySelector('.failed').textContent") == damaged != ""
     graph.write_bytes(content)
-    assert choose(page, photos / "first.png") == [whole]
+    page.choose_files("#files", photos / "first.png")
+    assert cards(page, 2)[0] == expected("first.png")
 
 
-def test_the_page_may_use_threads_and_no_other_host(page, built):
-    assert page.ask("crossOriginIsolated")
-    refused = "fetch('http://127.0.0.1:9/').then(() => '', error => error.message)"
-    assert page.ask(refused) == "Failed to fetch"
-    assert all(url.startswith((built.address, "blob:")) for url in page.requests)
-
-
-def test_two_checkpoints_of_one_name_are_refused(build, checkpoint, tmp_path):
-    with build(tmp_path, checkpoint, checkpoint) as refused:
-        assert refused.stdout.read() == ""
-        last = refused.stderr.read().splitlines()[-1]
-    assert (refused.returncode, last) == (2, "error: two checkpoints are named one: rename one")
-    assert not (tmp_path / "output/web/models").exists()
+def test_two_checkpoints_of_one_name_are_refused(start_web, checkpoint, tmp_path):
+    with start_web(tmp_path, checkpoint, checkpoint) as refused:
+        output, errors = refused.communicate()
+    assert (refused.returncode, output) == (2, "")
+    assert errors.splitlines()[-1] == "error: two checkpoints are named one: rename one"
