@@ -41,16 +41,12 @@ def _of_tar(tar: str, lines: list[Line]) -> Iterator[tuple]:
 
 def _of_files(number: int, lines: list[Line]) -> Iterator[tuple]:
     for place, line in enumerate(lines):
-        key, name = f"{number:05d}{place:06d}", line["image"]
+        name, data = line["image"], b""
         suffix = os.path.splitext(name)[1][1:].lower()
         if tables.is_row(name):
             data = tables.image_bytes(name)
             suffix = FORMATS.get(Image.open(io.BytesIO(data)).format, [".jpg"])[0][1:]
         elif stores.is_store(name) or os.path.isfile(name):  # reading a pipe would block
-            try:
-                data = stores.read_bytes(name)
-            except (FileNotFoundError, stores.Missing):
-                continue
-        else:
-            continue
-        yield key, suffix, data, line
+            data = stores.read_if_any(name)
+        if data:
+            yield f"{number:05d}{place:06d}", suffix, data, line
