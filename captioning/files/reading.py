@@ -38,7 +38,7 @@ def read_text(path: StrPath) -> str:
 def read_json(path: StrPath, without: Collection[str] = ()) -> Any:
     """Return the value of a JSON file. Raises UserError as `read_text` and `parse_json` do.
 
-    without: keys whose values are dropped from every object, to save memory.
+    without: keys that are dropped from every object, to save memory.
     """
     return parse_json(read_text(path), path, without=without)
 
@@ -54,7 +54,8 @@ def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collectio
         for name, value in pairs:
             if name in found:  # json would silently take the last value
                 raise UserError(f"{path}: {name!r} occurs twice in an object: keep one")
-            found[name] = None if name in without else value
+            if name not in without:
+                found[name] = value
         return found
 
     try:
