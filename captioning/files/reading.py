@@ -54,8 +54,9 @@ def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collectio
         for name, value in pairs:
             if name in found:  # json would silently take the last value
                 raise UserError(f"{path}: {name!r} occurs twice in an object: keep one")
-            if name not in without:
-                found[name] = value
+            found[name] = value
+        for name in without:
+            found.pop(name, None)
         return found
 
     try:
