@@ -50,11 +50,12 @@ def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collectio
     """
 
     def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = {}
-        for name, value in pairs:
-            if name in found:  # json would silently take the last value
-                raise UserError(f"{path}: {name!r} occurs twice in an object: keep one")
-            found[name] = value
+        found = dict(pairs)
+        if len(found) < len(pairs):  # json would silently take the last value
+            names = [name for name, _ in pairs]
+            raise UserError(
+                f"{path}: {max(names, key=names.count)!r} occurs twice in an object: keep one"
+            )
         for name in without:
             found.pop(name, None)
         return found
