@@ -1,7 +1,7 @@
 """Loads the checkpoints of the page, and gives each checkpoint a label and a colour."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Optional
 
@@ -19,16 +19,16 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
 # The folders of the full and of the quick demo, and the runs of a demo in the order of the page.
-DEMOS = [Path("output/demo"), Path("output/demo-quick")]
+DEMOS = ("output/demo", "output/demo-quick")
 DEMO_RUNS = ("mle", "smile", "mle_smile")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Checkpoint:
     """A loaded checkpoint.
 
     source: its path or address, without secrets. label: its name in the page, unique there. colour:
-    the colour of its card. captioner: in evaluation mode, on the device of the page.
+    the colour of its card. captioner: in evaluation mode, on the device.
     """
 
     source: str
@@ -36,10 +36,7 @@ class Checkpoint:
     colour: str
     config: Config
     captioner: nn.Module
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.captioner.parameters()).device
+    device: torch.device
 
 
 def find_demo_checkpoints() -> list[str]:
@@ -47,10 +44,9 @@ def find_demo_checkpoints() -> list[str]:
 
     Raises UserError if neither demo has checkpoints.
     """
-    for folder in DEMOS:
-        best_checkpoints = [best for run in DEMO_RUNS if (best := checkpoints.best(folder / run))]
-        if best_checkpoints:
-            return [str(path) for path in best_checkpoints]
+    for demo in DEMOS:
+        if found := [best for run in DEMO_RUNS if (best := checkpoints.best(Path(demo, run)))]:
+            return [str(path) for path in found]
     raise UserError(
         "no checkpoint was given, and the demo has left none: run bash scripts/demo.sh, or give a "
         "checkpoint: bash scripts/app.sh CHECKPOINT"
@@ -58,10 +54,7 @@ def find_demo_checkpoints() -> list[str]:
 
 
 def load_checkpoints(
-    sources: Sequence[str],
-    config: Optional[str],
-    device: torch.device,
-    precision: str = "fp32",
+    sources: Sequence[str], config: Optional[str], device: torch.device, precision: str = "fp32"
 ) -> list[Checkpoint]:
     """Load checkpoints and return them. Log a line for each.
 
@@ -70,25 +63,22 @@ def load_checkpoints(
     precision: fp32 or int8. Raises UserError.
     """
     paths = [checkpoints.resolve(source) for source in sources]
-    display_names = [without_secrets(path) for path in paths]
+    names = [without_secrets(path) for path in paths]
     if len(set(paths)) < len(paths):
-        check_unique(display_names, "checkpoint")
-    loaded, kinds = [], []
-    page_settings = {"precision": precision, "compile": False}
-    for path, name in zip(paths, display_names):
-        has_own_config = config is None or Path(name).with_name("config.yaml").exists()
-        run_config, captioner = load_trained(path, None if has_own_config else config, device)
-        check_precision(run_config.model_copy(update=page_settings), device)
+        check_unique(names, "checkpoint")
+    loaded, kinds, labels = [], [], []
+    for path, name in zip(paths, names):
+        is_run = config is None or Path(name).with_name("config.yaml").exists()
+        run, captioner = load_trained(path, None if is_run else config, device)
+        check_precision(run.model_copy(update={"precision": precision, "compile": False}), device)
         captioner = captioner.for_inference(DTYPES[precision], compiled=False)
-        label = training_title(run_config) if has_own_config else Path(name).stem
-        kinds.append(objective_kind(run_config) if has_own_config else "weights")
-        loaded.append(Checkpoint(name, label, "", run_config, captioner))
-        log_line(f"loaded {name}: {label}")
-    # Labels and colours depend on all checkpoints.
-    folder_names = [Path(name).parent.name for name in display_names]
-    numbers = [str(number) for number in range(1, len(paths) + 1)]
-    labels = make_unique([c.label for c in loaded], folder_names, display_names, numbers)
+        kinds.append(objective_kind(run) if is_run else "weights")
+        labels.append(training_title(run) if is_run else Path(name).stem)
+        loaded.append((name, run, captioner))
+        log_line(f"loaded {name}: {labels[-1]}")
+    folders = [Path(name).parent.name for name in names]
+    labels = make_unique(labels, folders, names, [str(n + 1) for n in range(len(names))])
     return [
-        replace(checkpoint, label=label, colour=style.colour)
-        for checkpoint, label, style in zip(loaded, labels, assign_styles(kinds))
+        Checkpoint(name, label, style.colour, run, captioner, device)
+        for (name, run, captioner), label, style in zip(loaded, labels, assign_styles(kinds))
     ]

@@ -1,8 +1,8 @@
 """Checkpoints of tiny captioners with random weights, photos, and the server."""
 
+import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -51,10 +51,9 @@ def checkpoints(run_folders):
 
 @pytest.fixture(scope="session")
 def service(checkpoints):
-    from app.photos import Limits
-    from app.service import CaptionService
+    from app.captions import CaptionService
 
-    return CaptionService(checkpoints, Limits())
+    return CaptionService(checkpoints)
 
 
 @pytest.fixture(scope="session")
@@ -66,42 +65,54 @@ def files(tmp_path_factory):
     photo.rotate(90, expand=True).save(folder / "other.png")
     whole = (folder / "photo.jpg").read_bytes()
     (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])
-    (folder / "notes.txt").write_text("no photo at all")
-    shutil.copy(folder / "notes.txt", folder / "notes.jpg")
+    (folder / "notes.jpg").write_text("no photo at all")
     Image.new("1", (6000, 4000)).save(folder / "huge.png")
-    (folder / "heavy.jpg").write_bytes(whole + bytes(1_100_000))
     return folder
 
 
 @pytest.fixture(scope="session")
-def server(run_folders, repository, tmp_path_factory):
-    """Return the address of the page of the three checkpoints, with small limits.
+def start_page(run_folders, repository, tmp_path_factory):
+    """Return a context manager that starts the page of the three checkpoints with small limits.
 
-    Gradio fetches from public addresses only; all addresses count as public for this server.
+    Its arguments are further flags; it gives the address. Gradio fetches from public addresses
+    only; all addresses count as public for this server.
     """
-    if find_spec("gradio") is None:  # which is slow to import
+    if find_spec("gradio") is None:
         pytest.skip("no Gradio: the web page needs Python 3.10 or later")
-    folder, site = tmp_path_factory.mktemp("server"), tmp_path_factory.mktemp("site")
+    site = tmp_path_factory.mktemp("site")
     (site / "sitecustomize.py").write_text(ALL_ARE_PUBLIC)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "app", *map(str, run_folders), *FLAGS],
-        cwd=repository,
-        env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(site)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    log = []
-    try:
-        for line in process.stderr:
-            log.append(line)
-            if found := re.search(r"open (http://[\d.]+:\d+) in a browser", line):
-                break
-        else:
-            raise RuntimeError("".join(log))
-        yield found[1]
-    finally:
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=200)
-    assert process.returncode == 0 and "Traceback" not in errors, errors
-    assert list(folder.iterdir()) == []  # the server has removed the uploads
+
+    @contextlib.contextmanager
+    def start(*flags):
+        folder = tmp_path_factory.mktemp("server")
+        process = subprocess.Popen(
+            [sys.executable, "-m", "app", *map(str, run_folders), *FLAGS, *flags],
+            cwd=repository,
+            env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(site)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        log = []
+        try:
+            for line in process.stderr:
+                log.append(line)
+                if found := re.search(r"open (http://[\d.]+:\d+) in a browser", line):
+                    break
+            else:
+                raise RuntimeError("".join(log))
+            yield found[1]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=200)
+        assert process.returncode == 130, errors
+        assert not any(path.is_file() for path in folder.rglob("*"))  # the uploads are removed
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def server(start_page):
+    """Return the address of the page."""
+    with start_page() as address:
+        yield address

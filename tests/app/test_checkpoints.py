@@ -1,15 +1,13 @@
 """The checkpoints of the page, and their labels."""
 
 import shutil
-from importlib.util import find_spec
 
 import pytest
 import torch
 
 from app import view
+from app.__main__ import command_line
 from app.checkpoints import find_demo_checkpoints, load_checkpoints
-from app.photos import Limits
-from app.service import CaptionService
 from captioning.models.build import load_trained
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
@@ -29,11 +27,11 @@ def test_equal_objectives_are_labelled_with_their_folders(run_folders, tmp_path)
     found = load_checkpoints([str(tmp_path / name) for name in ("first", "second")], None, CPU)
     assert [c.label for c in found] == ["SMILE (first)", "SMILE (second)"]
     assert found[0].colour != found[1].colour
+    with raises_line(UserError, "is named twice"):
+        load_checkpoints([str(tmp_path / "first")] * 2, None, CPU)
 
 
 def test_secrets_of_an_address_are_shown_nowhere(run_folders, monkeypatch, capsys):
-    if find_spec("gradio") is None:
-        pytest.skip("no Gradio, whose version the page shows")
     file, config = run_folders[0] / "checkpoint_best.pth", str(run_folders[0] / "config.yaml")
     loaded = []
 
@@ -48,9 +46,10 @@ def test_secrets_of_an_address_are_shown_nowhere(run_folders, monkeypatch, capsy
     assert loaded == sources
     assert [c.source for c in found] == ["https://store.example/models/best.pth"] * 2
     assert len({c.label for c in found}) == 2 and all(c.label.startswith("best") for c in found)
-    page = view.render_about(CaptionService(found, Limits()), "http://127.0.0.1:7860")
+    limits = command_line().parse_args([])
+    page = view.render("about.html", checkpoints=found, parameters=["seed"], limits=limits)
     texts = [page, repr(found), *capsys.readouterr()]
-    assert "https://store.example/models/best.pth" in page
+    assert "https://store.example/models/best.pth" in page and "50 million pixels" in page
     assert not any(secret in text for text in texts for secret in ("PASSWORD", "SECRET", "user:"))
 
 
@@ -58,20 +57,13 @@ def test_weights_without_a_run_need_a_configuration(run_folders, tmp_path):
     content = torch.load(run_folders[0] / "checkpoint_best.pth", weights_only=False)
     torch.save({"model": content["model"]}, tmp_path / "released.pth")
     sources = [str(tmp_path / "released.pth"), str(run_folders[1])]
-    config = run_folders[0] / "config.yaml"
-    found = load_checkpoints(sources, str(config), CPU)
+    found = load_checkpoints(sources, str(run_folders[0] / "config.yaml"), CPU)
     assert [c.label for c in found] == ["released", "SMILE"]
     with pytest.raises(UserError, match="give one with --config"):
         load_checkpoints(sources, None, CPU)
 
 
-def test_a_checkpoint_that_is_named_twice_is_one_line(run_folders):
-    folder = run_folders[0]
-    with raises_line(UserError, "is named twice"):
-        load_checkpoints([str(folder), str(folder / "checkpoint_best.pth")], None, CPU)
-
-
-def test_the_default_is_the_demos_checkpoints(run_folders, tmp_path, monkeypatch):
+def test_the_default_is_the_demos_checkpoints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match=r"bash scripts/demo\.sh"):
         find_demo_checkpoints()

@@ -1,132 +1,152 @@
-"""Which requests are accepted, by Host and token."""
+"""What the middleware refuses and passes on, before an application that echoes the body."""
 
-import base64
-import signal
-import socket
-import sys
-import tempfile
-from types import SimpleNamespace
+import json
 
 import pytest
 
-from app.guard import CHALLENGE, TOKEN_VARIABLE, Guard, read_token
-from captioning.runtime.errors import UserError
-from tests.programs import raises_line
+testclient = pytest.importorskip("starlette.testclient", reason="no Gradio")
 
-SECRET = "t0ken"
+from app.guard import guard  # noqa: E402  (it needs Gradio's starlette)
+
+JOIN, CALL, UPLOAD = (f"/gradio_api/{n}" for n in ("queue/join", "call/v2/caption", "upload"))
+META = {"_type": "gradio.FileData"}
+
+
+async def echo(scope, receive, send):
+    body = (await receive())["body"] if scope["method"] == "POST" else b"read"
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    await send({"type": "http.response.body", "body": body})
 
 
 @pytest.fixture
-def ask():
-    """Return a function that sends a request to an application and returns the answer."""
-    testclient = pytest.importorskip("starlette.testclient", reason="no Gradio")
-
-    def send(app, host="localhost:7860", authorization=None, path="/"):
-        headers = {"host": host.encode("latin-1")}
-        if authorization is not None:
-            headers["authorization"] = authorization.encode()
-        return testclient.TestClient(app).get(path, headers=headers)
-
-    return send
+def folder(tmp_path):
+    """Return the folder of uploads, with one photo. Beside it there is a file of the server."""
+    (tmp_path / "uploads" / "hash").mkdir(parents=True)
+    (tmp_path / "uploads" / "hash" / "photo.png").touch()
+    (tmp_path / "uploads" / "link.png").symlink_to("../secret.png")
+    (tmp_path / "secret.png").touch()
+    return tmp_path / "uploads"
 
 
-async def inside(scope, receive, send):
-    await send({"type": "http.response.start", "status": 200, "headers": []})
-    await send({"type": "http.response.body", "body": b"{}"})
+@pytest.fixture
+def client(folder):
+    app = guard(echo, folder=f"{folder}/", max_upload=3_000_000)
+    return testclient.TestClient(app, base_url="http://page.example:7860")
+
+
+def sent(client, route, call):
+    """Return the body that is passed on, or None if the call is refused."""
+    answer = client.post(route, content=json.dumps(call).encode())
+    if answer.status_code == 200:
+        return answer.json()
+    assert answer.status_code == 400 and list(answer.json()) == ["error"]
+    return None
+
+
+def test_only_the_path_of_an_upload_is_passed_on(client, folder):
+    photo = str(folder / "hash" / "photo.png")
+    more = {"url": "http://evil.example", "size": "big", "meta": 3, "is_stream": True}
+    passed = {"path": photo, "meta": META}
+    for path in (photo, f"{folder}/hash/../hash/photo.png"):
+        assert sent(client, CALL, {"photo": {"path": path, **more}}) == {"photo": passed}
+        deeper = {"data": [[{"a": {"path": path, **more}}]], "fn_index": 2}
+        assert sent(client, JOIN, deeper)["data"][0] == [{"a": passed}]
 
 
 @pytest.mark.parametrize(
-    ("bound", "host", "own"),
+    "path",
     [
-        ("127.0.0.1", "127.0.0.1:7860", True),
-        ("127.0.0.1", "localhost", True),
-        ("127.0.0.1", "[::1]:7860", True),
-        ("127.0.0.1", socket.gethostname(), True),
-        ("127.0.0.1", "page.example:7860", True),  # named
-        ("127.0.0.1", "evil.example", False),
-        ("127.0.0.1", "localhost.evil.example", False),
-        ("127.0.0.1", "user@localhost@evil.example", False),
-        ("127.0.0.1", "", False),
-        ("127.0.0.1", "[::1", False),
-        ("127.0.0.1", "local\xe9host", False),
-        ("192.168.1.5", "192.168.1.5:7860", True),
-        ("192.168.1.5", "192.168.1.6:7860", False),
-        ("0.0.0.0", "203.0.113.9:80", True),  # an address that a router maps
-        ("0.0.0.0", "evil.example", False),
+        *(
+            "/etc/passwd",
+            "{folder}/../secret.png",
+            "{folder}/link.png",
+            "{folder}/hash",
+            "{folder}",
+        ),
+        *("{folder}/no.png", "photo.png", "http://evil.example/a.png", "file:///etc/passwd"),
+        *("data:image/png;base64,AA", "//evil.example/a.png", ""),
     ],
 )
-def test_other_hosts_are_refused(ask, bound, host, own):
-    answer = ask(Guard(inside, bound, ["Page.example"], None), host)
-    assert answer.status_code == (200 if own else 400)
-    line = answer.json().get("error", "")
-    assert own or ("Host is not a name of this page" in line and "--host-name" in line)
+def test_a_file_that_was_not_uploaded_becomes_none(client, folder, path):
+    file = {"path": path.format(folder=folder), "meta": META}
+    assert sent(client, CALL, {"photo": file}) == {"photo": None}
+    assert sent(client, JOIN, {"data": [[file]], "fn_index": 3})["data"][0] == [None]
 
 
-def basic(secret):
-    return "Basic " + base64.b64encode(f"anyone:{secret}".encode()).decode()
+@pytest.mark.parametrize("photo", ["a.png", 5, 0, True, [], ["path"], {"size": "big"}, None])
+def test_other_values_than_a_photo_cannot_fail_a_batch(client, photo):
+    assert sent(client, CALL, {"photo": photo, "num_beams": 3}) == {"photo": None, "num_beams": 3}
+    for function in (0, 1, "0", "1", True):
+        data = sent(client, JOIN, {"data": [photo], "fn_index": function})["data"]
+        assert len(data) > 20 and set(data) == {None}
 
 
 @pytest.mark.parametrize(
-    ("authorization", "known"),
+    "body",
     [
-        (f"Bearer {SECRET}", True),
-        (basic(SECRET), True),
-        (None, False),
-        ("Bearer", False),
-        (f"Bearer {SECRET}x", False),
-        ("Bearer t\u00f6ken", False),
-        (basic("other"), False),
-        (f"Basic {SECRET}!", False),
-        (f"Digest {SECRET}", False),
+        *(b"", b"{", b"null", b"[1]", b"\xff", b"[" * 100_000, b"1" * 10_000, b'{"data": "text"}'),
+        *(b"{}", b'{"data": [], "fn_index": null}', b'{"data": [], "fn_index": "x"}'),
+        *(b'{"photo": {"path": 5}}', b'{"photo": {"path": "\\u0000"}}'),
+        b'{"photo": null, "prompt": "\\ud800"}',
     ],
 )
-def test_the_token_is_required(ask, authorization, known):
-    answer = ask(Guard(inside, "127.0.0.1", [], SECRET), authorization=authorization)
-    assert answer.status_code == (200 if known else 401)
-    if not known:
-        assert answer.headers["www-authenticate"] == CHALLENGE
-        assert "Bearer TOKEN" in answer.json()["error"]
+def test_what_is_no_call_is_refused(client, body):
+    answer = client.post(CALL, content=body)
+    assert answer.status_code == 400 and "docs/app.md" in answer.json()["error"]
 
 
-def test_a_token_comes_from_the_flag_or_the_environment(monkeypatch):
-    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
-    assert read_token(None) is None and read_token("a") == "a"
-    monkeypatch.setenv(TOKEN_VARIABLE, "b")
-    assert read_token(None) == "b" and read_token("a") == "a"
-    monkeypatch.setenv(TOKEN_VARIABLE, "")
-    assert read_token(None) is None
-    for wrong in ("", "a\nb", "t\u00f6ken", "a "):
-        with raises_line(UserError, "--token"):
-            read_token(wrong)
+ALLOWED = [
+    *("/", "/config", "/theme.css", "/assets/index-a.js", "/static/img/a.svg", "/login"),
+    *("/gradio_api/info", "/gradio_api/queue/data", "/gradio_api/upload_progress"),
+    *("/gradio_api/file=/tmp/a.png", "/gradio_api/call/v2/caption/0123abc"),
+]
+REFUSED = [
+    *(
+        "/gradio_api/file=http://a/b",
+        "/gradio_api/file/a",
+        "/file=/etc/passwd",
+        "/gradio_api/file=",
+    ),
+    *("/gradio_api/proxy=http://a/b", "/proxy=http://a/b", "/gradio_api/run/predict"),
+    *("/gradio_api/api/predict", "/gradio_api/call/caption", "/gradio_api/component_server"),
+    *("/gradio_api/stream/a", "/gradio_api/deep_link", "/gradio_api/run-history/records"),
+    *("/gradio_api/reset", "/gradio_api/cancel", "/monitoring", "/docs", "/openapi.json", "/x"),
+    *("/gradio_api/queue/join/", "//gradio_api/info", "/GRADIO_API/info", "/gradio_api/mcp/sse"),
+]
+
+
+@pytest.mark.parametrize("path", [*ALLOWED, *REFUSED])
+def test_only_the_routes_of_the_page_and_its_api_are_open(client, path):
+    answer = client.get(path)
+    assert answer.text == "read" if path in ALLOWED else answer.status_code == 404
 
 
 @pytest.mark.parametrize(
-    ("host", "token", "warned"),
-    [("0.0.0.0", None, True), ("0.0.0.0", SECRET, False), ("127.0.0.1", None, False)],
+    ("origin", "own"),
+    [
+        ("http://page.example:7860", True),
+        ("https://page.example:7860", True),  # https ends at a proxy
+        ("http://evil.example", False),
+        ("null", False),
+        ("", False),
+        ("http://page.example", False),
+        ("http://page.example:7860.evil.example", False),
+        ("http://evil-page.example:7860", False),
+    ],
 )
-def test_the_server_is_behind_the_guard(ask, service, monkeypatch, capsys, host, token, warned):
-    """It also warns if others can use the page without a token."""
-    uvicorn = pytest.importorskip("uvicorn", reason="no Gradio, which brings uvicorn")
-    pytest.importorskip("prometheus_client", reason="no prometheus_client")
-    from app.connection import TimedConnection
-    from app.server import listen, serve
+def test_a_page_of_another_origin_is_refused(client, origin, own):
+    for method, path in (("GET", "/"), ("POST", CALL), ("POST", UPLOAD), ("OPTIONS", JOIN)):
+        content = b'{"photo": null, "fn_index": 2, "data": []}'
+        answer = client.request(method, path, headers={"Origin": origin}, content=content)
+        assert (answer.status_code != 403) == own
+        assert not [name for name in answer.headers if name.startswith("access-control")]
 
-    configs = []
-    monkeypatch.setattr(uvicorn.Server, "run", lambda self, sockets: configs.append(self.config))
-    page = SimpleNamespace(add_page=lambda server, *_: server)
-    monkeypatch.setitem(sys.modules, "app.page", page)  # its Gradio takes seconds to import
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    monkeypatch.setattr(tempfile, "tempdir", tempfile.tempdir)
-    monkeypatch.setenv("GRADIO_TEMP_DIR", "")
-    with listen(host, 0) as listening:
-        serve(service, listening, ["page.example"], token)
-    log = capsys.readouterr().err
-    assert ("anyone who reaches 0.0.0.0 can caption here" in log) == warned and SECRET not in log
-    app = configs[0].app
-    assert configs[0].http is TimedConnection
-    right = token and f"Bearer {token}"
-    for path in ("/metrics", "/no/such"):
-        assert ask(app, "evil.example", right, path).status_code == 400
-        assert ask(app, "page.example", None, path).status_code == 401 or token is None
-    answer = ask(app, "page.example", right, "/metrics")
-    assert answer.status_code == 200 and "smile_batch_photos_count" in answer.text
+
+def test_large_bodies_are_refused_before_they_are_read(client):
+    for path, most in ((CALL, 1_000_000), (JOIN, 1_000_000), ("/login", 1_000_000)):
+        assert client.post(path, content=bytes(most + 1)).status_code == 413
+        assert client.post(path, content=bytes(most)).status_code != 413
+    assert client.post(UPLOAD, content=bytes(3_000_001)).status_code == 413
+    assert client.post(UPLOAD, content=bytes(3_000_000)).status_code == 200
+    unknown = {"Content-Length": "5", "Transfer-Encoding": "chunked"}
+    assert client.post(UPLOAD, content=b"12345", headers=unknown).status_code == 413

@@ -6,9 +6,12 @@ import zipfile
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FIELD = "#photo input[type=file]"
 SENT = "document.querySelector('#photo img')?.src.includes('file=')"
 WORD = ".smile-card:nth-child(2) .smile-word"
+CARDS = "document.querySelectorAll('.smile-card').length == 3"
 
 
 @pytest.fixture
@@ -25,66 +28,51 @@ def opened(browser, server, **screen):
     return browser
 
 
-def tab(page, name):
-    page.ask(
-        "[...document.querySelectorAll('[role=tab]')]"
-        f".find(e => e.innerText.trim() == {name!r} && e.offsetParent).click()"
-    )
-
-
-def fill(page, fields, values):
-    """Repeated, since Gradio may reset fields that it has just shown."""
-    page.wait(
-        "(async (fields, values) => {"
-        " fields.forEach((field, i) => { field.value = values[i];"
-        " field.dispatchEvent(new Event('input')) });"
-        " await new Promise(done => setTimeout(done, 300));"
-        " return fields.every((field, i) => field.value == values[i])"
-        f" }})({fields}, {json.dumps(values)})"
-    )
-
-
 def caption(page, path):
-    page.choose_files(FIELD, path)
-    press_caption(page)
-
-
-def press_caption(page):
     """Press the button after the photo is uploaded."""
+    page.choose_files(FIELD, path)
     page.wait(SENT)
     page.ask("document.querySelector('#caption').click()")
 
 
-def text(page, selector):
-    return page.ask(f"document.querySelector({selector!r}).innerText").strip()
+def open_batch(page):
+    page.ask(
+        "[...document.querySelectorAll('[role=tab]')].find(e => e.innerText.trim() == 'Batch'"
+        " && e.offsetParent).click()"
+    )
+    page.wait("document.querySelector('#photos input[type=file]')")
+
+
+def downloaded(page):
+    page.wait("document.querySelector('.smile-download')")
+    return page.ask(
+        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
+    )
 
 
 def test_a_photo_has_a_caption_of_each_checkpoint_with_probabilities_and_attention_maps(
-    page, files, server, tmp_path
+    page, files, server
 ):
     caption(page, files / "photo.jpg")
-    page.wait("document.querySelectorAll('.smile-card').length == 3")
+    page.wait(CARDS)
     labels = page.ask("[...document.querySelectorAll('.smile-card h3')].map(e => e.innerText)")
     assert labels == ["MLE", "SMILE", "MLE+SMILE 0.5:0.5"]
-    body = (files / "photo.jpg").read_bytes()
-    with urllib.request.urlopen(f"{server}/api/caption?checkpoint=SMILE", body) as answer:
-        (expected,) = json.load(answer)
+    expected = downloaded(page)[1]
     words = page.ask(f"[...document.querySelectorAll({WORD!r})].map(e => e.firstChild.innerText)")
-    assert words == [entry["word"] for entry in expected["words"]]
+    assert words == [entry["word"] for entry in expected["words"]] and len(words) > 2
 
     hidden = "document.querySelector('.smile-card:nth-child(2) .smile-attention')"
     assert page.ask(f"{hidden}.hidden")
     page.hover(f"{WORD}:nth-child(2)")
     page.wait(f"!{hidden}.hidden && {hidden}.naturalWidth > 0")
     assert page.ask(f"{hidden}.src == document.querySelectorAll({WORD!r})[1].dataset.attention")
-    percent = f"{100 * expected['words'][1]['probability']:.1f}".rstrip("0").rstrip(".")
-    seen = text(page, ".smile-card:nth-child(2) .smile-seen")
+    seen = page.ask("document.querySelector('.smile-card:nth-child(2) .smile-seen').innerText")
     assert seen.startswith(f"{words[1]}: ") and seen.endswith(" %")
-    assert float(seen.split(": ")[1][:-2]) == pytest.approx(float(percent), abs=0.11)
+    percent = 100 * expected["words"][1]["probability"]
+    assert float(seen.split(": ")[1][:-2]) == pytest.approx(percent, abs=0.06)
     page.hover("h1")
     page.wait(f"{hidden}.hidden")
 
-    assert downloaded(page)[1]["caption"] == expected["caption"]
     copy = "document.querySelectorAll('.smile-copy')[1]"
     page.ask("navigator.clipboard.writeText = async (text) => { window.copied = text }, 0")
     page.ask(f"{copy}.click()")
@@ -95,43 +83,29 @@ def test_a_photo_has_a_caption_of_each_checkpoint_with_probabilities_and_attenti
     assert asked == [] and page.problems == []
 
 
-def open_settings(page):
+def test_only_controls_with_an_effect_are_shown_and_all_are_used(page, files):
     page.ask("[...document.querySelectorAll('.label-wrap')].find(e => e.offsetParent).click()")
     page.wait("document.querySelectorAll('input[type=range]')[1]?.offsetParent")
-
-
-def choose(page, value):
-    radio = f"[...document.querySelectorAll('[type=radio]')].find(e => e.value == {value!r})"
-    page.ask(f"{radio}.click()")
-    page.wait(f"{radio}.checked")
-
-
-def downloaded(page):
-    page.wait("document.querySelector('.smile-download')")
-    return page.ask(
-        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
-    )
-
-
-@pytest.mark.slow
-def test_only_controls_with_an_effect_are_shown_and_used(page, files):
-    open_settings(page)
     shown = (
-        "['beams', 'sampling', 'candidate-count']"
-        ".filter(e => document.querySelector('.smile-' + e).checkVisibility())"
+        "['beams', 'sampling'].filter(e => document.querySelector('.smile-' + e).checkVisibility())"
     )
     assert page.ask(shown) == ["beams"]
-    choose(page, "Sampling")
-    assert page.ask(shown) == ["sampling"]
-    for value in ("mbr", "Beam search", "mmi"):
-        choose(page, value)
-        assert page.ask(shown) == ["sampling", "candidate-count"]
-    lengths = "document.querySelectorAll('input[type=range]')"
+    page.ask("document.querySelectorAll('.smile-controls [type=radio]')[1].click()")
+    page.wait(f"{shown} == 'sampling'")
+    fields = "[...document.querySelectorAll('.smile-controls input[type=range]')]"
     prompt = "document.querySelector('[placeholder=\"a picture of\"]')"
-    top_p = "document.querySelector('.smile-sampling input[type=range]')"
-    fill(page, f"[{lengths}[0], {lengths}[1], {prompt}, {top_p}]", [6, 7, "A large", 0.5])
+    values = ["A large", 6, 7, 0.5]  # the lengths come first, and top_p after two of beam search
+    # Repeated, since Gradio may reset fields that it has just shown.
+    page.wait(
+        "(async (fields, values) => {"
+        " fields.forEach((field, i) => { field.value = values[i];"
+        " field.dispatchEvent(new Event('input')) });"
+        " await new Promise(done => setTimeout(done, 300));"
+        " return fields.every((field, i) => field.value == values[i])"
+        f" }})([{prompt}, {fields}[0], {fields}[1], {fields}[4]], {json.dumps(values)})"
+    )
     caption(page, files / "photo.jpg")
-    expected = {"rerank": "mmi", "top_p": 0.5, "sample": False, "prompt": "a large "}
+    expected = {"top_p": 0.5, "sample": True, "prompt": "a large ", "seed": 0}
     expected |= {"min_length": 6, "max_length": 7}
     for entry in downloaded(page):
         assert expected.items() <= entry["settings"].items()
@@ -139,19 +113,15 @@ def test_only_controls_with_an_effect_are_shown_and_used(page, files):
         assert 3 <= len(entry["words"]) <= 4
 
 
-@pytest.mark.slow
 def test_a_photo_that_is_refused_is_one_line_in_the_page(page, files):
     page.ask("document.querySelector('#caption').click()")
-    page.wait("/no photo/.test(document.querySelector('#results [role=alert]')?.innerText)")
+    error = "document.querySelector('#results [role=alert]')?.innerText"
+    page.wait(f"/no photo/.test({error})")
     caption(page, files / "huge.png")
-    line = "huge.png: 6000 x 4000 pixels; this page takes up to 20 million"
-    page.wait(f"document.querySelector('#results').innerText.includes({line!r})")
-    shown = text(page, "#results [role=alert]")
-    assert "\n" not in shown and str(files) not in shown
+    page.wait(f"/^huge.png: 6000 x 4000 pixels; this page takes up to 20 million/.test({error})")
 
 
-@pytest.mark.slow
-def test_the_keyboard_alone_is_enough(page, files):
+def test_the_keyboard_alone_is_enough(page):
     focus = "document.activeElement"
 
     def go_to(found):
@@ -164,61 +134,57 @@ def test_the_keyboard_alone_is_enough(page, files):
     go_to(f"{focus}.closest('.gallery-item')")
     page.press("Enter")
     page.wait(SENT)
-    go_to(f"{focus}.value == 'Sampling'")
+    go_to(f"{focus}.type == 'radio' && {focus}.value == 'true'")
     page.press(" ")
     go_to(f"{focus}.closest('#caption')")
     page.press("Enter")
-    page.wait("document.querySelectorAll('.smile-card').length == 3")
+    page.wait(CARDS)
     assert downloaded(page)[0]["settings"]["sample"] is True
     go_to(f"{focus}.closest('.smile-word')")
     page.wait("!document.querySelector('.smile-attention').hidden")
     first = page.ask(f"{focus}.ariaLabel")
     page.press("ArrowRight")
     assert page.ask(f"{focus} == document.querySelectorAll('.smile-word')[1]")
-    assert page.ask(
-        "document.querySelector('.smile-attention').src == document.activeElement.dataset.attention"
-    )
     page.press("ArrowLeft")
     assert page.ask(f"{focus}.ariaLabel") == first
     page.press("Tab")
     page.wait("document.querySelector('.smile-attention').hidden")
 
 
-@pytest.mark.slow
-def test_the_page_fits_a_phone_and_the_dark(browser, server, files, tmp_path):
+def test_the_page_fits_a_phone_and_the_dark(browser, server, files):
     page = opened(browser, server, width=390, height=844, dark=True)
-    for name in ("Compare", "Batch", "About"):
-        tab(page, name)
-        assert page.ask("document.documentElement.scrollWidth") <= 390, name
-    tab(page, "Compare")
+    page.ask("document.querySelectorAll('.label-wrap').forEach(e => e.click())")
+    page.wait("document.querySelector('.smile-about').checkVisibility()")
     caption(page, files / "photo.jpg")
-    page.wait("document.querySelectorAll('.smile-card').length == 3")
+    page.wait(CARDS)
     assert page.ask("document.documentElement.scrollWidth") <= 390
     left = page.ask("[...document.querySelectorAll('.smile-card')].map(e => e.offsetLeft)")
     assert len(set(left)) == 1  # one below the other
-    red, green, blue = page.ask(
-        "getComputedStyle(document.querySelector('.smile-card h3')).color.match(/[0-9]+/g)"
-        ".map(Number)"
-    )
-    assert min(red, green, blue) > 180  # light on dark
-    page.picture(tmp_path / "phone.png")
-    assert (tmp_path / "phone.png").stat().st_size > 20_000
+    colour = "getComputedStyle(document.querySelector('.smile-card h3')).color.match(/[0-9]+/g)"
+    assert min(page.ask(f"{colour}.map(Number)")) > 180  # light on dark
 
 
-@pytest.mark.slow
 def test_a_batch_is_captioned_into_a_zip(page, files, tmp_path):
-    tab(page, "Batch")
-    page.wait("document.querySelector('#photos input[type=file]')")
+    open_batch(page)
     names = ("photo.jpg", "other.png", "cut.jpg")
     page.choose_files("#photos input[type=file]", *(files / name for name in names))
     page.wait("document.querySelectorAll('#photos tr').length >= 3")
     page.ask("document.querySelector('#caption-all').click()")
     page.wait("document.querySelector('#zip a')")
-    page.wait("document.querySelector('#batch-results table')")
-    assert "cut.jpg: not a readable image" in text(page, "#batch-results [role=alert]")
-    assert page.ask("document.querySelectorAll('#batch-results tbody tr').length") == 6
+    page.wait("document.querySelector('#results table')")
+    assert page.ask("document.querySelectorAll('#results tbody tr').length") == 6
+    errors = page.ask("[...document.querySelectorAll('#results [role=alert]')].map(e=>e.innerText)")
+    assert len(errors) == 1 and errors[0].startswith("cut.jpg: not a readable image")
     with urllib.request.urlopen(page.ask("document.querySelector('#zip a').href")) as answer:
         (tmp_path / "captions.zip").write_bytes(answer.read())
     with zipfile.ZipFile(tmp_path / "captions.zip") as archive:
         assert len(archive.read("captions.jsonl").splitlines()) == 6
         assert "SMILE/other.txt" in archive.namelist()
+
+
+def test_too_many_photos_are_refused_before_any_is_read(page, files):
+    open_batch(page)
+    page.choose_files("#photos input[type=file]", *[files / "photo.jpg"] * 5)
+    page.wait("document.querySelectorAll('#photos tr').length >= 5")
+    page.ask("document.querySelector('#caption-all').click()")
+    page.wait("/choose 1 to 4/.test(document.querySelector('#results [role=alert]')?.innerText)")

@@ -1,0 +1,234 @@
+"""Captions of visitors' photos with their settings, and what is shown and stored of them."""
+
+import base64
+import io
+import json
+import re
+import threading
+import zipfile
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from app import view
+from app.captions import Answer, CaptionService, read_photo
+from app.checkpoints import Checkpoint
+from app.options import default_settings
+from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
+from captioning.config import Config
+from captioning.data import evaluation_transform
+from captioning.models.score_tokens import ScoredCaption
+from captioning.runtime.errors import UserError
+from decoding import DecodingSettings
+
+
+@pytest.fixture
+def ask(service, files):
+    """Return a function from settings to the answer about photo.jpg by the first checkpoint."""
+
+    def answer(name="photo.jpg", **settings):
+        own = {**default_settings(service.checkpoints[0].config), "checkpoints": ["MLE"]}
+        return service.answer([(str(files / name), {**own, **settings})])[0]
+
+    return answer
+
+
+def image_for(checkpoint, path):
+    transform = evaluation_transform(checkpoint.config.image_size)
+    return transform(read_photo(path)).unsqueeze(0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"num_beams": 1, "repetition_penalty": 1.5, "length_penalty": 2.0},
+        {"sample": True, "temperature": 3.0, "top_p": 0.5, "top_k": 9},
+    ],
+)
+def test_a_caption_is_the_captioners_own(service, files, ask, given):
+    checkpoint = service.checkpoints[0]
+    settings = replace(checkpoint.config.decoding_settings(), **given)
+    torch.manual_seed(6)
+    image = image_for(checkpoint, files / "photo.jpg")
+    expected = checkpoint.captioner.generate_details(image, settings)
+    (record,) = ask(seed=6, **given).record()
+    assert record["image"] == "photo.jpg" and record["label"] == "MLE"
+    assert record["caption"] == expected.captions[0][0]
+    assert record["score"] == pytest.approx(expected.scores.item(), abs=1e-6)
+    assert " ".join(word["word"] for word in record["words"]) == record["caption"]
+    assert all(0 < word["probability"] <= 1 for word in record["words"])
+    assert {"prompt": "a picture of ", "seed": 6, **given}.items() <= record["settings"].items()
+    (short,) = ask(max_length=12, min_length=12).record()
+    assert short["cut"] and len(short["words"]) == 12 - 4  # [DEC] and the prompt are four tokens
+
+
+def test_a_prompt_holds_for_one_caption(service, files, ask, monkeypatch):
+    checkpoint = service.checkpoints[0]
+    captioner = checkpoint.captioner
+    before = captioner.prompt, captioner.prompt_ids
+    (prompted,) = ask(prompt=" A  Large star").record()
+    assert (captioner.prompt, captioner.prompt_ids) == before
+    monkeypatch.setattr(captioner, "prompt", "a large star ")
+    monkeypatch.setattr(captioner, "prompt_ids", captioner.tokenizer.encode_prompt("a large star"))
+    settings = DecodingSettings(max_length=16, min_length=8, num_beams=2)
+    image = image_for(checkpoint, files / "photo.jpg")
+    assert prompted["caption"] == captioner.generate(image, settings)[0]
+    assert prompted["settings"]["prompt"] == "a large star "
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"prompt": "a zebra"}, "MLE: prompt 'a zebra' has a word that the vocabulary lacks"),
+        ({"max_length": 4, "min_length": 1}, "MLE: prompt of 4 tokens, which leaves no room"),
+        ({"max_length": 21}, "MLE: max_length is 21; it has room for 20 tokens"),
+        ({"min_length": 41}, "MLE: min_length is 41, above max_length, 16"),
+        ({"num_beams": 11}, "num_beams: found 11; input should be less than or equal to 10"),
+        ({"num_beams": "many"}, "num_beams: found 'many'; input should be a valid integer"),
+        ({"seed": 10**30}, "seed: found 1000000"),
+        ({"temperature": float("nan")}, "temperature: found nan"),
+        ({"beams": 3}, "unknown key 'beams'; did you mean 'num_beams'?"),
+        ({"checkpoints": ["GPT"]}, "choose one or more of MLE, SMILE, MLE+SMILE"),
+        ({"checkpoints": []}, "choose one or more of MLE, SMILE, MLE+SMILE"),
+        ({"checkpoints": {"a": 1}}, "checkpoints: found"),
+        ({"name": "cut.jpg"}, "cut.jpg: not a readable image (image file is truncated"),
+        ({"name": "notes.jpg"}, "notes.jpg: not a readable image (none of"),
+    ],
+)
+def test_an_error_is_one_line_of_its_own_call(service, files, ask, monkeypatch, given, message):
+    """Photos are named by their file, and the next call is answered."""
+    captioner = service.checkpoints[0].captioner
+    monkeypatch.setattr(captioner, "max_positions", 20)
+    line = ask(**given).record()["error"]
+    assert message in line and "\n" not in line and str(files) not in line
+    assert captioner.prompt == "a picture of " and "caption" in ask().record()[0]
+
+
+def test_calls_share_a_batch_and_a_bad_one_fails_alone(service, files, monkeypatch):
+    """Samples are computed alone, so that a seed gives the same caption again."""
+    sizes, encode = [], service.checkpoints[0].captioner.encode
+    monkeypatch.setattr(
+        service.checkpoints[0].captioner,
+        "encode",
+        lambda images: sizes.append(len(images)) or encode(images),
+    )
+    beams = {"num_beams": 2, "max_length": 16, "checkpoints": ["SMILE", "MLE"]}
+    sample = {"sample": True, "max_length": 16, "temperature": 3, "seed": 4, "prompt": ""}
+    good, other, cut = (str(files / name) for name in ("photo.jpg", "other.png", "cut.jpg"))
+    calls = [(good, beams), (cut, beams), (good, sample), (other, beams), (None, beams)]
+    calls += [(other, sample), (good, {**beams, "num_beams": 99}), (good, {"prompt": "a zebra"})]
+    together = [answer.record() for answer in service.answer(calls)]
+    assert sizes == [2, 1, 1]
+    alone = [service.answer([call])[0].record() for call in calls]
+    for one, other in zip(together, alone):
+        assert type(one) is type(other) and one != []
+        if isinstance(one, dict):
+            assert one == other
+            continue
+        assert [c["label"] for c in one] == [c["label"] for c in other]
+        for first, second in zip(one, other):
+            assert first["caption"] == second["caption"]
+            assert first["score"] == pytest.approx(second["score"], abs=1e-4)
+    assert [c["label"] for c in together[0]] == ["MLE", "SMILE"] and len(together[2]) == 3
+
+
+def test_one_photo_is_decoded_at_a_time(service, files, monkeypatch):
+    now, most, lock = [], [], threading.Lock()
+
+    def read(path, max_pixels):
+        with lock:
+            now.append(path)
+            most.append(len(now))
+        photo = read_photo(path, max_pixels)
+        now.remove(path)
+        return photo
+
+    monkeypatch.setattr("app.captions.read_photo", read)
+    call = (str(files / "photo.jpg"), {"max_length": 10, "min_length": 1})
+    threads = [threading.Thread(target=service.answer, args=([call] * 2,)) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1] * 8
+
+
+def test_a_photo_is_turned_upright_and_its_pixels_are_counted_first(files, tmp_path):
+    lying = Image.new("RGB", (30, 20), "white")
+    lying.paste("black", (0, 0, 15, 20))  # black on the left
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise: the left side is the top
+    lying.save(tmp_path / "turned.png", exif=exif)
+    upright = read_photo(tmp_path / "turned.png")
+    assert upright.size == (20, 30)
+    assert upright.getpixel((10, 2)) == (0, 0, 0) and upright.getpixel((10, 28)) == (255,) * 3
+    with pytest.raises(UserError, match=r"^huge.png: 6000 x 4000 pixels; this page .* 1 million"):
+        read_photo(files / "huge.png", 1_000_000)
+
+
+def test_an_attention_map_is_bright_at_its_maximum_and_transparent_at_zero():
+    side, weights = view.MAP_SIDE, torch.zeros(2, 4, 4)
+    weights[0, 0, 3] = weights[1, 2, 1] = 1
+    details = ScoredCaption("", 0, [], torch.zeros(2), weights)
+    for place, source in zip([(0, 3), (2, 1)], view.attention_pictures(details)):
+        data = base64.b64decode(source.split("base64,")[1])
+        picture = np.asarray(Image.open(io.BytesIO(data)))  # (side, side, RGBA)
+        row, column = np.unravel_index(picture[..., 3].argmax(), (side, side))
+        assert (row * 4 // side, column * 4 // side) == place
+        assert picture[row, column, :3].mean() > 200
+        assert picture[side - 1 - row, side - 1 - column, 3] == 0
+
+
+def test_a_card_has_each_word_with_its_probability_and_attention_map(ask):
+    answer = ask()
+    html = view.render("results.html", answer=answer)
+    words = re.findall(r'data-percent="([\d.]+)" data-attention="data:image/png;base64,\w', html)
+    expected = [100 * entry["probability"] for entry in answer.record()[0]["words"]]
+    assert [float(percent) for percent in words] == pytest.approx(expected, abs=0.06)
+
+
+def test_a_captioner_without_attention_says_so_and_takes_a_prompt(files):
+    words = Vocabulary(["a", "dog", "runs"])
+    captioner = ClassicCaptioner("lstm", ImageEncoder("shufflenet_v2_x0_5"), words).eval()
+    config = Config(model="lstm", image_size=64, image_root="", ann_root="", output_dir="x")
+    checkpoint = Checkpoint("x.pth", "LSTM", "#000", config, captioner, torch.device("cpu"))
+    call = str(files / "photo.jpg"), {"max_length": 8, "min_length": 6, "prompt": "A dog"}
+    (answer,) = CaptionService([checkpoint]).answer([call])
+    html = view.render("results.html", answer=answer)
+    assert "it has no attention map" in html and "data-attention" not in html
+    assert html.count("data-percent") == len(answer.record()[0]["words"]) > 0
+    assert answer.record()[0]["settings"]["prompt"] == "a dog " and captioner.prompt == ""
+
+
+def test_names_and_reasons_are_text(ask):
+    name = '"><script>alert(1)</script>.jpg'
+    good, bad = ask(), Answer("a.jpg", error=UserError(name))
+    good.name = name
+    for template in ("results.html", "batch.html"):
+        for answer in (good, bad):
+            html = view.render(template, answer=answer, answers=[answer])
+            assert "alert" in html and "<script" not in html
+
+
+def test_a_zip_has_the_captions_of_good_photos_and_the_reasons_of_bad_ones(
+    service, files, tmp_path
+):
+    settings = {"max_length": 12, "min_length": 8, "checkpoints": ["SMILE", "MLE+SMILE 0.5:0.5"]}
+    names = ["photo.jpg", "cut.jpg", "photo.jpg", "other.png"]
+    answers = service.answer([(str(files / name), settings) for name in names])
+    view.write_zip(answers, tmp_path / "captions.zip")
+    with zipfile.ZipFile(tmp_path / "captions.zip") as archive:
+        content = {name: archive.read(name).decode() for name in archive.namelist()}
+    records = [json.loads(line) for line in content.pop("captions.jsonl").splitlines()]
+    (failed,) = (json.loads(line) for line in content.pop("failed.jsonl").splitlines())
+    assert failed["image"] == "cut.jpg" and "truncated" in failed["reason"]
+    assert [(r["image"], r["label"]) for r in records] == [
+        (name, label) for name in names if name != "cut.jpg" for label in settings["checkpoints"]
+    ]
+    stems = ["photo (1)", "photo (3)", "other"]
+    files = [f"{folder}/{s}.txt" for s in stems for folder in ("SMILE", "MLE+SMILE 0.5_0.5")]
+    assert content == {name: r["caption"] + "\n" for name, r in zip(files, records)}
