@@ -17,7 +17,6 @@ from typing import Any, Callable, Optional
 
 import torch
 
-from captioning.runtime.job_runner import preload_modules
 from captioning.runtime.start import keep_memory
 
 Work = Callable[[], Any]
@@ -123,8 +122,8 @@ def peak_memory(build: Callable[..., Work], *arguments: Any) -> int:
     """
     # The new process is forked from a server that has imported the module, but computed nothing.
     module = getattr(build, "func", build).__module__
-    preload_modules([sys.modules[module].__spec__.name])
     context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([sys.modules[module].__spec__.name])
     with ProcessPoolExecutor(1, context) as executor:
         return executor.submit(_measure_growth, torch.get_num_threads(), build, arguments).result()
 

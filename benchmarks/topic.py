@@ -20,7 +20,7 @@ from benchmarks import REPOSITORY
 from benchmarks.measure import Cases
 from captioning.files.writing import write_json
 from captioning.metrics.scoring import library_versions
-from captioning.runtime.job_runner import cores
+from captioning.runtime.jobs import cores
 from captioning.runtime.registry import load
 from captioning.runtime.start import keep_memory
 

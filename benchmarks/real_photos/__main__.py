@@ -31,7 +31,7 @@ from benchmarks.real_photos.summary import write_decoding_summary, write_summary
 from captioning import train
 from captioning.config import load_config
 from captioning.models.checkpoints import BEST
-from captioning.runtime.job_runner import Job
+from captioning.runtime.jobs import Job
 from captioning.runtime.program import run_program
 from captioning.sweep.decodings import JUDGE as JUDGE_DECODING
 from captioning.sweep.decodings import read_decodings, with_drop_shares

@@ -21,9 +21,8 @@ from adapters.program import program_parser
 from captioning.demo.runs import Demo
 from captioning.demo.status import DemoProgress
 from captioning.metrics.meteor import shared_process
-from captioning.runtime.job_runner import preload_modules
+from captioning.runtime.jobs import start_server
 from captioning.runtime.program import run_program
-from captioning.runtime.progress import bar_prefix
 from captioning.sweep.parallel_runs import TRAINING_MODULES
 
 
@@ -35,16 +34,14 @@ def run(demo: Demo) -> None:
     steps = demo.steps()
     # The captioner is so small that several threads would be slower than one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # inherited by the jobs
-    preload_modules(TRAINING_MODULES)
+    start_server(TRAINING_MODULES)
     status = DemoProgress(steps)
     # All jobs share one Java process for METEOR, which starts in the background.
-    with shared_process(start=True) as environment:
-        demo.environment = environment
+    with shared_process(start=True):
         for number, step in enumerate(steps):
             status.begin(number)
             try:
-                with bar_prefix(f"[{number + 1}/{len(steps)}]"):
-                    step.run(status)
+                step.run(status)
             finally:
                 status.end()
 

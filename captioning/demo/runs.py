@@ -19,7 +19,7 @@ from captioning.report.comparison_table import comparison_table
 from captioning.report.page import example_lines, write_report
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
-from captioning.runtime.job_runner import Job, cores, ranks_of, run_jobs
+from captioning.runtime.jobs import Job, cores, ranks_of, run_jobs
 from captioning.runtime.progress import log_line
 from captioning.scenes.make import SPLITS, make_scenes
 from captioning.sweep.runs import read_config, train_and_score
@@ -86,7 +86,6 @@ class Demo:
         config = self.config(PRETRAIN)
         self.batch_size = config.batch_size
         self.on_gpu = config.device != "cpu" and torch.cuda.is_available()
-        self.environment = {}  # environment variables to add for each job
 
     def steps(self) -> list[Step]:
         scale = 0.25 if self.quick else 1
@@ -121,7 +120,10 @@ class Demo:
         jobs = ranks_of(self._job(PRETRAIN, partial(train.main, arguments)), ranks)
         if not self.quick:
             jobs.append(self._job("first", self._fine_tune_briefly))
-        status.follow(jobs, [self.config(f"first/{name}") for name in FIRST_RUNS])
+        status.follow(
+            {PRETRAIN: self.config(PRETRAIN)},
+            [self.config(f"first/{name}") for name in FIRST_RUNS],
+        )
         run_jobs(jobs, [{}] * len(jobs), status)
 
     def _fine_tune_briefly(self) -> Optional[int]:
@@ -155,14 +157,17 @@ class Demo:
         for name in OBJECTIVES:
             training = self._arguments(name, pretrained, TRAINING_METRICS)
             jobs.append(self._job(name, partial(train_and_score, training, self._arguments(name))))
-        status.follow(jobs, [self.config(name) for name in FIRST_RUNS])
+        status.follow(
+            {name: self.config(name) for name in OBJECTIVES},
+            [self.config(name) for name in FIRST_RUNS],
+        )
         # All three runs are trained at once, even on two cores: if the third waited for another,
         # one core would be idle at the end.
         parallel = len(jobs) if cores() > 1 and not self.on_gpu else 1
         run_jobs(jobs, [{}] * parallel, status)
 
     def _job(self, name: str, program: Callable[[], Optional[int]]) -> Job:
-        return Job(name, program, self.folder / f"{name}.log", self.environment)
+        return Job(name, program, self.folder / f"{name}.log")
 
     def config(self, name: str) -> Config:
         """Return the configuration for captioning and scoring a run. name: see `_arguments`."""

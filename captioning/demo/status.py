@@ -1,9 +1,8 @@
 """Shows the status line of the demo, and prints the first captions of its captioners."""
 
-import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Callable, NamedTuple, Optional
 
@@ -13,14 +12,15 @@ from captioning.config import Config
 from captioning.data.caption_files import read_predictions
 from captioning.data.sources import read_split
 from captioning.demo.remaining import TimeEstimate, format_seconds
-from captioning.runtime.job_runner import Job, Observer
+from captioning.runtime.jobs import Observer
 from captioning.runtime.progress import log_line
+from captioning.training.run_log import read_log
 from captioning.training.validation_history import evaluation_name
 
 # {job's name: its title in the status line}
 TITLES = {"pretrain": "MLE", "mle": "MLE", "smile": "SMILE", "mle_smile": "MLE + SMILE"}
 # Training takes this share of the time of the pre-training run and of other runs. Captioning and
-# scoring take the rest.
+# scoring, which are not followed, take the rest.
 TRAINING_SHARE_OF_PRETRAINING, TRAINING_SHARE = 0.98, 0.85
 EXAMPLES = 2  # images whose first captions are printed
 
@@ -52,33 +52,44 @@ class DemoProgress(Observer):
         self.estimate.record(number, 0.0)
         log_line(f"\n{self._label()} {self.steps[number].title} ({self._time_left()})")
 
-    def follow(self, jobs: Sequence[Job], first: Sequence[Config]) -> None:
-        """Show the progress of the jobs of the current step that have a title in TITLES.
+    def follow(self, configs: Mapping[str, Config], first: Sequence[Config]) -> None:
+        """Show how far the logs of runs are, {job's name in TITLES: its run's configuration}.
 
         first: the configurations of an MLE run and of a SMILE run. When both have captioned the
         validation split after their first epoch, their captions of EXAMPLES images are printed.
         They are printed only once, and not if both runs captioned the split in an earlier demo.
         """
-        self.shown_jobs = {job.name for job in jobs} & TITLES.keys()
-        self.first_runs = first
+        self.configs, self.first_runs = configs, first
+        images = {name: len(read_split(config, "train")) for name, config in configs.items()}
+        self.steps_of_runs = {
+            name: images[name] * config.max_epoch / config.batch_size
+            for name, config in configs.items()
+        }
 
-    def on_progress(self, name: str, description: str, share: float) -> None:
-        if name not in self.shown_jobs:
-            return
-        # The first report of a resumed job includes the work of an earlier, stopped demo. It does
-        # not count for the pace, because the pace would be overestimated.
-        is_first = name not in self.shares
-        training = TRAINING_SHARE_OF_PRETRAINING if name == "pretrain" else TRAINING_SHARE
-        run_share = _share_of_run(training, description, share)
-        self.shares[name] = max(self.shares.get(name, 0.0), run_share)
-        share = sum(self.shares.values()) / len(self.shown_jobs)
-        self.estimate.record(self.number, share, measures=not is_first)
+    def on_end(self, name: str, reason: Optional[str]) -> None:
+        if name in self.configs and reason is None:
+            self.shares[name] = 1.0
 
     def poll(self) -> None:
-        if self.shares and time.monotonic() >= self.next_time:
-            parts = ", ".join(f"{TITLES[name]} {share:.0%}" for name, share in self.shares.items())
-            self._show(f"{self._label()} {parts}; {self._time_left()}")
         self._print_first_captions()
+        if time.monotonic() < self.next_time:
+            return
+        on_terminal = sys.stderr.isatty()
+        self.next_time = time.monotonic() + (0.5 if on_terminal else 30)
+        known = {*self.shares}
+        for name, config in self.configs.items():
+            log = read_log(Path(config.output_dir, "log.jsonl"))
+            steps = [line["step"] for line in log if line["event"] == "step"]
+            if steps and self.shares.get(name) != 1:
+                training = TRAINING_SHARE_OF_PRETRAINING if name == "pretrain" else TRAINING_SHARE
+                self.shares[name] = training * min(1.0, steps[-1] / self.steps_of_runs[name])
+        if self.shares:
+            share = sum(self.shares.values()) / len(self.configs)
+            # The first share of a resumed run includes the work of an earlier demo. It does not
+            # count: the pace would be overestimated.
+            self.estimate.record(self.number, share, measures=known == {*self.shares})
+            parts = ", ".join(f"{TITLES[name]} {share:.0%}" for name, share in self.shares.items())
+            self._show(f"{self._label()} {parts}; {self._time_left()}", on_terminal)
 
     def end(self) -> None:
         # A step without shown jobs does no training. Its pace says nothing about the pace of other
@@ -88,13 +99,8 @@ class DemoProgress(Observer):
             self.line.close()
         self.line, self.next_time = None, 0.0
 
-    def _show(self, text: str):
-        """Show the status. On a terminal the line is redrawn; otherwise a line is logged.
-
-        The next time is due half a second later on a terminal, otherwise half a minute later.
-        """
-        on_terminal = sys.stderr.isatty()
-        self.next_time = time.monotonic() + (0.5 if on_terminal else 30)
+    def _show(self, text: str, on_terminal: bool):
+        """Show the status. On a terminal the line is redrawn; otherwise a line is logged."""
         if not on_terminal:
             log_line(text)
         elif self.line is None:
@@ -123,18 +129,3 @@ class DemoProgress(Observer):
             image_id = sample.image_id
             log_line(f"{Path(sample.image)}\n  MLE    {mle[image_id]}\n  SMILE  {smile[image_id]}")
         log_line("")
-
-
-def _share_of_run(training: float, description: str, share: float) -> float:
-    """Return the finished share of a run, from 0 to 1.
-
-    training: the share of the run's time that training takes. description, share: the text and the
-    finished share of the run's current progress bar. Captioning the test split counts for half of
-    the time after training.
-    """
-    epoch = re.match(r"epoch (\d+)/(\d+)$", description)
-    if epoch:
-        return training * (int(epoch[1]) - 1 + share) / int(epoch[2])
-    if description.endswith("test"):
-        return training + (1 - training) * share / 2
-    return 0.0

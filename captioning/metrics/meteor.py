@@ -1,17 +1,20 @@
 """Computes METEOR 1.5 with the Java program in pycocoevalcap."""
 
+import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import socket
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from threading import RLock
+from socketserver import StreamRequestHandler, UnixStreamServer
+from tempfile import TemporaryDirectory
+from threading import Thread
 
 import numpy as np
 
 from captioning.metrics.bootstrap import Estimate, bootstrap_intervals
 from captioning.metrics.evaluator import Scores
 from captioning.metrics.java import JavaError, java_process
-from captioning.runtime.rpc import CallFailed, call, serve
 
 # Time limits. They are generous: the Java program loads its table of paraphrases in seconds, and
 # takes milliseconds per caption.
@@ -23,7 +26,7 @@ _ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
 _WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 
 _SHARED_SECONDS = 3600.0  # time limit of the Java process in `shared_process`
-# The environment variable with the address at which other processes call the shared process.
+# The environment variable with the path of the shared process's socket.
 ADDRESS = "CAPTIONING_METEOR"
 
 _LENGTHS, _CHUNKS, _WORDS = slice(0, 2), 20, slice(21, 23)  # columns, see `meteor_of_sums`
@@ -67,58 +70,64 @@ def meteor_of_sums(sums: np.ndarray) -> np.ndarray:
         return np.nan_to_num(harmonic * (1 - _GAMMA * fragmentation**_BETA))
 
 
-class _SharedJava:
-    """The Java process of a `shared_process` block. The first call of `score` starts it."""
+class _SharedJava(UnixStreamServer):
+    """Answers requests for scores, one at a time, with one Java process."""
 
-    def __init__(self):
-        self.stack, self.process, self.lock = ExitStack(), None, RLock()
+    request_queue_size = 128
 
-    def start(self):
-        """Return the running process. Start a process if there is none, or if it has ended."""
-        with self.lock:
-            if self.process is not None and self.process.poll() is not None:
-                self.close()
-            if self.process is None:
-                self.process, _ = self.stack.enter_context(_start_meteor(_SHARED_SECONDS))
-            return self.process
+    def __init__(self, address: str):
+        super().__init__(address, _Request)
+        self.stack, self.process = ExitStack(), None
+
+    def start(self) -> None:
+        """Start Java if it does not run. Raises JavaError."""
+        if self.process is None or self.process.poll() is not None:
+            self.close_java()
+            self.process, _ = self.stack.enter_context(_start_meteor(_SHARED_SECONDS))
 
     def score(self, captions, references):
-        """Call `_score_with` with the process, and return the result. Threads take turns.
+        with self.stack:  # ends Java if the call fails
+            self.start()
+            result = _score_with(self.process, captions, references)
+            self.stack = self.stack.pop_all()
+        return result
 
-        An error ends the process. Raises JavaError.
-        """
-        with self.lock:
-            process, self.process = self.start(), None
-            with self.stack:  # ends the process and raises JavaError if the call fails
-                answer = _score_with(process, captions, references)
-                self.stack, self.process = self.stack.pop_all(), process
-            return answer
-
-    def close(self):
-        with self.lock, suppress(JavaError):  # nobody needs the process any more
+    def close_java(self) -> None:
+        with suppress(JavaError):
             self.stack.close()
-        self.process = None
+
+    def handle_error(self, request, client_address) -> None:
+        """Called when a request has failed. It gets no reply, so that the client notices."""
+
+
+class _Request(StreamRequestHandler):
+    def handle(self) -> None:
+        total, each, statistics = self.server.score(*json.loads(self.rfile.readline()))
+        self.wfile.write(json.dumps([total, each, statistics.tolist()]).encode())
 
 
 @contextmanager
-def shared_process(start: bool = False) -> Iterator[Mapping[str, str]]:
+def shared_process(start: bool = False) -> Iterator[None]:
     """Let all calls of `meteor_scores` in the block share one Java process.
 
-    Starting Java takes seconds. Yields environment variables with which processes that are started
-    by multiprocessing use the shared process, too. start: whether to start Java at once, not at the
-    first call. The process needs about 600 MB, and is killed after an hour. If it fails during a
-    call, the call is repeated with a separate process, and the next call starts a new shared
-    process.
+    Starting Java takes nine seconds of CPU time. Processes that are started in the block share it,
+    too. start: whether to start Java at once, not at the first call. Java needs about 600 MB, and
+    is killed after an hour. If it fails during a call, the caller starts its own, and the next call
+    starts a new shared process.
     """
-    java, outer = _SharedJava(), os.environ.get(ADDRESS)
-    with serve(java.score) as os.environ[ADDRESS]:
+    outer = os.environ.get(ADDRESS)
+    # Only this user can enter a temporary folder.
+    with TemporaryDirectory() as folder, _SharedJava(f"{folder}/meteor") as java:
+        os.environ[ADDRESS] = java.server_address
+        if start:
+            with suppress(JavaError):
+                java.start()
+        Thread(target=java.serve_forever, args=(0.1,), daemon=True).start()
         try:
-            if start:
-                with suppress(JavaError):
-                    java.start()
-            yield {ADDRESS: os.environ[ADDRESS]}
+            yield
         finally:
-            java.close()
+            java.shutdown()
+            java.close_java()
             if outer is None:
                 del os.environ[ADDRESS]
             else:
@@ -141,8 +150,11 @@ def _run_meteor(captions, references):
     """
     time_limit = _SECONDS_TO_START + _SECONDS_PER_CAPTION * len(captions)
     if ADDRESS in os.environ:
-        with suppress(CallFailed):
-            return call(os.environ[ADDRESS], time_limit, captions, references)
+        with suppress(OSError, ValueError), socket.socket(socket.AF_UNIX) as client:
+            client.connect(os.environ[ADDRESS])
+            client.sendall(json.dumps([captions, references]).encode() + b"\n")
+            total, each, statistics = json.loads(client.makefile().read())
+            return total, each, np.array(statistics)
     with _start_meteor(time_limit) as (process, _):
         return _score_with(process, captions, references)
 

@@ -1,1 +1,1 @@
-"""Computes rewards of sampled captions: one reward per file, computed in worker processes."""
+"""Computes rewards of sampled captions: one reward per file."""

@@ -17,7 +17,6 @@ class ClipScoreReward(Reward):
 
     title = "CLIPScore"
     Options = ClipOptions
-    on_device = True
 
     def prepare(self, images: TrainingImages) -> None:
         self.files, self.features = images.files, {}

@@ -37,14 +37,12 @@ class Reward(ABC):
     """Computes a number for each caption; higher is better.
 
     title: for messages and reports. Options: the reward's configuration keys. required: the options
-    that must be set. on_device: whether a model on the run's device computes the reward. Such a
-    reward is computed in the training process, other rewards in worker processes.
+    that must be set.
     """
 
     title: str
     Options: type[Options] = Options
     required: tuple[str, ...] = ()
-    on_device = False
 
     def __init__(self, images: TrainingImages, **options: Any):
         self.options = self.Options.checked(options)

@@ -13,7 +13,6 @@ class ItmReward(Reward):
     title = "ITM"
     Options = ItmOptions
     required = ("itm_model",)
-    on_device = True
 
     def prepare(self, images: TrainingImages) -> None:
         self.files = images.files

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -18,8 +19,11 @@ from captioning.runtime.errors import UserError
 # Other ranks wait in a collective while rank 0 computes metrics. The metric SPICE may take an hour.
 TIMEOUT = timedelta(hours=2)
 
+START_TIMEOUT = timedelta(minutes=10)  # wait until all processes have started
+
 T = TypeVar("T")
 
+_device = torch.device("cpu")  # see `start`
 # A second group of all processes with a shorter timeout, see `create_training_group`.
 _training_group: Optional[dist.ProcessGroup] = None
 
@@ -30,53 +34,39 @@ def start(device: str) -> torch.device:
     device: "auto" (this process's GPU, or the CPU without a GPU), or a name such as "cpu" or
     "cuda:1". Raises UserError for an invalid name or a GPU that does not exist.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        chosen = torch.device(device)
-    except RuntimeError:
-        chosen = None
-    if chosen is None or chosen.type not in ("cpu", "cuda"):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", device):
         raise UserError(f"device: {device!r} is no device; try auto, cpu, cuda or cuda:1")
-    if chosen.type == "cuda":
-        chosen = _select_gpu(chosen)
+    on_gpu = torch.cuda.is_available() if device == "auto" else device != "cpu"
+    global _device
+    _device = _select_gpu(device) if on_gpu else torch.device("cpu")
     if env_world_size() > 1:
-        on_gpu = chosen.type == "cuda"
-        # This process is killed if the launcher dies. Otherwise it would wait for TIMEOUT.
-        with signals.ended_with_launcher():
-            dist.init_process_group(
-                "nccl" if on_gpu else "gloo",
-                timeout=TIMEOUT,
-                device_id=chosen if on_gpu else None,
-                **_restart_store(),
-            )
-    return chosen
+        store, own_rank, size = next(rendezvous("env://", timeout=START_TIMEOUT))
+        # torchrun's store outlives processes that it restarts. Without the prefix, gloo would find
+        # the addresses of dead processes in it.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        dist.init_process_group(
+            "nccl" if on_gpu else "gloo",
+            timeout=TIMEOUT,
+            store=dist.PrefixStore(attempt, store),
+            rank=own_rank,
+            world_size=size,
+            device_id=_device if on_gpu else None,
+        )
+    return _device
 
 
-def _restart_store() -> dict[str, Any]:
-    """Return keyword arguments of `init_process_group`: a store without keys of earlier attempts.
-
-    Returns {} unless torchrun has restarted the processes. torchrun's store outlives the processes,
-    so that without a new prefix gloo would find the addresses of dead processes in it.
-    """
-    attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", 0))
-    if attempt == 0:
-        return {}
-    store, own_rank, size = next(rendezvous("env://"))
-    store = dist.PrefixStore(f"attempt/{attempt}", store)
-    return {"store": store, "rank": own_rank, "world_size": size}
-
-
-def _select_gpu(device: torch.device) -> torch.device:
+def _select_gpu(name: str) -> torch.device:
     """Choose the GPU and make it torch's current device. Raises UserError if it does not exist."""
-    if device.index is not None and env_world_size() > 1:
-        raise UserError(f"device: {device} is one GPU for {env_world_size()} processes; use cuda")
-    index = local_rank() if device.index is None else device.index
-    if index >= torch.cuda.device_count():
-        count = torch.cuda.device_count()
-        raise UserError(f"device: GPU {index} was requested, but there are {count}; use device=cpu")
-    torch.cuda.set_device(index)
-    return torch.device("cuda", index)
+    number = name.partition(":")[2]
+    if number and env_world_size() > 1:
+        raise UserError(f"device: {name} is one GPU for {env_world_size()} processes; use cuda")
+    device, count = torch.device("cuda", int(number or local_rank())), torch.cuda.device_count()
+    if device.index >= count:
+        raise UserError(
+            f"device: GPU {device.index} was requested, but there are {count}; use device=cpu"
+        )
+    torch.cuda.set_device(device)
+    return device
 
 
 def stop() -> None:
@@ -107,7 +97,7 @@ def create_training_group(seconds: float) -> Optional[dist.ProcessGroup]:
 
 
 def rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", 0))
+    return int(os.environ.get("RANK", 0))
 
 
 def world_size() -> int:
@@ -157,10 +147,9 @@ def any_rank(value: object, wait_long: bool = False) -> bool:
     """
     if not dist.is_initialized():
         return bool(value)
-    on_gpu = dist.get_backend() == "nccl"
-    result = torch.tensor([float(bool(value))], device="cuda" if on_gpu else "cpu")
-    dist.all_reduce(result, dist.ReduceOp.MAX, group=None if wait_long else _training_group)
-    return bool(result.item())
+    flag = torch.tensor(float(bool(value)), device=_device)
+    dist.all_reduce(flag, dist.ReduceOp.MAX, group=None if wait_long else _training_group)
+    return bool(flag)
 
 
 def run_on_main(function: Callable[[], None]) -> None:

@@ -42,23 +42,20 @@ def run_program(program: Callable[[], Optional[int]], interrupted: Optional[str]
         try:
             return program() or 0
         except (signals.Stopped, KeyboardInterrupt) as stop:
+            if interrupted is None and isinstance(stop, signals.Stopped):
+                reason = signals.stop_requested() or "another process"
+                log_line(f"stopped by {reason}; run the same command again to continue")
+                return 0
             if interrupted:
                 print(interrupted, file=sys.stderr)
-            if isinstance(stop, KeyboardInterrupt):
-                _exit_if_distributed(INTERRUPTED)
-            if interrupted is not None or isinstance(stop, KeyboardInterrupt):
-                return INTERRUPTED
-            reason = signals.stop_requested() or "another process"
-            log_line(f"stopped by {reason}; run the same command again to continue")
-            return 0
+            return _exit_if_distributed(INTERRUPTED)
         except UserError as error:
             line = visible(f"error: {error}")
             if not distributed.is_main():  # rank 0 may print the same error first
                 _wait_for_first_error()
                 line = f"[rank {distributed.rank()}] {line}"
             print(line, file=sys.stderr, flush=True)
-            _exit_if_distributed(FAILED)
-            return FAILED
+            return _exit_if_distributed(FAILED)
         except Exception:
             if distributed.env_world_size() > 1:
                 _exit_with_traceback()
@@ -70,13 +67,8 @@ def run_program(program: Callable[[], Optional[int]], interrupted: Optional[str]
 def show_warnings() -> None:
     """Print logged warnings, one line each."""
     handler = logging.StreamHandler()
-    handler.setFormatter(_Formatter("%(levelname)s: %(message)s"))
+    handler.format = lambda record: visible(f"{record.levelname}: {record.getMessage()}")
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
-
-
-class _Formatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return visible(super().format(record))
 
 
 def leave(code: int) -> NoReturn:
@@ -90,8 +82,8 @@ def leave(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _exit_if_distributed(code: int) -> None:
-    """End this process at once if it belongs to a process group, without `distributed.stop`.
+def _exit_if_distributed(code: int) -> int:
+    """Return `code`, or exit at once without `distributed.stop` if there is a process group.
 
     With NCCL, `distributed.stop` waits for the other processes. After an error, the other processes
     may wait for this process in a collective, so that `distributed.stop` would deadlock.
@@ -100,6 +92,7 @@ def _exit_if_distributed(code: int) -> None:
         for child in multiprocessing.active_children():  # `leave` would wait for the children
             child.kill()
         leave(code)
+    return code
 
 
 def _wait_for_first_error() -> None:
@@ -123,16 +116,16 @@ def _exit_with_traceback() -> NoReturn:
     the traceback keeps the DistributedDataParallel object alive, so that `distributed.stop` could
     deadlock.
     """
-    with contextlib.suppress(RuntimeError):  # raised if the launcher, which has the store, is gone
-        store = dist.distributed_c10d._get_default_store() if dist.is_initialized() else None
-        if store:
+    if dist.is_initialized():
+        with contextlib.suppress(RuntimeError):  # the launcher, which has the store, may be gone
+            store = dist.distributed_c10d._get_default_store()
             store.set(f"failed/{distributed.rank()}", "")
-        _wait_for_first_error()
-        ranks = range(distributed.world_size()) if store else ()
-        silent = [str(rank) for rank in ranks if not store.check([f"failed/{rank}"])]
-        if silent:
-            line = f"error: [rank {distributed.rank()}] waited in vain for rank {', '.join(silent)}"
-            print(line, file=sys.stderr)
+            _wait_for_first_error()
+            ranks = range(distributed.world_size())
+            silent = [str(rank) for rank in ranks if not store.check([f"failed/{rank}"])]
+            if silent:
+                waited = f"waited in vain for rank {', '.join(silent)}"
+                print(f"error: [rank {distributed.rank()}] {waited}", file=sys.stderr)
     traceback.print_exc()
     sys.stderr.flush()
     os._exit(1)

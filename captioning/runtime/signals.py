@@ -5,11 +5,9 @@ A signal only sets a flag. Programs check the flag with `stop_requested`, save, 
 
 import atexit
 import contextlib
-import ctypes
 import multiprocessing.util  # imported before `end_workers` is registered, which then runs first
 import os
 import signal
-import sys
 from collections.abc import Iterator
 from typing import Optional
 
@@ -17,7 +15,6 @@ from typing import Optional
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 # Environment variable with the id of the parent process. This process stops when the parent dies.
 PARENT = "CAPTIONING_PARENT"
-PR_SET_PDEATHSIG = 1  # option of Linux's prctl: the signal that a process gets when its parent dies
 
 
 class Stopped(Exception):
@@ -32,7 +29,7 @@ _launcher: Optional[int] = None  # process id of the parent that `watch` observe
 def watch() -> Iterator[None]:
     """Within the block, signals only set the flag. Ctrl-C twice raises KeyboardInterrupt.
 
-    If torchrun or `job_runner` has started this process, the death of the parent process also
+    If torchrun or `run_jobs` has started this process, the death of the parent process also
     counts as a stop request. A nested block keeps earlier requests.
     """
     global _request, _launcher
@@ -66,37 +63,6 @@ def stop_requested() -> Optional[str]:
     if _launcher is not None and os.getppid() != _launcher:
         return _request or "the launcher's death"
     return _request
-
-
-@contextlib.contextmanager
-def ended_with_launcher() -> Iterator[None]:
-    """Within the block, the death of the launcher kills this process (only on Linux).
-
-    For code that waits without checking `stop_requested`. Raises Stopped if the launcher is already
-    dead. Works without `watch`.
-    """
-    launcher = _parent() if _launcher is None else _launcher
-    if launcher is None or sys.platform != "linux":
-        yield
-        return
-    _signal_at_parents_death(signal.SIGKILL)
-    try:
-        if os.getppid() != launcher:
-            raise Stopped
-        yield
-    finally:
-        _signal_at_parents_death(0)
-
-
-def _signal_at_parents_death(number: int) -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number)
-
-
-def leave_to_parent() -> None:
-    """Called in a worker process: ignore the signals, and on Linux die with the parent."""
-    ignore()
-    if sys.platform == "linux":
-        _signal_at_parents_death(signal.SIGKILL)
 
 
 def ignore(worker: int = 0) -> None:

@@ -29,11 +29,7 @@ def tune_process() -> None:
 def configure_process() -> None:
     """Configure what every process needs, also a job or a Ray actor: allocator and warnings."""
     keep_memory()
-    ignore_image_sizes()
-
-
-def ignore_image_sizes() -> None:
-    """Ignore Pillow's warning of large images: `captioning.data.image` limits their size itself."""
+    # `captioning.data.image` limits the size itself.
     warnings.filterwarnings("ignore", r"Image size \(\d+ pixels\) exceeds limit")
 
 

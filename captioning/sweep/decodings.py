@@ -20,7 +20,7 @@ from captioning.models.build import captioner_from
 from captioning.models.generation import caption_images
 from captioning.models.reranking import load_judge
 from captioning.runtime import distributed
-from captioning.runtime.progress import bar_prefix, log_line
+from captioning.runtime.progress import log_line
 from captioning.sweep.variants import Variant, read_names
 from captioning.training.run_log import record_run
 from captioning.training.split_evaluation import SplitEvaluation
@@ -157,10 +157,10 @@ def decode_run(config: Config, names: Sequence[str], judge: Optional[str]) -> No
     for name, split in pending:
         folder = decoding_folder(run, name)
         evaluation = evaluation_of(name, split)
-        with bar_prefix(f"{DECODINGS[name].label}:"):
-            found = _caption_and_measure(captioner, evaluation)
-            record_run(evaluation.config, folder / "result" / split, checkpoint=checkpoint)
-            evaluation.score(found.results, split)
+        log_line(f"{DECODINGS[name].label}:")
+        found = _caption_and_measure(captioner, evaluation)
+        record_run(evaluation.config, folder / "result" / split, checkpoint=checkpoint)
+        evaluation.score(found.results, split)
         time_ratio = found.seconds / reference.seconds
         # Written last, because this file marks the decoding as done.
         write_json({"tokens": found.tokens, "time": time_ratio}, folder / f"{split}_{COST_FILE}")

@@ -8,7 +8,7 @@ from typing import Optional
 import torch
 
 from captioning.runtime.errors import UserError
-from captioning.runtime.job_runner import Job, Observer, cores, preload_modules, run_jobs
+from captioning.runtime.jobs import Job, Observer, cores, run_jobs, start_server
 from captioning.runtime.progress import log_line
 
 # Modules of training runs. They are imported once, before the jobs are forked, because importing
@@ -49,10 +49,10 @@ def run_in_slots(jobs: Sequence[Job], slots: Sequence[Mapping[str, str]]) -> dic
 
     Raises Stopped if this process was asked to stop.
     """
-    # `preload_modules` starts the server that forks the jobs. The server imports torch, which
-    # reads OMP_NUM_THREADS at import, so the variable has to be set before.
+    # The server that forks the jobs imports torch, which reads OMP_NUM_THREADS at import, so the
+    # variable has to be set before.
     os.environ.update({k: v for k, v in slots[0].items() if k == "OMP_NUM_THREADS"})
-    preload_modules(TRAINING_MODULES)
+    start_server(TRAINING_MODULES)
     return run_jobs(jobs, slots, _RunLogger(len(jobs), len(slots)), keep_going=True)
 
 

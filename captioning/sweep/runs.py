@@ -11,7 +11,7 @@ from captioning.metrics.meteor import shared_process
 from captioning.models import checkpoints
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
-from captioning.runtime.job_runner import Job
+from captioning.runtime.jobs import Job
 from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line
 from captioning.sweep.decodings import JUDGE, decode_run

@@ -94,14 +94,12 @@ class FineTuning:
         self.output.upload()
 
     def close(self) -> None:
-        """Stop the loader's and rewards' workers, close the log, and free DistributedDataParallel.
+        """Stop the loader's workers, close the log, and free DistributedDataParallel.
 
         `distributed.stop` says why DistributedDataParallel has to be freed.
         """
         self.loader.close()
         self.log.close()
-        if self.rewards:
-            self.rewards.close()
         self.step.model = self.learner
 
     def _reason_finished(self, epoch: int) -> Optional[str]:

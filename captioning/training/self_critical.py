@@ -15,9 +15,8 @@ from captioning.config import Config
 from captioning.data.annotations import Sample
 from captioning.metrics.diversity import count_words
 from captioning.models.build import captioner_from
-from captioning.rewards.interface import Sampled, TrainingImages
+from captioning.rewards.interface import Reward, Sampled, TrainingImages
 from captioning.rewards.registry import REWARDS
-from captioning.rewards.workers import Rewards
 from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
 from smile import ObjectiveOutput
@@ -37,7 +36,7 @@ class SelfCritical(nn.Module):
         self,
         captioner: nn.Module,
         config: Config,
-        rewards: Rewards,
+        rewards: Mapping[str, Reward],
         start: Optional[nn.Module] = None,
     ):
         super().__init__()
@@ -68,11 +67,9 @@ class SelfCritical(nn.Module):
         with _evaluation_mode(captioner):
             encoded = captioner.encode(image)
             sampled = captioner.generate_from(encoded, self.sampling)
-            pending = self.rewards.submit(image_ids, self._captions(sampled))
-            pending_greedy = None
+            sampled_captions = self._captions(sampled)
             if config.reward_baseline == "greedy":
-                greedy = captioner.generate_from(encoded, self.greedy)
-                pending_greedy = self.rewards.submit(image_ids, self._captions(greedy))
+                greedy_captions = self._captions(captioner.generate_from(encoded, self.greedy))
             # Generation has filled autocast's cache with casts of the weights that have no
             # gradient. Clear the cache, so that the gradient reaches the weights.
             torch.clear_autocast_cache()
@@ -82,11 +79,13 @@ class SelfCritical(nn.Module):
             log_ratio = logprobs.detach() - self._logprobs_of_start(image, ids, logprobs)
         objective_output = captioner(image, captions) if config.objective else None
 
-        rewards_by_name = pending()
+        # Computed last, while a GPU still works on the likelihoods.
+        rewards_by_name = self._rewards(image_ids, sampled_captions)
         rewards = self._weighted(rewards_by_name, logprobs)
         penalised = rewards - config.reward_kl * log_ratio
-        if pending_greedy:
-            baseline = self._weighted(pending_greedy(), logprobs).expand_as(rewards)
+        if config.reward_baseline == "greedy":
+            rewards_of_greedy = self._rewards(image_ids, greedy_captions)
+            baseline = self._weighted(rewards_of_greedy, logprobs).expand_as(rewards)
         else:
             baseline = (penalised.sum(1, keepdim=True) - penalised) / (penalised.size(1) - 1)
         loss = -((penalised - baseline) * logprobs).mean()
@@ -127,24 +126,28 @@ class SelfCritical(nn.Module):
         torch.clear_autocast_cache()
         return per_token.sum(-1)
 
+    def _rewards(self, image_ids: Sequence[Any], captions: list[list[Sampled]]) -> dict[str, Any]:
+        return {name: reward(image_ids, captions) for name, reward in self.rewards.items()}
+
     def _weighted(self, rewards: Mapping[str, Any], like: Tensor) -> Tensor:
         """Return the weighted sum of rewards (B, k), with the dtype and device of `like`."""
         return like.new_tensor(sum(w * rewards[name] for name, w in self.config.reward.items()))
 
 
-def build_rewards(config: Config, samples: Sequence[Sample], device: torch.device) -> Rewards:
-    """Build the rewards of a configuration. Raises UserError.
+def build_rewards(
+    config: Config, samples: Sequence[Sample], device: torch.device
+) -> dict[str, Reward]:
+    """Build the rewards of a configuration by name. Raises UserError.
 
     samples: the training split, for whose images rewards are computed. device: the device for
     rewards that run a model.
     """
     images = TrainingImages.of(samples, config.image_root, str(device))
     classes = {name: load(REWARDS[name]) for name in config.reward}
-    rewards = {
+    return {
         name: reward(images, **reward.Options.from_config(config))
         for name, reward in classes.items()
     }
-    return Rewards(rewards, config.num_workers)
 
 
 def load_start(config: Config, device: torch.device) -> Optional[nn.Module]:

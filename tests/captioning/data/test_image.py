@@ -13,7 +13,7 @@ from PIL import Image
 
 from captioning.data import MEAN, STD, evaluation_transform, image, load_image
 from captioning.runtime.errors import UserError
-from captioning.runtime.start import ignore_image_sizes
+from captioning.runtime.start import configure_process
 from tests.programs import raises_line
 
 GREY = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
@@ -164,7 +164,7 @@ def test_no_permission_is_one_line(tmp_path, monkeypatch):
 
 
 def test_programs_get_no_warning_of_a_large_image(recwarn):
-    ignore_image_sizes()
+    configure_process()
     image.open_image("", io.BytesIO(saved(Image.new("1", (9500, 9500)), "PNG"))).close()
     assert not recwarn.list
 

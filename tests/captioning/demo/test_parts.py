@@ -28,7 +28,7 @@ def in_process(tmp_path, monkeypatch):
     splits = {"train": 18, "val": 4, "test": 6}
     monkeypatch.setattr(runs, "QUICK_SPLITS", splits)
     monkeypatch.setattr(runs, "SPLITS", splits)
-    monkeypatch.setattr(program, "preload_modules", lambda modules: None)
+    monkeypatch.setattr(program, "start_server", lambda modules: None)
 
     def run_jobs(jobs, slots, observer):
         for job in jobs:

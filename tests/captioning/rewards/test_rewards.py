@@ -1,10 +1,6 @@
 """Rewards are what the metrics of their names say of single captions."""
 
-import os
 import random
-import signal
-import sys
-import time
 
 import numpy as np
 import pytest
@@ -22,12 +18,10 @@ from captioning.rewards.interface import Sampled, TrainingImages
 from captioning.rewards.itm import ItmReward
 from captioning.rewards.registry import REWARDS
 from captioning.rewards.trl import reward_function
-from captioning.rewards.workers import Rewards
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from captioning.scenes.facts import NOUNS, PLACES, describe_all
 from captioning.scenes.make import read_scenes
-from tests.captioning.conftest import is_running
 from tests.programs import raises_line
 
 pytestmark = pytest.mark.usefixtures("no_java")
@@ -82,47 +76,6 @@ def test_models_say_what_their_metrics_say(
         expected = [by_id[i] / 100 for i in asked]
         np.testing.assert_allclose(found[:, column], expected, rtol=1e-4, atol=1e-6)
     assert np.ptp(found) > 0.01
-
-
-class OfTheProcess:
-    """Twice the length of a caption; tells which process it was asked in."""
-
-    on_device = False
-
-    def __init__(self, path):
-        self.path = path
-
-    def __call__(self, image_ids, captions):
-        with open(self.path, "a") as file:
-            file.write(f"{os.getpid()}\n" * len(image_ids))
-        return np.array([[2.0 * len(s.text) for s in group] for group in captions])
-
-
-@pytest.mark.parametrize("processes", [0, 1, 3])
-def test_processes_share_the_images_of_a_batch(processes, tmp_path):
-    rewards = Rewards({"own": OfTheProcess(tmp_path / "asked")}, processes)
-    captions = [[Sampled("a" * i, True), Sampled("", False)] for i in range(7)]
-    found = rewards.submit(list(range(7)), captions)()["own"]
-    rewards.close()
-    assert found.tolist() == [[2.0 * i, 0.0] for i in range(7)]
-    asked = (tmp_path / "asked").read_text().split()
-    assert len(asked) == 7 and (str(os.getpid()) in asked) == (processes == 0)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="as the promise is")
-def test_processes_do_not_outlive_a_run_that_is_killed(tmp_path):
-    path = tmp_path / "asked"
-    run = os.fork()
-    if run == 0:
-        rewards = Rewards({"own": OfTheProcess(path)}, 1)
-        rewards.submit([0], [[Sampled("a", True)]])()
-        os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(run, 0)
-    worker = int(path.read_text())
-    until = time.monotonic() + 100
-    while is_running(worker):
-        assert time.monotonic() < until
-        time.sleep(0.05)
 
 
 CAPTIONS = {

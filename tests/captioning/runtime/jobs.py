@@ -1,4 +1,4 @@
-"""The jobs of test_job_runner.py, in a module that a forked process can import."""
+"""The jobs of test_jobs.py, in a module that a forked process can import."""
 
 import os
 import time
@@ -6,18 +6,11 @@ from pathlib import Path
 
 from captioning.runtime import signals
 from captioning.runtime.program import run_program
-from captioning.runtime.progress import progress
 
 
 def say_and_end(line, code):
     print(line)
     return code
-
-
-def count():
-    with progress(4, "epoch 1/1") as bar:
-        for _ in range(4):
-            bar.update()
 
 
 def die():
@@ -40,30 +33,15 @@ def until_stop_requested(folder):
     return run_program(wait)
 
 
-def fail_when_asked(folder):
-    until_stop_requested(folder)
-    return say_and_end("error: a file of the job that failed is missing", 2)
-
-
 def fail_once_up(folder, line, code):
     """Fail once the other job handles signals."""
     wait_for_all(Path(folder), "up.*", 1)
     return say_and_end(line, code)
 
 
-class SlowToCome:
-    """Is not unpickled, so that the job does not begin, until there is a file `released`."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def __setstate__(self, state):
-        self.folder = state["folder"]
-        (Path(self.folder) / "coming").touch()
-        wait_for_all(Path(self.folder), "released", 1)
-
-    def __call__(self):
-        return until_stop_requested(self.folder)
+def fail_when_asked(folder):
+    until_stop_requested(folder)
+    return say_and_end("error: a file of the job that failed is missing", 2)
 
 
 def stopped_by_another(folder):
@@ -78,23 +56,10 @@ def never_end(folder):
         time.sleep(1)
 
 
-def wait_for_all(folder, pattern, count):
-    """Wait until the folder has `count` files that match."""
-    for _ in range(3000):
-        if len(list(folder.glob(pattern))) == count:
-            return
-        time.sleep(0.02)
-    raise TimeoutError(pattern)
-
-
 def meet(folder, others):
     """Write a file named after the slot, then wait until `others` jobs have begun."""
     (Path(folder) / f"met.{os.getpid()}.{os.environ['GPU']}").touch()
-    for _ in range(500):
-        if len(list(Path(folder).glob("met.*"))) >= others:
-            return 0
-        time.sleep(0.02)
-    return 1
+    wait_for_all(Path(folder), "met.*", others)
 
 
 def sum_of_ranks(folder):
@@ -106,3 +71,12 @@ def sum_of_ranks(folder):
     total = distributed.sum_over_ranks(torch.tensor([distributed.rank() + 1.0]))
     (Path(folder) / f"rank{distributed.rank()}").write_text(f"{total.item():g}")
     distributed.stop()
+
+
+def wait_for_all(folder, pattern, count):
+    """Wait until the folder has `count` files that match, or more."""
+    for _ in range(3000):
+        if len(list(folder.glob(pattern))) >= count:
+            return
+        time.sleep(0.02)
+    raise TimeoutError(pattern)

@@ -1,15 +1,19 @@
-"""How a program of one process ends: its exit code and output."""
+"""How a program of one process starts and ends: its settings, exit code and output."""
 
 import atexit
+import gc
 import logging
+import os
+import subprocess
 import sys
 
 import pytest
 
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.program import leave, run_program, show_warnings
-from captioning.runtime.progress import bar_prefix, log_line, progress
+from captioning.runtime.progress import log_line, progress
 from captioning.runtime.signals import Stopped
+from captioning.runtime.start import tune_process
 from tests.processes import Processes
 
 
@@ -27,18 +31,13 @@ def test_what_it_returns_is_its_exit_code(capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_a_users_mistake_is_one_line(capsys):
-    assert run_program(raising(UserError("a: mend it")), "stopped") == 2
-    assert capsys.readouterr().err == "error: a: mend it\n"
-
-
 HOSTILE = "\x1b]0;title\x07\x9b2J\rimage\x7f é\u3000\u200d"
 SHOWN = r"\x1b]0;title\x07\x9b2J\rimage\x7f " + "é\u3000\u200d"
 
 
 def test_control_characters_are_written_out_on_a_terminal(capsys, monkeypatch):
     """In errors, log lines, warnings and bars."""
-    assert run_program(raising(UserError(f"{HOSTILE}: no image"))) == 2
+    assert run_program(raising(UserError(f"{HOSTILE}: no image")), "stopped") == 2
     log_line(f"{HOSTILE}: a caption\nand\ta table")
     monkeypatch.setattr(logging.root, "handlers", [])
     show_warnings()
@@ -49,19 +48,16 @@ def test_control_characters_are_written_out_on_a_terminal(capsys, monkeypatch):
         "and\ta table",
         f"WARNING: skipped {SHOWN}",
     ]
-    with bar_prefix(HOSTILE), progress(1, "captions") as bar:
+    with progress(1, HOSTILE) as bar:
         bar.update()
-    assert SHOWN in capsys.readouterr().err and bar.desc == f"{SHOWN} captions"
+    assert SHOWN in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("stop", [KeyboardInterrupt(), Stopped()])
-def test_where_a_line_is_given_a_stop_ends_in_it(capsys, stop):
-    for line, said in (("stopped: go on", "stopped: go on\n"), ("", "")):
-        assert run_program(raising(stop), line) == 130
-        assert capsys.readouterr() == ("", said)
-
-
-def test_without_a_line_a_stop_ends_well_and_ctrl_c_twice_does_not(capsys):
+def test_a_stop_ends_in_the_line_that_is_given_or_well_and_ctrl_c_twice_does_not(capsys):
+    for stop in (KeyboardInterrupt(), Stopped()):
+        for line, said in (("stopped: go on", "stopped: go on\n"), ("", "")):
+            assert run_program(raising(stop), line) == 130
+            assert capsys.readouterr() == ("", said)
     assert run_program(raising(Stopped())) == 0
     assert "run the same command again to continue" in capsys.readouterr().err
     assert run_program(raising(KeyboardInterrupt())) == 130
@@ -86,3 +82,63 @@ def test_leaving_calls_exit_functions_and_writes_what_was_printed(tmp_path):
 
     run = Processes(print_and_leave, 3, tmp_path / "output")
     assert run.wait() == [3] and run.said() == "said\nregistered\n"
+
+
+# Prints the heavy libraries that are loaded with a configuration, then the imports that set
+# anything.
+IMPORTS = """
+import gc, importlib, os, sys
+import torch
+
+def settings():
+    ours = {k: v for k, v in os.environ.items() if k != "TORCHINDUCTOR_CACHE_DIR"}  # set by torch
+    return ours, gc.isenabled(), gc.get_threshold(), torch.get_num_threads()
+
+before = settings()
+for name in ("captioning.train", "captioning.evaluate", "captioning.config"):
+    importlib.import_module(name)
+sys.modules["captioning.config"].load_config(sys.argv[1])
+print(sorted({"torchvision", "timm", "transformers", "torch._dynamo"} & set(sys.modules)))
+for name in ("captioning.report.__main__", "captioning.models", "app", "BLIP"):
+    importlib.import_module(name)
+print(settings() == before)
+"""
+TUNED = """
+import os, sys
+from captioning.runtime.start import tune_process
+tune_process()
+print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules)
+"""
+
+
+def printed(program, repository, *arguments, **variables):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_", "MALLOC_"))}
+    environment = {**kept, **variables, "PYTHONPATH": str(repository)}
+    command = [sys.executable, "-c", program, *arguments]
+    return subprocess.check_output(command, env=environment, text=True)
+
+
+def test_imports_set_nothing_and_a_configuration_loads_no_library_of_models(repository):
+    config = str(repository / "configs/caption_coco.yaml")
+    assert printed(IMPORTS, repository, config) == "[]\nTrue\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+)
+def test_waiting_threads_soon_sleep_unless_the_user_says_otherwise(repository, given, found):
+    assert printed(TUNED, repository, **given) == f"{found} False\n"
+
+
+def test_garbage_is_collected_once_a_program_begins(monkeypatch):
+    for name in ("MALLOC_ARENA_MAX", "OMP_WAIT_POLICY"):  # which this process keeps
+        monkeypatch.setenv(name, "1")
+    found = []
+    try:
+        tune_process()
+        found.append(gc.isenabled())
+        run_program(lambda: found.append(gc.isenabled()))
+    finally:
+        gc.enable()
+    assert found == [False, True]

@@ -1,9 +1,7 @@
 """Signals set a flag, which programs check."""
 
-import ctypes
 import os
 import signal
-import sys
 import time
 
 import pytest
@@ -14,22 +12,14 @@ from captioning.runtime import distributed, signals
 
 
 @pytest.mark.parametrize("number", signals.SIGNALS)
-def test_a_signal_sets_the_flag_within_the_block(number):
+def test_a_signal_sets_the_flag_until_the_outermost_block_ends(number):
     before = signal.getsignal(number)
     with signals.watch():
         assert signals.stop_requested() is None
-        os.kill(os.getpid(), number)
+        with signals.watch():
+            os.kill(os.getpid(), number)
         assert signals.stop_requested() == {signal.SIGINT: "Ctrl-C"}.get(number, number.name)
     assert signal.getsignal(number) == before
-    with signals.watch():
-        assert signals.stop_requested() is None
-
-
-def test_a_request_holds_until_the_outermost_block_ends():
-    with signals.watch():
-        with signals.watch():
-            os.kill(os.getpid(), signal.SIGTERM)
-        assert signals.stop_requested() == "SIGTERM"
     with signals.watch():
         assert signals.stop_requested() is None
 
@@ -57,26 +47,6 @@ def test_the_death_of_a_launcher_is_a_request_and_of_another_parent_is_none(
     if variable == signals.PARENT:  # it died before `watch`
         with signals.watch():
             assert signals.stop_requested() == "the launcher's death"
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel is asked by Linux's prctl")
-def test_within_the_block_the_launchers_death_kills(monkeypatch):
-    monkeypatch.setenv(signals.PARENT, str(os.getppid()))
-    with signals.ended_with_launcher():
-        assert death_signal() == signal.SIGKILL
-    assert death_signal() == 0
-    monkeypatch.setenv(signals.PARENT, str(os.getpid()))  # not the parent: as if that were dead
-    with pytest.raises(signals.Stopped), signals.ended_with_launcher():
-        raise AssertionError("the block was entered")
-    assert death_signal() == 0
-
-
-def death_signal():
-    """The signal that this process gets when its parent dies."""
-    PR_GET_PDEATHSIG = 2
-    number = ctypes.c_int()
-    ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(number))
-    return number.value
 
 
 def test_batches_end_at_the_first_check_after_a_request():

@@ -8,7 +8,7 @@ import torch
 
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
-from captioning.runtime.job_runner import Job
+from captioning.runtime.jobs import Job
 from captioning.sweep.__main__ import main
 from captioning.sweep.parallel_runs import _RunLogger, job_slots
 from tests.programs import one_error_line

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from captioning.rewards.cider import CiderD
-from captioning.rewards.workers import Rewards
 from captioning.runtime.errors import UserError
 from captioning.training import self_critical, setup
 from captioning.training.self_critical import SelfCritical, load_start
@@ -79,8 +78,6 @@ def worth_of(text):
 class Worth:
     """A reward that differs for every caption. asked: which captions had ended."""
 
-    on_device = False
-
     def __call__(self, image_ids, captions):
         self.asked = [[said.ended for said in group] for group in captions]
         return np.array([[worth_of(s.text) for s in group] for group in captions])
@@ -96,7 +93,7 @@ def settings(**changed):
 def test_a_reward_knows_which_captions_came_to_their_end():
     config, worth, toy = settings(reward_samples=4), Worth(), Toy(1)
     toy.dealt = [[1, 2, 1], [1, 2, END], [END] * 3, [2, 2, 2]]
-    output = SelfCritical(toy, config, Rewards({"worth": worth}))(None, [[""]], [0])
+    output = SelfCritical(toy, config, {"worth": worth})(None, [[""]], [0])
     assert worth.asked == [[False, True, True, False]]
     assert list(output.parts) == ["reward", "baseline", "length"]  # a single reward is logged once
     # The baseline of a caption is the mean reward of the others.
@@ -114,7 +111,7 @@ def test_the_loss_of_the_objective_is_added_to_that_of_the_reward():
     for objective in (None, "mle"):
         toy, config = WithLikelihood(1), settings(objective=objective)
         toy.dealt = [[1, 2, 1], [1, 2, END]]
-        outputs.append(SelfCritical(toy, config, Rewards({"worth": Worth()}))(None, [[""]], [0]))
+        outputs.append(SelfCritical(toy, config, {"worth": Worth()})(None, [[""]], [0]))
     torch.testing.assert_close(outputs[1].loss, outputs[0].loss + 5)
     assert outputs[1].parts["mle"] == 5 and "mle" not in outputs[0].parts
 
@@ -135,7 +132,7 @@ def test_the_expected_gradient_is_that_of_all_captions_enumerated(baseline, kl):
         reward_baseline=baseline,
         reward_kl=kl,
     )
-    learner = SelfCritical(toy, config, Rewards({"worth": Worth()}), start)
+    learner = SelfCritical(toy, config, {"worth": Worth()}, start)
     captions = list(every_caption())
     assert len(captions) == 1 + 2 + 4 + 8
     ids = torch.tensor([captions])
@@ -213,14 +210,6 @@ def test_a_reward_that_is_not_finite_stops_the_run(run, monkeypatch):
     ):
         tuning.run()
     assert (tuning.folder / "checkpoint_00_step00000001.pth").exists()
-
-
-def test_a_process_that_dies_is_one_line(run):
-    tuning = run("num_workers=1")
-    for process in tuning.rewards.pool._processes.values():
-        process.kill()
-    with pytest.raises(UserError, match="a process that computes rewards has died"):
-        tuning.run()
 
 
 def test_an_image_without_facts_is_missed_before_anything_is_loaded(run, scenes, monkeypatch):
