@@ -17,52 +17,44 @@ from PIL import Image
 
 from benchmarks.browser import Browser
 
-CARDS = "document.querySelectorAll('.smile-card').length == 3"
-# Left, top, right and bottom of the photo and the captions in the whole page.
+SCENE = Path("data/scenes/images/scene_006168.png")
+# Left, top, right and bottom of the photo and the captions in the whole page, with a margin.
 SHOWN = """(() => {
     const boxes = [...document.querySelectorAll('#photo, .smile-card')].map(
         element => element.getBoundingClientRect());
-    const least = side => Math.min(...boxes.map(box => box[side]));
-    const most = side => Math.max(...boxes.map(box => box[side]));
+    const least = side => Math.min(...boxes.map(box => box[side])) - 12;
+    const most = side => Math.max(...boxes.map(box => box[side])) + 12;
     return [least("left"), least("top") + scrollY, most("right"), most("bottom") + scrollY];
 })()"""
-MARGIN = 12
 
 
-def main() -> None:
-    """Start the page, caption the scene, and write what is seen as a PNG with 128 colours."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("output", type=Path)
-    parser.add_argument("--photo", type=Path, default="data/scenes/images/scene_006168.png")
-    parser.add_argument("--word", type=int, default=3, help="of SMILE's caption, to point at")
-    arguments = parser.parse_args()
-    command = [sys.executable, "-m", "app", "--port", "0"]
-    with tempfile.TemporaryDirectory() as folder:
-        page = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        try:
-            address = next(w for line in page.stderr for w in line.split() if w.startswith("http"))
-            with Browser(shutil.which("chromium"), Path(folder)) as browser:
-                _photograph(browser, address, arguments)
-        finally:
-            page.terminate()
-            page.wait()
-
-
-def _photograph(browser: Browser, address: str, arguments: argparse.Namespace) -> None:
+def photograph(browser: Browser, address: str, output: Path) -> None:
+    """Caption the scene, point at a word, and write what is seen as a PNG with 128 colours."""
     browser.open(address, width=1560, height=700)
     browser.wait("document.querySelector('#photo input[type=file]')")
-    browser.choose_files("#photo input[type=file]", arguments.photo.resolve())
+    browser.choose_files("#photo input[type=file]", SCENE.resolve())
     browser.wait("document.querySelector('#photo img')?.src.includes('file=')")
     browser.ask("document.querySelector('#caption').click()")
-    browser.wait(CARDS)
-    browser.hover(f".smile-card:nth-child(2) .smile-word:nth-child({arguments.word})")
+    browser.wait("document.querySelectorAll('.smile-card').length == 3")
+    browser.hover(".smile-card:nth-child(2) .smile-word:nth-child(3)")
     time.sleep(1)  # results fade in
-    left, top, right, bottom = map(round, browser.ask(SHOWN))
-    browser.picture(arguments.output)
-    with Image.open(arguments.output) as picture:
-        shown = picture.crop((left - MARGIN, top - MARGIN, right + MARGIN, bottom + MARGIN))
-        shown.convert("RGB").quantize(128).save(arguments.output, optimize=True)
+    box = browser.ask(SHOWN)
+    browser.picture(output)
+    with Image.open(output) as picture:
+        picture.crop(map(round, box)).convert("RGB").quantize(128).save(output, optimize=True)
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output", type=Path)
+    output = parser.parse_args().output
+    command = [sys.executable, "-m", "app", "--port", "0"]
+    page = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        address = next(word for line in page.stderr for word in line.split() if "http://" in word)
+        profile = tempfile.TemporaryDirectory()
+        with profile as folder, Browser(shutil.which("chromium"), Path(folder)) as browser:
+            photograph(browser, address, output)
+    finally:
+        page.terminate()
+        page.wait()

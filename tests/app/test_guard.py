@@ -1,7 +1,5 @@
 """What the middleware refuses and passes on, before an application that echoes the body."""
 
-import json
-
 import pytest
 
 testclient = pytest.importorskip("starlette.testclient", reason="no Gradio")
@@ -34,50 +32,36 @@ def client(folder):
     return testclient.TestClient(app, base_url="http://page.example:7860")
 
 
-def sent(client, route, call):
-    """Return the body that is passed on, or None if the call is refused."""
-    answer = client.post(route, content=json.dumps(call).encode())
-    if answer.status_code == 200:
-        return answer.json()
-    assert answer.status_code == 400 and list(answer.json()) == ["error"]
-    return None
-
-
 def test_only_the_path_of_an_upload_is_passed_on(client, folder):
     photo = str(folder / "hash" / "photo.png")
     more = {"url": "http://evil.example", "size": "big", "meta": 3, "is_stream": True}
-    passed = {"path": photo, "meta": META}
     for path in (photo, f"{folder}/hash/../hash/photo.png"):
-        assert sent(client, CALL, {"photo": {"path": path, **more}}) == {"photo": passed}
-        deeper = {"data": [[{"a": {"path": path, **more}}]], "fn_index": 2}
-        assert sent(client, JOIN, deeper)["data"][0] == [{"a": passed}]
+        file = {"path": path, **more}
+        call = {"photo": file, "fn_index": 9, "data": [5, [{"a": file}]]}
+        passed = client.post(JOIN, json=call).json()
+        assert passed["photo"] == passed["data"][1][0]["a"] == {"path": photo, "meta": META}
 
 
 @pytest.mark.parametrize(
     "path",
     [
-        *(
-            "/etc/passwd",
-            "{folder}/../secret.png",
-            "{folder}/link.png",
-            "{folder}/hash",
-            "{folder}",
-        ),
-        *("{folder}/no.png", "photo.png", "http://evil.example/a.png", "file:///etc/passwd"),
-        *("data:image/png;base64,AA", "//evil.example/a.png", ""),
+        *("/etc/passwd", "{folder}/../secret.png", "{folder}/link.png", "{folder}/hash"),
+        *("{folder}", "{folder}/no.png", "photo.png", "http://evil.example/a.png", ""),
+        *("file:///etc/passwd", "data:image/png;base64,AA", "//evil.example/a.png"),
     ],
 )
 def test_a_file_that_was_not_uploaded_becomes_none(client, folder, path):
     file = {"path": path.format(folder=folder), "meta": META}
-    assert sent(client, CALL, {"photo": file}) == {"photo": None}
-    assert sent(client, JOIN, {"data": [[file]], "fn_index": 3})["data"][0] == [None]
+    assert client.post(CALL, json={"photo": file}).json() == {"photo": None}
+    call = {"data": [[file]], "fn_index": 3}
+    assert client.post(JOIN, json=call).json()["data"][0] == [None]
 
 
 @pytest.mark.parametrize("photo", ["a.png", 5, 0, True, [], ["path"], {"size": "big"}, None])
 def test_other_values_than_a_photo_cannot_fail_a_batch(client, photo):
-    assert sent(client, CALL, {"photo": photo, "num_beams": 3}) == {"photo": None, "num_beams": 3}
+    assert client.post(CALL, json={"photo": photo, "seed": 3}).json() == {"photo": None, "seed": 3}
     for function in (0, 1, "0", "1", True):
-        data = sent(client, JOIN, {"data": [photo], "fn_index": function})["data"]
+        data = client.post(JOIN, json={"data": [photo], "fn_index": function}).json()["data"]
         assert len(data) > 20 and set(data) == {None}
 
 
@@ -101,12 +85,7 @@ ALLOWED = [
     *("/gradio_api/file=/tmp/a.png", "/gradio_api/call/v2/caption/0123abc"),
 ]
 REFUSED = [
-    *(
-        "/gradio_api/file=http://a/b",
-        "/gradio_api/file/a",
-        "/file=/etc/passwd",
-        "/gradio_api/file=",
-    ),
+    *("/gradio_api/file=http://a/b", "/gradio_api/file/a", "/file=/etc/passwd"),
     *("/gradio_api/proxy=http://a/b", "/proxy=http://a/b", "/gradio_api/run/predict"),
     *("/gradio_api/api/predict", "/gradio_api/call/caption", "/gradio_api/component_server"),
     *("/gradio_api/stream/a", "/gradio_api/deep_link", "/gradio_api/run-history/records"),
@@ -115,38 +94,30 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("path", [*ALLOWED, *REFUSED])
-def test_only_the_routes_of_the_page_and_its_api_are_open(client, path):
-    answer = client.get(path)
-    assert answer.text == "read" if path in ALLOWED else answer.status_code == 404
+def test_only_the_routes_of_the_page_and_its_api_are_open(client):
+    assert [path for path in ALLOWED if client.get(path).text != "read"] == []
+    assert [path for path in REFUSED if client.get(path).status_code != 404] == []
 
 
 @pytest.mark.parametrize(
     ("origin", "own"),
     [
-        ("http://page.example:7860", True),
-        ("https://page.example:7860", True),  # https ends at a proxy
-        ("http://evil.example", False),
-        ("null", False),
-        ("", False),
-        ("http://page.example", False),
+        *[(f"{scheme}://page.example:7860", True) for scheme in ("http", "https")],
+        *[(origin, False) for origin in ("http://evil.example", "null", "", "http://page.example")],
         ("http://page.example:7860.evil.example", False),
         ("http://evil-page.example:7860", False),
     ],
 )
 def test_a_page_of_another_origin_is_refused(client, origin, own):
-    for method, path in (("GET", "/"), ("POST", CALL), ("POST", UPLOAD), ("OPTIONS", JOIN)):
-        content = b'{"photo": null, "fn_index": 2, "data": []}'
-        answer = client.request(method, path, headers={"Origin": origin}, content=content)
+    for method, path in (("GET", "/"), ("POST", UPLOAD), ("OPTIONS", JOIN)):
+        answer = client.request(method, path, headers={"Origin": origin}, content=b"x")
         assert (answer.status_code != 403) == own
         assert not [name for name in answer.headers if name.startswith("access-control")]
 
 
 def test_large_bodies_are_refused_before_they_are_read(client):
-    for path, most in ((CALL, 1_000_000), (JOIN, 1_000_000), ("/login", 1_000_000)):
-        assert client.post(path, content=bytes(most + 1)).status_code == 413
-        assert client.post(path, content=bytes(most)).status_code != 413
-    assert client.post(UPLOAD, content=bytes(3_000_001)).status_code == 413
-    assert client.post(UPLOAD, content=bytes(3_000_000)).status_code == 200
+    for path, most in ((CALL, 1_000_000), (JOIN, 1_000_000), ("/login", 1_000_000), (UPLOAD, 3e6)):
+        assert client.post(path, content=bytes(int(most) + 1)).status_code == 413
+        assert client.post(path, content=bytes(int(most))).status_code != 413
     unknown = {"Content-Length": "5", "Transfer-Encoding": "chunked"}
     assert client.post(UPLOAD, content=b"12345", headers=unknown).status_code == 413
