@@ -71,20 +71,16 @@ def start_server(modules: Sequence[str]) -> None:
 
 
 def ranks_of(job: Job, count: int) -> list[Job]:
-    """Return `count` copies of the job that form one process group on this machine.
-
-    Rank 0 writes to the job's log file; each other rank has its own log file beside it.
-    """
+    """Return `count` copies of the job that form one process group on this machine."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
     group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(count)}
     # Without this variable, gloo resolves the machine's host name, which can fail.
     group["GLOO_SOCKET_IFNAME"] = "lo" if sys.platform == "linux" else "lo0"
-    ranks = []
-    for rank in map(str, range(count)):
-        log = job.log if rank == "0" else job.log.with_suffix(f".rank{rank}{job.log.suffix}")
-        ranks.append(Job(job.name, job.run, log, {**group, "RANK": rank, "LOCAL_RANK": rank}))
-    return ranks
+    return [
+        job._replace(environment={**group, "RANK": rank, "LOCAL_RANK": rank})
+        for rank in map(str, range(count))
+    ]
 
 
 def run_jobs(

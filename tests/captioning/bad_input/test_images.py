@@ -3,6 +3,7 @@
 import io
 import struct
 import zlib
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -115,3 +116,9 @@ def test_a_bad_image_is_one_line_and_is_not_decoded_where_it_is_too_large(
     message = str(error.value).removeprefix(f"{tmp_path / name}: ")
     assert len(message) < 200
     assert message == expected or (end and message.startswith(begin) and message.endswith(end))
+
+
+def test_no_permission_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "open", Mock(side_effect=PermissionError(13, "Permission denied")))
+    with raises_line(UserError, "not a readable image (Permission denied): check its permissions"):
+        load_image(tmp_path)
