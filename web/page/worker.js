@@ -14,8 +14,9 @@ const captioners = {};
 
 /** Returns the model's pipeline, which is loaded once. The browser keeps its files. */
 async function load(model, dtype) {
+  const [name] = model.split("/");
   const progress_callback = ({ status, progress }) => {
-    if (status === "progress_total") postMessage({ status: `Loading ${model}: ${Math.round(progress)} %` });
+    if (status === "progress_total") postMessage({ status: `Loading ${name}: ${Math.round(progress)} %` });
   };
   env.cacheKey = model;
   try {
