@@ -4,7 +4,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -91,12 +91,20 @@ class CaptionService:
             return answers
 
     def _chosen(self, options: BaseModel) -> list[Checkpoint]:
-        """Return the chosen checkpoints. Raises UserError."""
+        """Return the chosen checkpoints, with the visitor's prompt in their configurations.
+
+        The preprocessing may depend on the prompt. Raises UserError.
+        """
         labels = [checkpoint.label for checkpoint in self.checkpoints]
         chosen = labels if options.checkpoints is None else options.checkpoints
         if not chosen or not set(chosen) <= set(labels):
             raise UserError(f"checkpoints: choose one or more of {', '.join(labels)}")
-        return [checkpoint for checkpoint in self.checkpoints if checkpoint.label in chosen]
+        prompt = options.model_dump(include={"prompt"}, exclude_none=True)
+        return [
+            replace(checkpoint, config=checkpoint.config.model_copy(update=prompt))
+            for checkpoint in self.checkpoints
+            if checkpoint.label in chosen
+        ]
 
     def _read(self, path: Optional[str], options: BaseModel, answer: Answer) -> list[Any]:
         """Read a photo into an answer. Return it as each chosen checkpoint's input.
@@ -108,7 +116,7 @@ class CaptionService:
             raise UserError("no photo was uploaded: drop one, take one, or try an example")
         photo = read_photo(Path(path), self.max_pixels)
         answer.picture = embed_image(photo, SHOWN_SIDE)
-        return [_preprocessing(checkpoint, options).item(photo) for checkpoint in checkpoints]
+        return [preprocessing_of(checkpoint.config).item(photo) for checkpoint in checkpoints]
 
 
 def read_photo(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -129,12 +137,6 @@ def read_photo(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
     return photo
 
 
-def _preprocessing(checkpoint: Checkpoint, options: BaseModel):
-    """Return the checkpoint's preprocessing, which may depend on the visitor's prompt."""
-    prompt = options.model_dump(include={"prompt"}, exclude_none=True)
-    return preprocessing_of(checkpoint.config.model_copy(update=prompt))
-
-
 def _caption(
     checkpoint: Checkpoint, options: BaseModel, inputs: Sequence[Any]
 ) -> Iterator[Caption]:
@@ -143,7 +145,7 @@ def _caption(
     Raises UserError for options that the checkpoint does not support.
     """
     captioner, settings = checkpoint.captioner, options.model_dump(exclude={"checkpoints"})
-    images = _preprocessing(checkpoint, options).collate(inputs)
+    images = preprocessing_of(checkpoint.config).collate(inputs)
     try:
         with _prompt(captioner, options.prompt, options.max_length):
             decoding = DecodingSettings(
@@ -151,7 +153,7 @@ def _caption(
             )
             torch.manual_seed(options.seed)
             scored = scored_captions(captioner, images.to(checkpoint.device), decoding)
-            settings["prompt"] = captioner.prompt or options.prompt or checkpoint.config.prompt
+            settings["prompt"] = captioner.prompt or checkpoint.config.prompt
     except (UserError, ValueError) as error:
         raise UserError(f"{checkpoint.label}: {error}") from error
     for details in scored:

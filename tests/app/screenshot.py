@@ -41,7 +41,8 @@ def photograph(browser: Browser, address: str, output: Path) -> None:
     box = browser.ask(SHOWN)
     browser.picture(output)
     with Image.open(output) as picture:
-        picture.crop(map(round, box)).convert("RGB").quantize(128).save(output, optimize=True)
+        shown = picture.crop(tuple(map(round, box))).convert("RGB")
+        shown.quantize(128).save(output, optimize=True)
 
 
 if __name__ == "__main__":
