@@ -1,21 +1,15 @@
 #!/usr/bin/env bash
-# Captions a photo, a folder, a list of images or tar shards with a checkpoint:
+# Captions photos, folders, lists of images or tar shards, with one process per GPU:
 #
-#   bash scripts/caption.sh CHECKPOINT INPUT --out captions.jsonl [--flag ...]
+#   bash scripts/caption.sh CHECKPOINT INPUT ... --out captions.jsonl [key=value ...] [--flag ...]
 #
 # CHECKPOINT is a run's folder or a file. docs/captioning.md has the flags. The same command
-# continues a stopped run.
+# continues a stopped run. NPROC_PER_NODE and NNODES set processes, see scripts/launch.sh.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
-if [[ ${NNODES:-1} != 1 || ${NPROC_PER_NODE:-1} != 1 ]]; then
-    echo "error: NNODES and NPROC_PER_NODE are for training; to caption in several processes use --engine ray" >&2
-    exit 2
-fi
 requirements=""
 if [[ " $* " =~ [[:space:]]--engine[[:space:]=]ray[[:space:]] ]]; then
     requirements=cluster # includes Ray
 fi
-PYTHON_BIN="$(bash "$root/scripts/setup.sh" "$requirements")"
-export PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
-exec "$PYTHON_BIN" -m captioning.caption "$@"
+exec bash "$root/scripts/launch.sh" "$requirements" captioning.caption "$@"
