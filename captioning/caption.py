@@ -27,7 +27,7 @@ import torch
 
 from adapters.program import program_parser
 from captioning.bulk import filtering, ray_engine, served
-from captioning.bulk.filtering import FilteredModel
+from captioning.bulk.filtering import load_filtered
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning
@@ -69,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
     _add_output_flags(parser.add_argument_group("what is written").add_argument)
     add = parser.add_argument_group("a served model (CHECKPOINT is its name)").add_argument
     add("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
+    add("--backend", help=argparse.SUPPRESS)  # of earlier versions: --url says it
     add("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
     add("--concurrency", type=int, help=f"requests at once; default: {served.CONCURRENCY}")
     return parser
@@ -163,15 +164,17 @@ def checkpoint_loader(arguments: argparse.Namespace, changes: dict[str, Any], de
 
 def caption(arguments: argparse.Namespace) -> None:
     """Caption the input. Raises UserError, Stopped."""
-    needs_itm = arguments.filter or "rerank=itm" not in arguments.overrides
-    expression = filtering.checked_filter(
-        arguments.filter, arguments.itm_model if needs_itm else None
-    )
-    arguments.filter = expression
+    changes = parse_overrides(arguments.overrides)
+    needs_filter = arguments.itm_model and changes.get("rerank") != "itm"
+    if bool(arguments.filter) < bool(needs_filter):
+        raise UserError("--itm_model needs --filter")
+    if arguments.filter:
+        arguments.filter = f"itm>{filtering.threshold_of(arguments.filter):.12g}"
+        if not arguments.itm_model:
+            raise UserError("--filter needs --itm_model, a retrieval checkpoint of BLIP")
     fields = set(Request.__dataclass_fields__) - {"sources"}
     values = {name: getattr(arguments, name) for name in fields}
     request = Request(tuple(arguments.inputs), **values)
-    changes = parse_overrides(arguments.overrides)
     on_cluster = arguments.engine == "ray"
     if on_cluster:
         device = ray_engine.connect(arguments.device)
@@ -182,11 +185,11 @@ def caption(arguments: argparse.Namespace) -> None:
         settings, load = served.loader(arguments, changes)
     else:
         settings, load = checkpoint_loader(arguments, changes, device)
-    if expression:
-        model, dtype = arguments.itm_model, DTYPES[changes.get("precision", "fp32")]
-        dtype = torch.float32 if dtype == torch.int8 else dtype
-        settings["itm_model_time"] = checkpoints.version_of(model)
-        load = partial(FilteredModel, expression, model, device, dtype, load)
+    if arguments.filter:
+        precision = changes.get("precision", "int8")
+        dtype = torch.float32 if precision == "int8" else DTYPES[precision]
+        settings["itm_model_time"] = checkpoints.version_of(arguments.itm_model)
+        load = partial(load_filtered, load, arguments.filter, arguments.itm_model, device, dtype)
     settings |= {name: getattr(arguments, name) for name in IDENTITY}
     settings["itm_model"] = stores.without_secrets(arguments.itm_model or "")
     settings["input"] = arguments.inputs

@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, NamedTuple
 from captioning.bulk.plan import Line, Plan
 from captioning.bulk.request import Request
 from captioning.bulk.sidecars import Sidecars
+from captioning.bulk.tar_writing import write_samples
 from captioning.files import stores
 from captioning.files.reading import parse_line
-from captioning.files.tar_writing import write_samples
 from captioning.files.writing import json_line
 from captioning.runtime.errors import UserError
 
@@ -140,7 +140,7 @@ def merge(request: Request, plan: Plan) -> Counter:
                     write(request.out, kept)
                 if dropped:
                     write(request.filtered, dropped)
-                counts["cut"] += bool(kept and kept.get("cut"))
+                counts["cut"] += kept is not None and any(kept.get("cuts", [kept.get("cut")]))
                 counts["captioned" if kept else "filtered" if dropped else "failed"] += 1
         for name in set(request.outputs) - opened.keys():
             stores.remove(name)

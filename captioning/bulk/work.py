@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -29,7 +29,8 @@ class Batch(NamedTuple):
     offset: the number of images of the unit before them. entries: {"image", "image_id", "prompt"}
     of each image, or with an "error" if it cannot be read. is_last: whether they are the unit's
     last. image: the batched images of the entries without an "error"; None if there are none.
-    failure: why the store of the images can no longer be read; the other fields are then not used.
+    for_filter: the inputs of the model's filter for these images. failure: why the store of the
+    images can no longer be read; there are no entries then.
     """
 
     unit: int
@@ -37,6 +38,7 @@ class Batch(NamedTuple):
     entries: list[dict[str, Any]]
     is_last: bool = False
     image: Any = None
+    for_filter: Any = None
     failure: Optional[str] = None
 
 
@@ -56,6 +58,9 @@ class Worker:
     written: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
+    def __post_init__(self):
+        self.filter = getattr(self.model, "filter", None)  # an `ItmFilter`, if any
+
     def caption(self, units: Iterable[int], read_ahead: bool = True) -> None:
         """Caption units. read_ahead: whether images are read while others are captioned.
 
@@ -73,7 +78,7 @@ class Worker:
 
     def _caption(self, batches: Iterable[Batch], begun: dict[int, str], read_ahead: bool) -> None:
         loader = DataLoader(
-            _Images(self.model.read, self.model.collate),
+            _Images(self.model, self.filter),
             batch_size=None,
             sampler=batches,
             collate_fn=_identity,
@@ -86,7 +91,7 @@ class Worker:
         for batch in self.model.prefetch(loader):
             if not batch.failure:
                 try:
-                    new = self.model.lines(batch)
+                    new = self._lines(batch)
                 except (signals.Stopped, UserError):
                     if lines:
                         self._keep(batch.unit, batch.offset - len(lines), lines, False)
@@ -105,6 +110,14 @@ class Worker:
                 raise UserError(f"{batch.failure}; nothing is lost: run the same command again")
             if ends or (not lines and signals.stop_requested()):
                 raise signals.Stopped
+
+    def _lines(self, batch: Batch) -> list[dict[str, Any]]:
+        lines = self.model.lines(batch)
+        if self.filter:
+            read = [line for line, entry in zip(lines, batch.entries) if "error" not in entry]
+            scored = [pair for pair in zip(read, batch.for_filter or ()) if "error" not in pair[0]]
+            self.filter.add_scores([line for line, _ in scored], [image for _, image in scored])
+        return lines
 
     def _keep(self, unit: int, first: int, lines: list[dict[str, Any]], is_last: bool) -> None:
         if is_last and self.request.write_shards:
@@ -156,44 +169,48 @@ def _ahead(batches: Iterator[Batch], pool: ThreadPoolExecutor) -> Iterator[Batch
 class _Images(Dataset):
     """Reads the images of a batch. A file that cannot be read gives its entry an "error".
 
-    read: returns the captioner's input for an image, given the image's name, its file's content
-    (None for a file on disk) and its prompt or None. collate: makes a batch of these inputs.
-    last_read: address of the file most recently returned by a store.
+    model, filter: see `Worker`. last_read: address of the file most recently returned by a store.
     """
 
-    read: Callable
-    collate: Callable
+    model: Any
+    filter: Any
     last_read: Optional[str] = None
 
     def __getitem__(self, batch: Batch) -> Batch:
-        images, entries, failure = [], [], None
+        images, for_filter, entries, failure = [], [], [], None
         for entry in batch.entries:
-            content = {name: entry[name] for name in ("data", "span") if name in entry}
-            entry = {name: value for name, value in entry.items() if name not in content}
+            content = {key: entry[key] for key in ("data", "span") if key in entry}
+            entry = {key: value for key, value in entry.items() if key not in content}
+            name = entry["image"]
             try:
                 if "error" not in entry:
-                    images.append(self._read(entry, **content))
+                    data = self._content(name, **content)
+                    image = self.model.read(name, data, entry.get("prompt"))
+                    if self.filter:
+                        for_filter.append(self.filter.read(name, data))
+                    images.append(image)
             except UserError as error:
                 entry["error"] = str(error)
                 # Addresses at https are of many servers, so that the error concerns one file.
-                if isinstance(error, stores.StoreError) and not entry["image"].startswith("https:"):
+                if isinstance(error, stores.StoreError) and not name.startswith("https:"):
                     failure = error
             except Exception as error:  # a broken image must not end the run
                 entry["error"] = f"{type(error).__name__}: {error}"
             entries.append(entry)
         if failure and not self._store_answers():
             return batch._replace(entries=[], is_last=False, failure=str(failure))
-        return batch._replace(entries=entries, image=self.collate(images) if images else None)
+        image = self.model.collate(images) if images else None
+        return batch._replace(entries=entries, image=image, for_filter=for_filter)
 
-    def _read(self, entry: dict[str, Any], data: Optional[bytes] = None, span=None) -> Any:
-        name = entry["image"]
+    def _content(self, name: str, data: Optional[bytes] = None, span=None) -> Optional[BinaryIO]:
+        """Return an image file's content; None if `read` opens it. data, span: see `entries_of`."""
         if span is not None:
             data = stores.read_range(*span)
         elif data is None and stores.is_store(name) and not tables.is_row(name):
             data, self.last_read = stores.read_bytes(name), name
         elif data is None and not (tables.is_row(name) or os.path.exists(name)):
             raise UserError(f"{name}: no such file")
-        return self.read(name, None if data is None else io.BytesIO(data), entry.get("prompt"))
+        return None if data is None else io.BytesIO(data)
 
     def _store_answers(self) -> bool:
         """Return whether the file that was last read can still be read."""

@@ -7,7 +7,7 @@ import tarfile
 import pytest
 from PIL import Image
 
-from captioning.bulk.filtering import checked_filter
+from captioning.bulk.filtering import threshold_of
 from captioning.files import stores, tars
 from captioning.metrics.itm_model import ItmScorer
 from captioning.runtime.errors import UserError
@@ -175,8 +175,8 @@ def test_a_store_holds_what_was_dropped(s3, run, call, photos, truth, flags, dro
     assert stores.read_bytes(out).count(b"\n") == len(kept)
 
 
-def test_an_expression_is_kept_in_one_form():
-    assert checked_filter(" itm>0.50", "a") == checked_filter("itm > .5", "a") == "itm>0.5"
-    for text in ("itm<0.5", "0.5", "itm>", "", "itm>half", "itm>-1", "itm>0.5 x"):
+def test_an_expression_has_one_form():
+    assert threshold_of(" itm>0.50") == threshold_of("itm > .5") == 0.5
+    for text in ("itm<0.5", "0.5", "itm>", "", "itm>half", "itm>-1", "itm>0.5 x", "itm>1"):
         with pytest.raises(UserError, match=r"write it as 'itm>0\.5'"):
-            checked_filter(text, "a")
+            threshold_of(text)

@@ -13,7 +13,7 @@ pytest.importorskip("aiohttp", reason="aiohttp reads https://")
 import fsspec
 from fsspec.implementations.http import HTTPFileSystem
 
-from captioning.files import stores, web
+from captioning.files import store_requests, stores, web
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
 
@@ -47,8 +47,8 @@ def server(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.answers, server.requests = {}, []
     server.url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setitem(stores.LIBRARIES, "http", "aiohttp")
-    monkeypatch.setattr(stores, "PAUSE_S", 0.01)
+    monkeypatch.setitem(store_requests.LIBRARIES, "http", "aiohttp")
+    monkeypatch.setattr(store_requests, "PAUSE_S", 0.01)
     HTTPFileSystem.clear_instance_cache()
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
@@ -113,7 +113,7 @@ def test_a_proxy_looks_up_where_it_is_led(server, monkeypatch):
 
 def test_a_file_that_is_not_there_is_no_dead_server(server):
     server.answers["/2.jpg"] = None
-    with pytest.raises(stores.Missing, match="2.jpg: no such file"):
+    with pytest.raises(stores.Missing, match=r"2\.jpg: no such file"):
         stores.read_bytes(f"{server.url}/2.jpg")
     server.shutdown()
     server.server_close()

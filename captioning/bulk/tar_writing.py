@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from itertools import takewhile
 from typing import Any, BinaryIO, Optional
 
-from PIL import Image
-
+from captioning.data.image import open_image
 from captioning.files import stores, tables
 from captioning.files.images import FORMATS
 from captioning.files.tars import samples
@@ -45,7 +44,8 @@ def _of_files(number: int, lines: list[Line]) -> Iterator[tuple]:
         suffix = os.path.splitext(name)[1][1:].lower()
         if tables.is_row(name):
             data = tables.image_bytes(name)
-            suffix = FORMATS.get(Image.open(io.BytesIO(data)).format, [".jpg"])[0][1:]
+            with open_image(name, io.BytesIO(data)) as image:
+                suffix = FORMATS.get(image.format, [".jpg"])[0][1:]
         elif stores.is_store(name) or os.path.isfile(name):  # reading a pipe would block
             data = stores.read_if_any(name)
         if data:
