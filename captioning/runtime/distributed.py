@@ -41,6 +41,7 @@ def start(device: str) -> torch.device:
     _device = _select_gpu(device) if on_gpu else torch.device("cpu")
     if env_world_size() > 1:
         store, own_rank, size = next(rendezvous("env://", timeout=START_TIMEOUT))
+        store.set_timeout(TIMEOUT)
         # torchrun's store outlives processes that it restarts. Without the prefix, gloo would find
         # the addresses of dead processes in it.
         attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")

@@ -7,6 +7,7 @@ import shutil
 import time
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -149,7 +150,7 @@ def test_each_of_several_processes_has_its_own_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
-    monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(None, 3, 4)]))
+    monkeypatch.setattr(distributed, "rendezvous", lambda *_, **__: iter([(Mock(), 3, 4)]))
     monkeypatch.setattr(dist, "PrefixStore", lambda *_: None)
     monkeypatch.setattr(dist, "init_process_group", lambda *given, **named: used.append(named))
     assert distributed.start("cuda:1") == torch.device("cuda", 1) == used.pop()
