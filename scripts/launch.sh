@@ -19,7 +19,7 @@ nodes="${NNODES:-1}" processes="${NPROC_PER_NODE:-}"
 if [[ -z $processes ]]; then
     processes=1
     # Looks for files of the drivers (NVIDIA, AMD, Windows) first, since asking torch takes seconds.
-    if [[ ! " $* " =~ [[:space:]](--device|device=|--url|--engine[[:space:]=]ray) ]] &&
+    if [[ ! " $* " =~ [[:space:]](--device|device=|--url|--engine[[:space:]=]ray[[:space:]]) ]] &&
         { [[ -e /dev/nvidiactl || -e /proc/driver/nvidia || -e /dev/kfd || -e /dev/dxg ]] ||
             command -v nvidia-smi >/dev/null; }; then
         processes="$("$PYTHON_BIN" -c 'import torch; print(max(1, torch.cuda.device_count()))')"
