@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tracemalloc
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -66,7 +67,8 @@ def test_a_batch_holds_no_more_files_than_two(tmp_path):
     """The one that is decoded, and the next."""
     write_members(tmp_path / "a.tar", [(f"{n}.png", bytes(1 << 22)) for n in range(8)])
     unit = {"tar": str(tmp_path / "a.tar"), "skip": [], "prompt": None}
-    images = _Images(lambda name, data, prompt: torch.zeros(1), torch.stack)
+    model = SimpleNamespace(read=lambda *given: torch.zeros(1), collate=torch.stack)
+    images = _Images(model, None)
     tracemalloc.start()
     entries = list(inputs.entries_of(unit, []))
     batch = images[Batch(0, 0, entries, True)]
