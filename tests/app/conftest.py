@@ -85,22 +85,14 @@ def start_page(run_folders, repository, tmp_path_factory):
     @contextlib.contextmanager
     def start(*flags):
         folder = tmp_path_factory.mktemp("server")
-        process = subprocess.Popen(
-            [sys.executable, "-m", "app", *map(str, run_folders), *FLAGS, *flags],
-            cwd=repository,
-            env={**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(site)},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        log = []
+        command = [sys.executable, "-m", "app", *map(str, run_folders), *FLAGS, *flags]
+        env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(site)}
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, cwd=repository, env=env, **pipes)
+        log = ""
         try:
-            for line in process.stderr:
-                log.append(line)
-                if found := re.search(r"open (http://[\d.]+:\d+) in a browser", line):
-                    break
-            else:
-                raise RuntimeError("".join(log))
+            while not (found := re.search(r"open (http://[\d.]+:\d+) in a browser", log)):
+                log += process.stderr.readline() or pytest.fail(log)
             yield found[1]
         finally:
             process.send_signal(signal.SIGTERM)

@@ -15,13 +15,12 @@ from tests.programs import raises_line
 CPU = torch.device("cpu")
 
 
-def test_labels_are_the_objectives_and_colours_those_of_the_report(checkpoints, run_folders):
+def test_labels_are_the_objectives_with_the_folders_of_equal_ones(
+    checkpoints, run_folders, tmp_path
+):
     assert [c.label for c in checkpoints] == ["MLE", "SMILE", "MLE+SMILE 0.5:0.5"]
     assert [c.colour for c in checkpoints] == ["#0072b2", "#d55e00", "#00805c"]
     assert checkpoints[0].source == str(run_folders[0] / "checkpoint_best.pth")
-
-
-def test_equal_objectives_are_labelled_with_their_folders(run_folders, tmp_path):
     for name in ("first", "second"):
         shutil.copytree(run_folders[1], tmp_path / name)
     found = load_checkpoints([str(tmp_path / name) for name in ("first", "second")], None, CPU)
