@@ -18,10 +18,10 @@ from PIL import Image
 from benchmarks.browser import Browser
 
 SCENE = Path("data/scenes/images/scene_006168.png")
-# Left, top, right and bottom of the photo and the captions in the whole page, with a margin.
+# Left, top, right and bottom of photo, captions and examples in the whole page, with a margin.
 SHOWN = """(() => {
-    const boxes = [...document.querySelectorAll('#photo, .smile-card')].map(
-        element => element.getBoundingClientRect());
+    const shown = document.querySelectorAll('#photo, .smile-card, .gallery');
+    const boxes = [...shown].map(element => element.getBoundingClientRect());
     const least = side => Math.min(...boxes.map(box => box[side])) - 12;
     const most = side => Math.max(...boxes.map(box => box[side])) + 12;
     return [least("left"), least("top") + scrollY, most("right"), most("bottom") + scrollY];
@@ -29,7 +29,7 @@ SHOWN = """(() => {
 
 
 def photograph(browser: Browser, address: str, output: Path) -> None:
-    """Caption the scene, point at a word, and write what is seen as a PNG with 128 colours."""
+    """Caption the scene, point at a word, and write what is seen as a PNG with 256 colours."""
     browser.open(address, width=1560, height=700)
     browser.wait("document.querySelector('#photo input[type=file]')")
     browser.choose_files("#photo input[type=file]", SCENE.resolve())
@@ -42,7 +42,7 @@ def photograph(browser: Browser, address: str, output: Path) -> None:
     browser.picture(output)
     with Image.open(output) as picture:
         shown = picture.crop(tuple(map(round, box))).convert("RGB")
-        shown.quantize(128).save(output, optimize=True)
+        shown.quantize(256).save(output, optimize=True)
 
 
 if __name__ == "__main__":
