@@ -87,6 +87,7 @@ def build_page(service: CaptionService, limits: Namespace) -> gr.Blocks:
         )
         photo.clear(lambda: EMPTY_RESULTS, None, results, **PRIVATE)
         drawn.click(lambda sample: sample[0], drawn, photo, **PRIVATE)
+    page.state_session_capacity = 1000  # a session takes 60 kB, and every call of the API is one
     return page.queue(max_size=limits.queue)
 
 
