@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--out", required=True, help="a .jsonl file, on disk or in a store")
     add("--config", help="a YAML file, for a checkpoint without a configuration")
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
-    add("--num_return", type=int, default=1, help="captions per image")
+    add("--num_return", type=_positive, default=1, help="captions per image")
     add("--engine", choices=("process", "ray"), default="process", help="ray: a Ray cluster")
     _add_input_flags(parser.add_argument_group("which images").add_argument)
     _add_output_flags(parser.add_argument_group("what is written").add_argument)
@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
     add("--backend", help=argparse.SUPPRESS)  # of earlier versions: --url says it
     add("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
-    add("--concurrency", type=int, help=f"requests at once; default: {served.CONCURRENCY}")
+    add("--concurrency", type=_positive, help=f"requests at once; default: {served.CONCURRENCY}")
     return parser
 
 
@@ -93,11 +93,17 @@ def _add_output_flags(add) -> None:
     add("--sidecar", nargs="?", const=".txt", metavar=".EXT", help="text files beside the photos")
     add("--language", metavar="TAG", help="of captions in .xmp sidecars, such as en")
     add("--write-shards", "--write_shards", type=normal_name, metavar="FOLDER")
-    add("--shard_size", type=int, default=256, help="images in a unit of work and a shard")
+    add("--shard_size", type=_positive, default=256, help="images in a unit of work and a shard")
     add("--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file")
     add("--itm_model", help="a retrieval checkpoint of BLIP, for --filter and rerank=itm")
     add("--parquet", type=normal_name, metavar="FILE")
     add("--metadata", type=normal_name, metavar="FILE", help="metadata.jsonl of `datasets`")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
+    return int(text)
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -110,9 +116,6 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     arguments.overrides = overrides
     if not arguments.inputs:
         parser.error("INPUT is missing: a photo, folder, list, .parquet or .tar shards")
-    for name in ("num_return", "shard_size", "concurrency"):
-        if getattr(arguments, name) is not None and getattr(arguments, name) < 1:
-            parser.error(f"--{name} is {getattr(arguments, name)}; it has to be 1 or more")
     suffix, language = arguments.sidecar, arguments.language
     if suffix is not None and (not re.fullmatch(r"\.[^/]*[^/.]", suffix) or is_image(f"a{suffix}")):
         parser.error(f"--sidecar is {suffix!r}; it has to be a suffix of texts, such as .txt")
@@ -142,9 +145,8 @@ def checkpoint_loader(arguments: argparse.Namespace, changes: dict[str, Any], de
 
     changes: {configuration key: value}. Raises UserError.
     """
-    for name in ("prompt", "concurrency"):
-        if getattr(arguments, name) is not None:
-            raise UserError(f"--{name} is for a served model, with --url")
+    if arguments.prompt is not None or arguments.concurrency is not None:
+        raise UserError("--prompt and --concurrency are for a served model, with --url")
     if changes.get("rerank") == "itm" and arguments.itm_model:
         changes.setdefault("itm_model", arguments.itm_model)
     changes.setdefault("precision", "bf16" if device.type == "cuda" else "fp32")

@@ -103,13 +103,16 @@ class Plan:
             yield from map(json.loads, content.splitlines()[number - part.first :])
             number = part.end
 
-    def keep(self, unit: int, first: int, lines: list[Line], is_last: bool) -> str:
-        """Keep further lines of a unit, from the line `first`; return the name of their file."""
+    def names(self, unit: int) -> list[str]:
+        """Return the names of the files of `parts`, for `add` in another process."""
+        return [_name(unit, part) for part in self.parts(unit)]
+
+    def keep(self, unit: int, first: int, lines: list[Line], is_last: bool) -> None:
+        """Keep further lines of a unit, from the line `first`."""
         part = Part(first, first + len(lines), is_last)
-        name = _name(unit, part)
-        stores.put(b"".join(map(json_line, lines)), stores.join(self.folder, name))
+        content = b"".join(map(json_line, lines))
+        stores.put(content, stores.join(self.folder, _name(unit, part)))
         self._parts[unit].add(part)
-        return name
 
     def tries(self, unit: int) -> int:
         """Return how many processes have ended during the unit since its last kept line."""

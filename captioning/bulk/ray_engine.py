@@ -75,7 +75,7 @@ def caption(
 
 
 def _caption(folder: str, request: Request, unit: int, load: Callable) -> tuple:
-    """Caption a unit in a process of Ray; return `written` and `left_out` of its `Worker`.
+    """Caption a unit in a process of Ray; return `done` and `left_out` of its `Worker`.
 
     folder: the caller's working folder, so that relative paths mean the same files.
     """
@@ -85,4 +85,4 @@ def _caption(folder: str, request: Request, unit: int, load: Callable) -> tuple:
     _model = _model or load()
     worker = Worker(request, Plan(request.parts), _model, lambda number: None)
     worker.caption([unit], read_ahead=not worker.plan.tries(unit))
-    return worker.written, worker.left_out
+    return worker.done, worker.left_out

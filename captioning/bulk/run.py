@@ -72,13 +72,12 @@ class BulkCaptioning:
             self._abandon()
             return
         before = Plan(request.parts).header["settings"]
-        for name in sorted({*before, *self.settings}):
-            was, now = before.get(name), self.settings.get(name)
-            if was != now:
-                raise UserError(
-                    f"{request.out}: the unfinished run has {name} {was!r}, this call has {now!r}: "
-                    "finish that run with its own settings, or abandon it with --restart"
-                )
+        for name in self._changed(before):
+            raise UserError(
+                f"{request.out}: the unfinished run has {name} {before.get(name)!r}, this call has "
+                f"{self.settings.get(name)!r}: finish that run with its own settings, or abandon "
+                "it with --restart"
+            )
         log_line(f"continuing {request.out}")
         self.is_resumed = True
 
@@ -101,11 +100,10 @@ class BulkCaptioning:
     def _plan(self) -> None:
         request, counts = self.request, inputs.Counts()
         earlier = outputs.read_earlier(request, self.settings)
-        if request.skips_existing:
-            self._report_other_settings(earlier)
-        elif self.is_resumed:  # the unfinished run has replaced the captions until then
-            earlier = earlier._replace(again=set())
-        else:
+        if request.skips_existing and earlier.done:
+            self._report_changed_settings(earlier.settings)
+        if not (request.skips_existing or self.is_resumed):
+            # An unfinished run with --existing overwrite has replaced the captions until then.
             earlier = outputs.Earlier(set(), set(), set(), {}, {})
         header = {"settings": self.settings, "before": self._out_stamp()}
         header["first_tar"] = outputs.first_tar(request)
@@ -115,11 +113,15 @@ class BulkCaptioning:
             kinds = (f"{number} {suffix}" for suffix, number in sorted(counts.left_out.items()))
             log_line(f"left out, not taken for images: {', '.join(kinds)}")
 
-    def _report_other_settings(self, earlier: outputs.Earlier) -> None:
-        names = {*earlier.settings, *self.settings}.difference(OF_INPUT) if earlier.settings else ()
-        others = [n for n in sorted(names) if earlier.settings.get(n) != self.settings.get(n)]
-        if others and earlier.done:
-            was = ", ".join(f"{name} {earlier.settings.get(name)!r}" for name in others)
+    def _changed(self, before: dict[str, Any]) -> list[str]:
+        """Return the names of settings whose value is not that of an earlier run."""
+        names = sorted({*before, *self.settings})
+        return [name for name in names if before.get(name) != self.settings.get(name)]
+
+    def _report_changed_settings(self, before: dict[str, Any]) -> None:
+        changed = [name for name in self._changed(before) if name not in OF_INPUT]
+        if before and changed:
+            was = ", ".join(f"{name} {before.get(name)!r}" for name in changed)
             log_line(
                 f"{self.request.out} has captions made with {was}, which stay; "
                 "--existing overwrite replaces them"
@@ -159,9 +161,9 @@ class BulkCaptioning:
                 add = shared_counters(made.header["id"])
                 worker = Worker(self.request, made, self.model, lambda n: show(add("images", n)))
                 caption_claimed(worker, left, add)
-                reports = distributed.gather_on_main((worker.written, worker.left_out))
-                for written, left_out in reports or ():
-                    made.add(written)
+                reports = distributed.gather_on_main((worker.done, worker.left_out))
+                for names, left_out in reports or ():
+                    made.add(names)
                     self.left_out += left_out
         self.seconds += time.monotonic() - started
         self.totals["processed"] += bar.n - done

@@ -46,8 +46,8 @@ class Batch(NamedTuple):
 class Worker:
     """Captions units in this process.
 
-    on_images: called with a number of images that are captioned or have failed. written: the names
-    of the files that were kept. left_out: the names of images in tars that were not captioned,
+    on_images: called with a number of images that are captioned or have failed. done: the names of
+    the files of units that are done. left_out: the names of images in tars that were not captioned,
     because their sample has another image.
     """
 
@@ -55,7 +55,7 @@ class Worker:
     plan: Plan
     model: Any
     on_images: Callable[[int], None]
-    written: list[str] = field(default_factory=list)
+    done: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     def __post_init__(self):
@@ -122,7 +122,9 @@ class Worker:
     def _keep(self, unit: int, first: int, lines: list[dict[str, Any]], is_last: bool) -> None:
         if is_last and self.request.write_shards:
             outputs.write_tar(self.request, self.plan, unit, lines)
-        self.written.append(self.plan.keep(unit, first, lines, is_last))
+        self.plan.keep(unit, first, lines, is_last)
+        if is_last:
+            self.done += self.plan.names(unit)
 
     def _batches(self, units: Iterable[int], begun: dict[int, str]) -> Iterator[Batch]:
         """Yield the batches of the units without images. begun: gets the units' files of `begin`.

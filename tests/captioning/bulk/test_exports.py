@@ -86,7 +86,7 @@ def test_metadata_is_read_by_datasets_and_parquet_has_the_lines(
     [
         (["--metadata", "{photos}/a.jsonl"], "its name has to be metadata.jsonl"),
         (["--metadata", "{photos}/within/metadata.jsonl"], "is not in the folder of"),
-        (["--prompt", "{{title}}"], "--prompt is for a served model"),
+        (["--prompt", "{{title}}"], "--prompt and --concurrency are for a served model"),
         (["--sidecar", ".xmp"], "c.xmp: not an XMP sidecar"),
     ],
 )

@@ -29,7 +29,7 @@ REFUSED = [
     (["--filter", "itm>0.5", "--itm_model", "{out}"], "captions.jsonl does not exist"),
     (["--itm_model", "a"], "--itm_model needs --filter"),
     (["{out}{{1..3}}.tar"], "3 of 3 tars are missing"),
-    (["--prompt", "{{title}}"], "--prompt is for a served model"),
+    (["--prompt", "{{title}}"], "--prompt and --concurrency are for a served model"),
     (["beams=3"], "unknown key 'beams'; did you mean 'num_beams'?"),
     (["num_beams=0"], "num_beams"),
 ]
