@@ -28,25 +28,27 @@ def shared_counters(name: str) -> Add:
     return store.add
 
 
-def caption_claimed(worker: Worker, left: list[int], add: Add) -> None:
-    """Caption the units `left`, one after another, as long as other processes do not take them.
+def caption_claimed(worker: Worker, units: list[int], suspects: list[int], add: Add) -> None:
+    """Caption units, one after another, as long as other processes do not take them.
 
-    Units during which a process has ended before come last, each alone, so that they do not end a
-    process that has begun other units. If this process is asked to stop, the others stop after the
-    units that they have begun. Raises Stopped, UserError.
+    - units, suspects: the same in all processes. Suspects are units during which a process has
+      ended before. They come last, each alone, so that they do not end a process that has begun
+      other units
+
+    If this process is asked to stop, the others stop after the units that they have begun. Raises
+    Stopped, UserError.
     """
 
     def claimed(units: list[int], name: str) -> Iterator[int]:
         while (place := add(name, 1) - 1) < len(units):
             yield units[place]
 
-    suspects = [unit for unit in left if worker.plan.tries(unit)]
     try:
-        worker.caption(claimed([unit for unit in left if unit not in set(suspects)], "unit"))
+        worker.caption(claimed(units, "unit"))
         for unit in claimed(suspects, "suspect"):
             worker.caption([unit], read_ahead=False)
     except signals.Stopped:
-        add("unit", len(left)), add("suspect", len(left)), add("stopped", 1)
+        add("unit", len(units)), add("suspect", len(suspects)), add("stopped", 1)
     add("finished", 1)
     # Not a barrier, which would end after its timeout: a unit of another process may take hours.
     while add("finished", 0) < distributed.world_size():

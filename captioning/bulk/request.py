@@ -131,7 +131,7 @@ class Request:
             raise UserError(f"{self.out}: another program is writing it; wait for it") from None
         try:
             names = [*self.outputs, self.marker, self.parquet, self.metadata]
-            patterns = [f"{os.path.basename(name)}.*" for name in names if name]
+            patterns = [f"{os.path.basename(name)}.*" for name in (".writable", *names) if name]
             places = {Path(name).parent for name in names if name and not stores.is_store(name)}
             if self.write_shards and not stores.is_store(self.write_shards):
                 places.add(Path(self.write_shards))

@@ -130,19 +130,20 @@ class BulkCaptioning:
     def _finish(self) -> None:
         """Caption the units of the plan that are not done, then merge all units."""
         made = Plan(self.request.parts)
-        # A listing of a store may lack new files in one process and not in another.
+        # The main process lists for all: others may see files that are new or, in a store, late.
         left = [unit for unit in range(len(made)) if not made.is_done(unit)]
-        left = distributed.broadcast_from_main(left)
+        suspects = [unit for unit in left if made.tries(unit)]
+        left, suspects = distributed.broadcast_from_main((left, suspects))
         if left:
             try:
-                self._caption(made, left)
+                self._caption(made, left, suspects)
             except BaseException:
                 if distributed.is_main():
                     made.remove_unless_begun()  # such as after a wrong setting
                 raise
         distributed.run_on_main(lambda: self._merge(made))
 
-    def _caption(self, made: Plan, left: list[int]) -> None:
+    def _caption(self, made: Plan, left: list[int], suspects: list[int]) -> None:
         done = sum(map(made.kept, range(len(made))))
         in_tars = any("tar" in made.unit(unit) for unit in left[:1])
         total = None if in_tars else made.header["counts"].get("planned")
@@ -160,7 +161,8 @@ class BulkCaptioning:
             else:
                 add = shared_counters(made.header["id"])
                 worker = Worker(self.request, made, self.model, lambda n: show(add("images", n)))
-                caption_claimed(worker, left, add)
+                units = [unit for unit in left if unit not in set(suspects)]
+                caption_claimed(worker, units, suspects, add)
                 reports = distributed.gather_on_main((worker.done, worker.left_out))
                 for names, left_out in reports or ():
                     made.add(names)
