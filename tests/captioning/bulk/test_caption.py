@@ -74,6 +74,18 @@ def test_samples_depend_on_the_seed_alone(run, photos):
     assert any(one != two for one, two in first)
 
 
+def test_captions_that_end_at_max_length_are_marked_and_counted(run, photos):
+    """Greedy captions are the beginnings of longer ones."""
+    greedy = ["num_beams=1", "min_length=1", "--existing", "overwrite"]
+    longer, _ = run(photos, *greedy, "max_length=30")
+    lines, log = run(photos, *greedy, "max_length=6")
+    cut = [line.get("cut", False) for line in lines]
+    differ = [one["caption"] != two["caption"] for one, two in zip(longer, lines)]
+    assert 0 < sum(differ) <= sum(cut) < 10
+    assert all(is_cut for is_cut, differs in zip(cut, differ) if differs)
+    assert f"{sum(cut)} captions were cut at max_length; their lines have cut: true" in log
+
+
 def damage(photos):
     """Add files that are no photos, and two unusual photos."""
     content = next(photos.glob("*.png")).read_bytes()
