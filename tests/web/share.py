@@ -2,7 +2,7 @@
 
     bash scripts/web.sh output/demo/smile    # in another shell, it serves the page
     bash scripts/caption.sh output/demo/smile photos --out ours.jsonl \\
-        --num_beams 1 --max_length 20 --min_length 5
+        num_beams=1 max_length=20 min_length=5
     python -m tests.web.share http://127.0.0.1:7861 ours.jsonl
 
 Captions are those of the page's first model. Needs Chromium.
