@@ -53,5 +53,8 @@ def caption_claimed(worker: Worker, units: list[int], suspects: list[int], add: 
     # Not a barrier, which would end after its timeout: a unit of another process may take hours.
     while add("finished", 0) < distributed.world_size():
         time.sleep(0.2)
+        if signals.stop_requested():  # another process may have died
+            add("stopped", 1)
+            raise signals.Stopped
     if add("stopped", 0):
         raise signals.Stopped

@@ -163,6 +163,7 @@ class BulkCaptioning:
                 worker = Worker(self.request, made, self.model, lambda n: show(add("images", n)))
                 units = [unit for unit in left if unit not in set(suspects)]
                 caption_claimed(worker, units, suspects, add)
+                show(add("images", 0))
                 reports = distributed.gather_on_main((worker.done, worker.left_out))
                 for names, left_out in reports or ():
                     made.add(names)
