@@ -25,8 +25,9 @@ def encoded(image, kind, **settings):
 
 def frames(kind, count=1, **settings):
     """Return an image of so many frames, the first of which is red."""
-    more = [Image.new("RGB", (8, 8), BLUE)] * (count - 1)
-    settings = {"save_all": True, "append_images": more, **settings} if more else settings
+    if count > 1:
+        more = [Image.new("RGB", (8, 8), BLUE)] * (count - 1)
+        settings.update(save_all=True, append_images=more)
     return encoded(Image.new("RGB", (8, 8), RED), kind, **settings)
 
 
@@ -41,15 +42,19 @@ def png_header(side):
 
 FINE = {"quality": 95, "progressive": True}
 PROGRESSIVE, SEQUENTIAL = frames("JPEG", **FINE), frames("JPEG")
-TEN_SCANS = frames("MPO", 2, **FINE)
+TWO_FRAMES = frames("MPO", 2, **FINE)
 EMPTY_SCAN = b"\xff\xda\0\x08\1\1\0\1\x3f\0"  # of the first component's 63 frequencies
-ONE_COMPONENT = b"\xff\xda\0\x08\1\1\0\0\x3f\0"  # a scan of a JPEG that is not progressive
+ONE_BY_ONE = SEQUENTIAL.replace(b"\xff\xda", b"\xff\xda\0\x08\1\1\0\0\x3f\0" * 100 + b"\xff\xda")
+
+
+def with_more(content, segments):
+    """Return a JPEG with more segments before the end of its first frame."""
+    return content.replace(b"\xff\xd9", segments + b"\xff\xd9", 1)
 
 
 def scanned(count):
     """Return a progressive JPEG of so many scans, which decodes as one of ten does."""
-    more = count - PROGRESSIVE.count(b"\xff\xda")
-    return PROGRESSIVE[:-2] + EMPTY_SCAN * more + PROGRESSIVE[-2:]
+    return with_more(PROGRESSIVE, EMPTY_SCAN * (count - PROGRESSIVE.count(b"\xff\xda")))
 
 
 GOOD = {
@@ -79,16 +84,10 @@ BAD = {
     "header alone.png": (png_header(9000), REPLACE.format(ANY)),
     "too large.png": (png_header(13_378), TOO_LARGE),
     "101 scans.jpg": (scanned(101), TOO_MANY),
-    "101 scans of the first of two frames.jpg": (
-        TEN_SCANS.replace(b"\xff\xd9\xff\xd8", EMPTY_SCAN * 91 + b"\xff\xd9\xff\xd8", 1),
-        TOO_MANY,
-    ),
+    "101 scans of the first of two frames.jpg": (with_more(TWO_FRAMES, EMPTY_SCAN * 91), TOO_MANY),
     "101 scans, cut off.jpg": (scanned(101)[:-3], TOO_MANY),
-    "101 scans, not progressive.jpg": (
-        SEQUENTIAL.replace(b"\xff\xda", ONE_COMPONENT * 100 + b"\xff\xda"),
-        TOO_MANY,
-    ),
-    "segments.jpg": (PROGRESSIVE[:-2] + b"\xff\xfe\0\2" * 10_000 + PROGRESSIVE[-2:], TOO_MANY),
+    "101 scans, not progressive.jpg": (ONE_BY_ONE, TOO_MANY),
+    "segments.jpg": (with_more(PROGRESSIVE, b"\xff\xfe\0\2" * 10_000), TOO_MANY),
 }
 
 

@@ -43,10 +43,11 @@ def drawn(transform, photo, seed):
     return np.asarray(transform(photo)).astype(int)
 
 
-def test_normalised_pixels_are_torchvisions_to_the_bit():
-    pixels = torch.randint(256, (3, 20, 24, 3), dtype=torch.uint8)
-    one = transforms.Compose([transforms.ToTensor(), transforms.Normalize(image.MEAN, image.STD)])
-    assert torch.equal(normalise(pixels), torch.stack([one(each.numpy()) for each in pixels]))
+def test_images_of_evaluation_are_torchvisions_to_the_bit():
+    resize = transforms.Resize((20, 20), InterpolationMode.BICUBIC)
+    tensors = [transforms.ToTensor(), transforms.Normalize(image.MEAN, image.STD)]
+    expected = transforms.Compose([resize, *tensors])(scene(50, 30))
+    assert torch.equal(evaluation_transform(20)(scene(50, 30)), expected)
 
 
 @pytest.mark.parametrize("number", range(len(ORIGINAL)))

@@ -7,10 +7,9 @@ import zlib
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from captioning.data import MEAN, STD, evaluation_transform, image, load_image
+from captioning.data import image, load_image
 from captioning.runtime.errors import UserError
 from captioning.runtime.start import configure_process
 from tests.programs import raises_line
@@ -45,24 +44,21 @@ def deep_png(values):
     return content
 
 
-WIDE = GREY.astype(np.uint16)
+WIDE, WIDEST, FLOATS = (GREY.astype(kind) for kind in (np.uint16, np.int32, np.float32))
 SCALED = {
     "16 bits": saved(WIDE * 256 + 77, "PNG"),
     "12 of 16 bits": saved(WIDE * 16 + 5, "PNG"),
     "14 of 16 bits, as of thermal cameras": saved(WIDE * 64 + 50, "TIFF"),
     "8 of 16 bits": saved(WIDE, "TIFF"),
-    "8 of 32 bits": saved(GREY.astype(np.int32), "TIFF"),
-    "16 of 32 bits": saved(GREY.astype(np.int32) * 257, "TIFF"),
+    "8 of 32 bits": saved(WIDEST, "TIFF"),
+    "16 of 32 bits": saved(WIDEST * 257, "TIFF"),
     "declared": saved(WIDE * 3 + 100, "TIFF", tiffinfo={SMALLEST: 100, LARGEST: 867}),
-    "declared below 0": saved(
-        GREY.astype(np.float32) - 128, "TIFF", tiffinfo={SMALLEST: -128.0, LARGEST: 127.0}
-    ),
-    "floats to 1": saved((GREY / 255).astype(np.float32), "TIFF"),
-    "floats to 255": saved(GREY.astype(np.float32), "TIFF"),
+    "declared floats": saved(FLOATS - 128, "TIFF", tiffinfo={SMALLEST: -128.0, LARGEST: 127.0}),
+    "floats to 1": saved(FLOATS / 255, "TIFF"),
+    "floats to 255": saved(FLOATS, "TIFF"),
     "PGM": b"P5 16 16 65535\n" + (WIDE * 256 + 77).astype(">u2").tobytes(),
     "PGM of 12 bits": b"P5 16 16 4095\n" + (WIDE * 16 + 8).astype(">u2").tobytes(),
-    "dark PGM, of a declared range": b"P5 16 16 65535\n"
-    + (WIDE // 16 * 256).astype(">u2").tobytes(),
+    "dark PGM": b"P5 16 16 65535\n" + (WIDE // 16 * 256).astype(">u2").tobytes(),
 }
 
 
@@ -72,18 +68,16 @@ def test_values_are_scaled_from_the_range_that_is_declared_or_that_holds_them(na
     np.testing.assert_array_equal(pixels(SCALED[name]), np.repeat(expected[..., None], 3, axis=2))
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (saved(GREY.astype(np.float32) * 2, "TIFF"), "values from 0 to 510, of no known range"),
-        (saved(GREY.astype(np.int32) - 1, "TIFF"), "values from -1 to 254, of no known range"),
-        (saved(GREY.astype(np.int32) * 300, "TIFF"), "values from 0 to 76500, of no known range"),
-        (deep_png(NOISE.astype(int) * 16), "16-bit colours that are almost black"),
-    ],
-)
-def test_values_of_an_unknown_range_are_refused(content, reason):
-    with raises_line(UserError, f"photo: not a readable image ({reason}: scale them to 8 bits)"):
-        pixels(content, "photo")
+def test_values_of_an_unknown_range_are_refused():
+    dark, found = "16-bit colours that are almost black", "values from {} to {}, of no known range"
+    for content, reason in (
+        (saved(FLOATS * 2, "TIFF"), found.format(0, 510)),
+        (saved(WIDEST - 1, "TIFF"), found.format(-1, 254)),
+        (saved(WIDEST * 300, "TIFF"), found.format(0, 76500)),
+        (deep_png(NOISE.astype(int) * 16), dark),
+    ):
+        with raises_line(UserError, f"a photo: not a readable image ({reason}: scale them to 8"):
+            pixels(content)
 
 
 def test_colours_of_8_and_16_bits_are_kept():
@@ -149,12 +143,3 @@ def test_programs_get_no_warning_of_a_large_image(recwarn):
     configure_process()
     image.open_image("", io.BytesIO(saved(Image.new("1", (9500, 9500)), "PNG"))).close()
     assert not recwarn.list
-
-
-@pytest.mark.parametrize("image_size", [8, 30])
-def test_evaluation_transform_is_a_normalised_bicubic_resize(image_size):
-    resized = np.asarray(Image.fromarray(NOISE).resize((image_size, image_size), Image.BICUBIC))
-    expected = ((resized / 255 - MEAN) / STD).transpose(2, 0, 1)
-    result = evaluation_transform(image_size)(Image.fromarray(NOISE))
-    assert result.dtype == torch.float32
-    np.testing.assert_allclose(result.numpy(), expected, rtol=1e-5, atol=1e-6)
