@@ -120,13 +120,13 @@ def run_jobs(
                         failures[name] = reason
                     observer.on_end(name, reason)
                 observer.poll()
-                if not stopping and failures and not keep_going:
-                    stopping = " failed: ".join(next(iter(failures.items())))
-                    if running:
-                        log_line(f"{stopping}; the others save and stop")
-                elif not stopping and signals.stop_requested():
-                    stopping = f"stopping by {signals.stop_requested()}"
-                    log_line(f"{stopping}: saving")
+                if not stopping:
+                    if failures and not keep_going:
+                        stopping = " failed: ".join(next(iter(failures.items())))
+                    elif signals.stop_requested():
+                        stopping = f"stopping by {signals.stop_requested()}"
+                    if stopping and running:
+                        log_line(f"{stopping}; the running jobs save and stop")
                 if stopping:
                     waiting.clear()
                     # In every round, because a job that has just started ignores the signal.

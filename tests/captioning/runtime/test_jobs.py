@@ -83,7 +83,7 @@ def test_the_first_failure_is_the_cause_and_is_logged_at_once(job, tmp_path, cap
     )
     with pytest.raises(UserError, match=r"^full failed: the disk is full$"):
         run(late, full, poll=lambda: logged.append(capsys.readouterr().err))
-    assert "".join(logged) == "full failed: the disk is full; the others save and stop\n"
+    assert "".join(logged) == "full failed: the disk is full; the running jobs save and stop\n"
     assert len(list(tmp_path.glob("asked.*"))) == 1
 
 
