@@ -158,9 +158,10 @@ def test_a_gpu_and_a_processor_without_the_kernels_are_refused(monkeypatch):
 
 
 def test_a_run_that_was_trained_compiled_is_captioned_in_int8_without_compilation():
-    given = ["checkpoint.pth", "photo.jpg", "--out", "a.jsonl", "--precision", "int8"]
-    changes = caption.config_changes(caption.parse_arguments(given), torch.device("cpu"))
-    assert (changes["precision"], changes["compile"]) == ("int8", False)
+    arguments = caption.parse_arguments(["checkpoint.pth", "photo.jpg", "--out", "a.jsonl"])
+    changes = {"precision": "int8"}
+    _, load = caption.checkpoint_loader(arguments, changes, torch.device("cpu"))
+    assert {"precision": "int8", "compile": False} in load.args
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ import torch
 from benchmarks.checks import relative_error
 from captioning import train
 from captioning.bulk.model import CheckpointModel
-from captioning.bulk.reading import Batch
-from captioning.bulk.request import Request
+from captioning.bulk.work import Batch
 from captioning.data import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.scenes.make import make_scenes
@@ -89,10 +88,10 @@ def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
     images = torch.stack([image(load_image(path)) for path in photos])
     images = images.repeat(count // len(images), 1, 1, 1)
     entries = [{"image": str(number)} for number in range(count)]
-    batch, job = Batch(0, entries, images), Request(".", card.folder / "captions.jsonl")
-    whole = model.lines(batch, 0, job)
-    with short_of_memory(card, model, lambda: model.lines(batch, 0, job)):
-        lines = model.lines(batch, 0, job)
+    batch = Batch(0, 0, entries, image=images)
+    whole = model.lines(batch)
+    with short_of_memory(card, model, lambda: model.lines(batch)):
+        lines = model.lines(batch)
     assert model.generated_at_once < count, "memory did not run out"
     card.note(f"{count} images at once did not fit, {model.generated_at_once} did")
     equal = sum(a["caption"] == b["caption"] for a, b in zip(lines, whole))
