@@ -137,6 +137,11 @@ def test_names_of_one_photo_are_one_image(run, photos, tmp_path, monkeypatch):
     for name in names:
         again, log = run(name)
         assert again == lines and "done 0" in log
+    monkeypatch.chdir(photos)
+    here, _ = run(".", folder="here")
+    assert [line["image"] for line in here] == [
+        line["image"].removeprefix("photos/") for line in lines
+    ]
 
 
 def test_captions_made_with_other_settings_or_weights_are_reported(
