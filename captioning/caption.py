@@ -168,7 +168,7 @@ def caption(arguments: argparse.Namespace) -> None:
     """Caption the input. Raises UserError, Stopped."""
     changes = parse_overrides(arguments.overrides)
     needs_filter = arguments.itm_model and changes.get("rerank") != "itm"
-    if bool(arguments.filter) < bool(needs_filter):
+    if needs_filter and not arguments.filter:
         raise UserError("--itm_model needs --filter")
     if arguments.filter:
         arguments.filter = f"itm>{filtering.threshold_of(arguments.filter):.12g}"

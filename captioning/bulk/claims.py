@@ -48,7 +48,9 @@ def caption_claimed(worker: Worker, units: list[int], suspects: list[int], add: 
         for unit in claimed(suspects, "suspect"):
             worker.caption([unit], read_ahead=False)
     except signals.Stopped:
-        add("unit", len(units)), add("suspect", len(suspects)), add("stopped", 1)
+        add("unit", len(units))
+        add("suspect", len(suspects))
+        add("stopped", 1)
     add("finished", 1)
     # Not a barrier, which would end after its timeout: a unit of another process may take hours.
     while add("finished", 0) < distributed.world_size():

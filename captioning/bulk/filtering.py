@@ -4,10 +4,12 @@ The ITM score is the probability, by BLIP's image-text matching model, that imag
 """
 
 import re
+from functools import cache
 from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
 import torch
 
+from captioning.bulk.plan import captions_of
 from captioning.data.image import apply_transform, load_image
 from captioning.files.stores import without_secrets
 from captioning.runtime.errors import UserError
@@ -37,16 +39,19 @@ def _with_captions_at(places: list[int], line: dict[str, Any]) -> Optional[dict[
 
     Each list under a plural key, such as "itms", keeps the same indices.
     """
+    if not places:
+        return None
     found = dict(line)
-    for name in [name for name in line if isinstance(line.get(f"{name}s"), list)] if places else ():
+    for name in [name for name in line if isinstance(line.get(f"{name}s"), list)]:
         values = [found[f"{name}s"][place] for place in places]
         found[name] = values[0]
         found[f"{name}s"] = values
         if len(values) == 1:
             del found[f"{name}s"]
-    return found if places else None
+    return found
 
 
+@cache  # called for each line
 def threshold_of(expression: str) -> float:
     """Return the threshold of an expression such as "itm>0.5". Raises UserError."""
     found = re.fullmatch(r"\s*itm\s*>\s*(\d*\.?\d+)\s*", expression)
@@ -79,7 +84,7 @@ class ItmFilter:
         """
         for start in range(0, len(lines), AT_ONCE):
             some = lines[start : start + AT_ONCE]
-            captions = [line.get("captions", [line["caption"]]) for line in some]
+            captions = [captions_of(line) for line in some]
             scores = self.scorer.scores(torch.stack(images[start : start + AT_ONCE]), captions)
             for line, of_line in zip(some, scores.tolist()):
                 rounded = [round(score, DIGITS) for score in of_line]

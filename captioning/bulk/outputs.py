@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any, BinaryIO, NamedTuple
 
-from captioning.bulk.plan import Line, Plan
+from captioning.bulk.plan import Line, Plan, captions_of
 from captioning.bulk.request import Request
 from captioning.bulk.sidecars import Sidecars
 from captioning.bulk.tar_writing import write_samples
@@ -212,7 +212,7 @@ def _parquet_row(line: Line) -> Line:
         **line,
         "image": printable(line["image"]),
         "image_id": None if image_id is None else str(image_id),
-        "captions": line.get("captions", [line["caption"]]),
+        "captions": captions_of(line),
         "settings": json.dumps(line.get("settings")),
     }
 

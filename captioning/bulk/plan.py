@@ -6,7 +6,7 @@ An unfinished run has the folder OUT.parts, on a disk or in a store:
   removed before, all other files: without it there is no unfinished run
 - ID/units.jsonl: a unit per line, {"images": entries} or {"tar": url, ...}
 - ID/UNIT.FIRST.END.jsonl: the lines FIRST to END of a unit; UNIT.FIRST.END.last.jsonl: its last
-- ID/UNIT.FIRST.NUMBER.try: a process has begun the unit when FIRST of its lines were kept
+- ID/UNIT.FIRST.TOKEN.try: a process has begun the unit when FIRST of its lines were kept
 
 Each file appears when it is complete, and does not change. The lines of a unit depend only on the
 unit, so that two processes that caption one unit write the same lines. Their files may overlap.
@@ -26,7 +26,12 @@ HEADER, UNITS, VERSION = "plan.json", "units.jsonl", 2
 TRIES = 3  # a unit that has ended its process so often without a new line is set aside
 
 Unit = dict[str, Any]
-Line = dict[str, Any]
+Line = dict[str, Any]  # image, caption, and captions if it has several; or image and error
+
+
+def captions_of(line: Line) -> list[str]:
+    """Return all captions of a line without an error."""
+    return line.get("captions", [line["caption"]])
 
 
 class Part(NamedTuple):
@@ -82,7 +87,7 @@ class Plan:
     def parts(self, unit: int) -> list[Part]:
         """Return files that together have the unit's kept lines, without a gap."""
         chosen, end = [], 0
-        for part in sorted(self._parts[unit], key=lambda part: (part.first, -part.end)):
+        for part in sorted(self._parts.get(unit, ()), key=lambda part: (part.first, -part.end)):
             if part.first <= end < part.end or (part.first <= end == part.end and part.is_last):
                 chosen.append(part)
                 end = part.end
@@ -135,7 +140,7 @@ class Plan:
     def remove_unless_begun(self) -> None:
         """Remove the plan if nothing of it has been captioned."""
         self.refresh()
-        if not any(self._parts.values()):
+        if not self._parts:
             self.remove()
 
 

@@ -161,7 +161,7 @@ class BulkCaptioning:
             else:
                 add = shared_counters(made.header["id"])
                 worker = Worker(self.request, made, self.model, lambda n: show(add("images", n)))
-                units = [unit for unit in left if unit not in set(suspects)]
+                units = sorted(set(left) - set(suspects))
                 caption_claimed(worker, units, suspects, add)
                 show(add("images", 0))
                 reports = distributed.gather_on_main((worker.done, worker.left_out))
@@ -178,7 +178,10 @@ class BulkCaptioning:
             raise UserError(
                 f"{len(unfinished)} of {len(made)} units are not done: run the same command again"
             )
-        self.totals.update(outputs.merge(request, made))
+        # After a call without work, the files stay as they are.
+        is_there = stores.exists(request.out) and stores.exists(request.marker)
+        if len(made) or request.verify or not is_there:
+            self.totals.update(outputs.merge(request, made))
         self.counts = made.header["counts"]
         outputs.export(request, made)
         made.remove()  # last: without a plan, the same command is a new run

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.bulk import xmp
+from captioning.bulk.plan import captions_of
 from captioning.bulk.request import Request
 from captioning.files import stores
 from captioning.files.writing import replace_text, user_errors
@@ -86,7 +87,7 @@ class Sidecars:
 
         fsync is not called for sidecars on disk: it would take longer than captioning on a GPU.
         """
-        image, captions = line["image"], line.get("captions", [line["caption"]])
+        image, captions = line["image"], captions_of(line)
         sidecar, folder = self.path_of(image), os.path.dirname(image) or "."
         if os.path.basename(image) not in self._names(folder):
             return  # the photo was moved

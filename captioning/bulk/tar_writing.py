@@ -5,14 +5,13 @@ import json
 import os
 from collections.abc import Iterator
 from itertools import takewhile
-from typing import Any, BinaryIO, Optional
+from typing import BinaryIO, Optional
 
+from captioning.bulk.plan import Line, captions_of
 from captioning.data.image import open_image
 from captioning.files import stores, tables
 from captioning.files.images import FORMATS
 from captioning.files.tars import samples
-
-Line = dict[str, Any]  # a line of bulk captioning: image, caption, and captions if it has several
 
 
 def write_samples(file: BinaryIO, number: int, lines: list[Line], tar: Optional[str]) -> None:
@@ -26,7 +25,7 @@ def write_samples(file: BinaryIO, number: int, lines: list[Line], tar: Optional[
 
     with TarWriter(file, encoder=False, mtime=0, format="PAX_FORMAT") as writer:
         for key, suffix, data, line in _of_tar(tar, lines) if tar else _of_files(number, lines):
-            captions = "\n".join(line.get("captions", [line["caption"]]))
+            captions = "\n".join(captions_of(line))
             texts = {"txt": captions.encode(), "json": json.dumps(line).encode()}
             writer.write({"__key__": key, suffix: data, **texts})
 

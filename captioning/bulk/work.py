@@ -156,7 +156,8 @@ def _set_aside(unit: dict[str, Any], kept: int, tries: int) -> Iterator[dict[str
     """Yield entries with an error for the rest of a unit that has ended several processes."""
     entries = unit["images"][kept:] if "images" in unit else [{"image": unit["tar"]}]
     error = f"set aside: {tries} processes ended while they captioned it or images near it"
-    return iter([{**entry, "error": f"{entry['image']}: {error}"} for entry in entries])
+    for entry in entries:
+        yield {**entry, "error": f"{entry['image']}: {error}"}
 
 
 def _ahead(batches: Iterator[Batch], pool: ThreadPoolExecutor) -> Iterator[Batch]:

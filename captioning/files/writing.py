@@ -8,7 +8,7 @@ import secrets
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, Optional
+from typing import Any, BinaryIO
 
 from captioning.runtime.errors import UserError
 
@@ -16,15 +16,13 @@ SUFFIX = ".staged"  # of temporary files and folders
 
 
 @contextlib.contextmanager
-def atomic_write(path: Path, temporary_folder: Optional[Path] = None) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """Open a temporary file to write; rename it to `path` when the block ends without an error.
 
-    temporary_folder: the temporary file's folder, on the same disk; by default the folder of
-    `path`. Raises OSError, also if `path` is a folder.
+    Raises OSError, also if `path` is a folder.
     """
     # The random part is needed because machines that share a disk may have equal process ids.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{SUFFIX}")
-    temporary = (temporary_folder or path.parent) / temporary.name
     try:
         with open(temporary, "wb") as file:
             yield file
@@ -149,9 +147,7 @@ def json_line(entry: Any) -> bytes:
         return json.dumps(entry).encode() + b"\n"
 
 
-def write_lines(
-    path: Path, entries: Iterable[Any], temporary_folder: Optional[Path] = None
-) -> None:
+def write_lines(path: Path, entries: Iterable[Any]) -> None:
     """Write a line of JSON for each entry; see `atomic_write`. Raises OSError."""
-    with atomic_write(path, temporary_folder) as file:
+    with atomic_write(path) as file:
         file.writelines(map(json_line, entries))
