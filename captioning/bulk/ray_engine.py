@@ -26,6 +26,8 @@ def connect(device: str) -> torch.device:
 
     device: auto, cpu or cuda. Raises UserError.
     """
+    if device not in ("auto", "cpu", "cuda"):
+        raise UserError(f"--device is {device}; with --engine ray it is auto, cpu or cuda")
     before = signal.getsignal(signal.SIGTERM)  # ray.init replaces it
     try:
         import ray
@@ -37,7 +39,10 @@ def connect(device: str) -> torch.device:
             f"--engine ray: {one_line(error)}; docs/captioning.md says how to start a cluster"
         ) from None
     signal.signal(signal.SIGTERM, before)
-    return torch.device("cuda" if device != "cpu" and "GPU" in ray.cluster_resources() else "cpu")
+    has_gpu = "GPU" in ray.cluster_resources()
+    if device == "cuda" and not has_gpu:
+        raise UserError("--device is cuda, and no machine has a GPU; add one or use cpu")
+    return torch.device("cuda" if device != "cpu" and has_gpu else "cpu")
 
 
 def caption(

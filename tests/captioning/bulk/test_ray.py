@@ -150,6 +150,12 @@ def test_killed_and_stopped_the_same_command_goes_on(call, start, photos, nodes,
     assert "continuing" in log and "done 10 (" in log and "failed 0" in log
 
 
+def test_cuda_on_a_cluster_without_gpus_is_refused(call, photos, nodes):
+    nodes.add()
+    log = call("--engine", "ray", "--device", "cuda", code=2)
+    assert "no machine has a GPU; add one or use cpu" in one_error_line(log, "error: ")
+
+
 def test_an_error_in_a_task_ends_the_run_in_one_line(call, photos, nodes, monkeypatch):
     nodes.add()
     log = call("--engine", "ray", "num_beams=0", code=2)

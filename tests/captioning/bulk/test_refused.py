@@ -138,6 +138,10 @@ def test_a_cluster_that_is_not_there_is_refused(refused, monkeypatch):
     refused("docs/captioning.md says how to start a cluster", "--engine", "ray")
 
 
+def test_a_device_that_is_not_for_a_cluster_is_refused(refused):
+    refused("with --engine ray it is auto, cpu or cuda", "--engine", "ray", "--device", "cuda:1")
+
+
 def test_a_photo_that_a_captioner_refuses_is_named(photos):
     def refuse(image, prompt):
         raise ValueError(f"{prompt}: shorten the prompt")
