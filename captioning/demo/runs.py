@@ -15,7 +15,7 @@ from captioning.demo.status import DemoProgress, Step
 from captioning.files.writing import write_text
 from captioning.models import checkpoints
 from captioning.report.comparison import read_comparison
-from captioning.report.comparison_table import comparison_table
+from captioning.report.comparison_table import score_table
 from captioning.report.page import example_lines, write_report
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -197,5 +197,5 @@ class Demo:
         comparison = read_comparison([self.folder / name for name in OBJECTIVES])
         path = self.folder / "report.html"
         write_report(comparison, path, QUICK_NOTE if self.quick else None)
-        print(f"\n{comparison_table(comparison)}\n\n{example_lines(comparison)}")
+        print(f"\n{score_table(comparison.rows)}\n\n{example_lines(comparison)}")
         log_line(f"\nthe report is {path}: open it in a browser")

@@ -16,7 +16,7 @@ from typing import Optional
 
 from adapters.program import program_parser
 from captioning.report.comparison import read_comparison
-from captioning.report.comparison_table import comparison_table
+from captioning.report.comparison_table import score_table
 from captioning.report.page import write_report
 from captioning.runtime.errors import visible
 from captioning.runtime.program import run_program
@@ -33,7 +33,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
     def report():
         comparison = read_comparison(arguments.runs, arguments.split)
-        print(visible(comparison_table(comparison)))
+        print(visible(score_table(comparison.rows)))
         write_report(comparison, output)
         print(f"the report is {output}", file=sys.stderr)
 

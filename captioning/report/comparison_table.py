@@ -1,10 +1,11 @@
 """Formats the scores of human captions and runs as a table, for the page and for the terminal."""
 
 from collections.abc import Iterable, Sequence
+from typing import Optional
 
 from captioning.metrics.registry import METRICS, Metric, metric_of
-from captioning.metrics.score_table import align
-from captioning.report.comparison import Comparison, Row
+from captioning.report.comparison import Row
+from captioning.runtime.table import format_table
 
 # The first metrics of the table, in this order. Other metrics that have a `meaning` follow.
 FIRST = (
@@ -31,13 +32,17 @@ FIRST = (
 )
 
 
-def comparison_table(comparison: Comparison) -> str:
-    """Return a table for a terminal: a line per metric, a column for each row of the comparison."""
-    rows = comparison.rows
-    lines = [["", *(row.label for row in rows)]]
-    for metric in select_columns(rows):
-        lines.append([metric.heading, *(format_value(metric, row) for row in rows)])
-    return align(lines)
+def score_table(
+    rows: Sequence[Row], markdown: bool = False, columns: Optional[Sequence[Metric]] = None
+) -> str:
+    """Return the scores as Markdown with a line per row, or as text with a line per metric.
+
+    columns: the metrics that are shown; by default those of `select_columns`.
+    """
+    columns = select_columns(rows) if columns is None else columns
+    cells = [["", *(column.heading for column in columns)]]
+    cells += [[row.label, *(format_value(column, row) for column in columns)] for row in rows]
+    return format_table(cells if markdown else list(zip(*cells)), markdown)
 
 
 def to_markdown(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

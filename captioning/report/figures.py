@@ -22,6 +22,7 @@ from captioning.training.run_log import CURVES
 from smile import OBJECTIVES
 
 WIDTH, HEIGHT = 4.3, 3.2  # inches; about as wide as a phone
+MAX_LEGEND_LENGTH, HANDLE_LENGTH = 66, 8  # of a line and a handle, in characters
 INK, FAINT = "#1c2733", "#c9d1d9"
 
 
@@ -110,6 +111,13 @@ def new_figure(height: float = HEIGHT) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
+def add_legend(figure: Figure, labels: Sequence[str]) -> None:
+    """Put the legend of all axes above them, in as many columns as fit, and make room for it."""
+    columns = max(1, min(3, MAX_LEGEND_LENGTH // (max(map(len, labels)) + HANDLE_LENGTH)))
+    figure.set_figheight(figure.get_figheight() + 0.18 * (math.ceil(len(labels) / columns) - 1))
+    figure.legend(loc="outside upper left", ncols=columns, handlelength=2.6)
+
+
 def save_figure(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the file's suffix.
 
@@ -127,7 +135,7 @@ def to_svg(figure: Figure, name: str, description: str) -> Markup:
     """
     buffer = io.StringIO()
     with figure_context():
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
     text = buffer.getvalue().partition("<svg ")[2]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
@@ -221,7 +229,7 @@ def _draw(
         ax.set_xlabel(x_label)
         ax.set_ylabel(y_label)
         ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        figure.legend(loc="outside upper left", ncols=min(len(curves), 3), handlelength=2.6)
+        add_legend(figure, [curve.label for curve in curves])
         ends = "; ".join(f"{curve.label} ends at {curve.y[-1]:.3f}" for curve in curves)
         return to_svg(figure, name, f"{title}, {y_label} by {x_label}: {ends}")
 

@@ -1,5 +1,7 @@
 """Draws the figure of accuracy against descriptiveness, with one point per row."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple, Optional
 
 import numpy as np
@@ -11,7 +13,16 @@ from matplotlib.transforms import Bbox
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Row
-from captioning.report.figures import INK, Style, assign_styles, figure_context, new_figure, to_svg
+from captioning.report.figures import (
+    FAINT,
+    INK,
+    Style,
+    add_legend,
+    assign_styles,
+    figure_context,
+    new_figure,
+    to_svg,
+)
 
 
 class Axis(NamedTuple):
@@ -71,16 +82,29 @@ ACCURATE = (
 OFFSETS = ((9, 8), (9, -8), (-9, 8), (-9, -8), (0, 14), (0, -14), (12, 0), (-12, 0))
 
 
-def draw_plane(rows: list[Row]) -> Optional[Markup]:
-    """Return the figure as SVG; None if the rows lack the metrics of the axes."""
+def draw_plane(
+    rows: Sequence[Row], lines: Mapping[str, Sequence[Row]] = MappingProxyType({})
+) -> Optional[Markup]:
+    """Return the figure as SVG; None if fewer than two rows have the metrics of both axes.
+
+    lines: {name in the legend: rows that a line joins, in this order}
+    """
     axes = choose_axes(rows)
     if axes is None:
         return None
+    rows = [row for row in rows if has_both(row, axes)]
     with figure_context():
         figure = new_figure()
         ax = figure.add_subplot()
+        for name, joined in lines.items():
+            points = [
+                [axis.position(row.metrics[axis.metric].value) for axis in axes]
+                for row in joined
+                if has_both(row, axes)
+            ]
+            ax.plot(*zip(*points), color=FAINT, linewidth=1.2, zorder=1, label=name)
         points = draw_rows(ax, axes, rows)
-        label_points(figure, ax, points)
+        add_legend(figure, [*lines, *(row.label for row in rows)])
         return to_svg(figure, "plane", describe(axes, points))
 
 
@@ -141,7 +165,7 @@ def describe(axes: AxisPair, points: list[Point]) -> str:
     return f"{axes.vertical.label} against {axes.horizontal.label}: {positions}"
 
 
-def choose_axes(rows: list[Row]) -> Optional[AxisPair]:
+def choose_axes(rows: Sequence[Row]) -> Optional[AxisPair]:
     """Return the axes of the figure; None if fewer than two rows have the metrics of both.
 
     A candidate is available if at least two rows have its metric. The first candidates of both axes
