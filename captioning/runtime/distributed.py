@@ -156,17 +156,17 @@ def any_rank(value: object, wait_long: bool = False) -> bool:
 def run_on_main(function: Callable[[], None]) -> None:
     """Run `function` on rank 0 while the other ranks wait. All ranks call this.
 
-    If it raises UserError, all ranks raise it.
+    If it raises UserError or Stopped, all ranks raise it.
     """
     problem = None
     if is_main():
         try:
             function()
-        except UserError as error:
-            problem = str(error)
+        except (UserError, signals.Stopped) as error:
+            problem = error
     problem = broadcast_from_main(problem)
     if problem is not None:
-        raise UserError(problem)
+        raise problem
 
 
 def raise_if_stop_requested(wait_long: bool = False) -> None:

@@ -65,6 +65,12 @@ def stop_requested() -> Optional[str]:
     return _request
 
 
+def raise_if_requested() -> None:
+    """Raise Stopped if this process was asked to stop. Ranks together use `distributed`'s."""
+    if stop_requested():
+        raise Stopped
+
+
 def ignore(worker: int = 0) -> None:
     """Called in a worker of a DataLoader: ignore the signals, which the parent handles.
 
