@@ -29,9 +29,9 @@ from captioning.files.stores import (
     without_secrets,
 )
 from captioning.files.tars import is_tars
+from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
+from captioning.metrics.base import options_of
 from captioning.metrics.metric_sum import MetricSum
-from captioning.metrics.options import option_classes
-from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
 from captioning.rewards.registry import REWARDS, check_options, check_rewards
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
@@ -56,7 +56,7 @@ class Config(Keys):
         optional = cls.model_fields[info.field_name].default is None
         return None if optional and value in ("", []) else value
 
-    @field_serializer("pretrained", "rerank_judge")
+    @field_serializer("pretrained", "rerank_judge", "itm_model", check_fields=False)
     def _without_secrets(self, value):
         return without_secrets(value) if isinstance(value, str) else value
 
@@ -218,19 +218,13 @@ def config_class(
 
     model: a name in CAPTIONERS; None for the keys of all captioners. metrics, rewards, rerankers:
     the entries whose options are added as keys; by default all. Imports the modules that declare
-    the keys. Raises TypeError if two modules declare the same key.
+    the keys.
     """
     packages = dict.fromkeys(CAPTIONERS.values() if model is None else [CAPTIONERS[model]])
     entries = [*(EVALUATORS[name] for name in metrics), *(REWARDS[name] for name in rewards)]
     entries += filter(None, (RERANKERS[name].options for name in rerankers))
-    key_classes = [*(load(package).Keys for package in packages), *option_classes(entries)]
-    owners = dict.fromkeys(Config.model_fields, Config.__module__)
-    for key_class in key_classes:
-        for name in key_class.model_fields:
-            if name in owners:
-                raise TypeError(f"key {name!r} is of {owners[name]} and of {key_class.__module__}")
-            owners[name] = key_class.__module__
-    return create_model("Config", __base__=(*key_classes, Config))
+    bases = (*(load(package).Keys for package in packages), Config)
+    return create_model("Config", __base__=bases, **options_of(map(load, entries)))
 
 
 def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
@@ -254,7 +248,7 @@ def parse_config(values: Any) -> Config:
         return config_class().model_validate(values)  # raises ValidationError
     config_type = config_class(
         model,
-        metrics=_named_entries(EVALUATORS, values.get("metrics", DEFAULT_METRICS)),
+        metrics=_named_entries(EVALUATORS, values.get("metrics", DEFAULT_EVALUATORS)),
         rewards=_named_entries(REWARDS, values.get("reward")),
         rerankers=_named_entries(RERANKERS, [values.get("rerank")]),
     )

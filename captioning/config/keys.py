@@ -20,7 +20,7 @@ from pydantic import (
 from adapters.lora import Lora
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config.rerankers import RERANKERS
-from captioning.metrics.registry import DEFAULT_METRICS, EVALUATORS
+from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
 from decoding.null_image import NULL_IMAGES
 
 # A key of role "run" changes the results: a resumed run must have the same value. The other roles:
@@ -158,7 +158,9 @@ class Keys(BaseModel):
     contrastive_alpha: Generation[float] = 0.0
     contrastive_beta: Generation[float] = 0.1
     contrastive_noise: Generation[int] = 500
-    metrics: Scoring[list[Literal[tuple(EVALUATORS)]]] = Field(list(DEFAULT_METRICS), min_length=1)
+    metrics: Scoring[list[Literal[tuple(EVALUATORS)]]] = Field(
+        list(DEFAULT_EVALUATORS), min_length=1
+    )
 
     output_dir: Machine[Name]
     device: Machine[Name] = "auto"

@@ -3,10 +3,10 @@
 import argparse
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal, Optional, get_args, get_origin
+from typing import Annotated, Any, Literal, Optional, get_args, get_origin
 
-from captioning.metrics.options import option_classes
-from captioning.metrics.registry import DEFAULT_EVALUATORS, EVALUATORS
+from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
+from captioning.metrics.base import evaluator_classes, options_of
 from captioning.runtime.progress import log_line
 
 
@@ -25,8 +25,9 @@ def add_scoring_flags(parser: argparse.ArgumentParser, images_help: str) -> None
     add("--cache_dir", type=Path, help="where metrics keep features and downloads")
     add("--device", default="auto", help="device of models: auto, cpu, cuda, cuda:1")
     add("--batch_size", type=int, default=64, help="batch size of models")
-    for name, field in _option_fields(EVALUATORS).items():
-        parsing = _parsing_of(field.annotation, field.default)
+    for name, (kind, field) in _options(EVALUATORS).items():
+        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+        parsing = _parsing_of(kind, field.default)
         add(f"--{name}", default=field.default, help=field.description, **parsing)
 
 
@@ -41,9 +42,8 @@ def parse_scoring_arguments(
 
 
 def local_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return {option: value} of the chosen evaluators, see `Options.local_values`."""
-    classes = option_classes(EVALUATORS[evaluator] for evaluator in arguments.metrics)
-    return {k: v for options in classes for k, v in options.local_values(arguments).items()}
+    """Return {option: value} of the chosen evaluators."""
+    return {name: getattr(arguments, name) for name in _options(arguments.metrics)}
 
 
 def warn_of_unused_options(
@@ -54,17 +54,16 @@ def warn_of_unused_options(
     used_by_program: options without this warning, because the program itself uses them. Call it
     after `distributed.start`, so that only rank 0 logs.
     """
-    used = {*used_by_program, *_option_fields(arguments.metrics)}
-    for name, field in _option_fields(EVALUATORS).items():
+    used = {*used_by_program, *_options(arguments.metrics)}
+    for name, (_, field) in _options(EVALUATORS).items():
         if name not in used and getattr(arguments, name) != field.default:
-            users = [evaluator for evaluator in EVALUATORS if name in _option_fields([evaluator])]
+            users = [evaluator for evaluator in EVALUATORS if name in _options([evaluator])]
             log_line(f"warning: --{name} has no effect without --metrics {' or '.join(users)}")
 
 
-def _option_fields(evaluators: Iterable[str]) -> dict[str, Any]:
-    """Return {option: pydantic field} of the named evaluators."""
-    classes = option_classes(EVALUATORS[evaluator] for evaluator in evaluators)
-    return {name: field for options in classes for name, field in options.model_fields.items()}
+def _options(evaluators: Iterable[str]) -> dict[str, tuple[Any, Any]]:
+    """Return {name: option} of the named evaluators."""
+    return options_of(evaluator_classes(evaluators).values())
 
 
 def _parsing_of(annotation: Any, default: Any) -> dict[str, Any]:

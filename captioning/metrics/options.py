@@ -5,7 +5,7 @@ captions, see `arguments`.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Optional
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -74,15 +74,3 @@ def option_classes(entries: Iterable[str]) -> list[type[Options]]:
         for options in every
         if not any(options is not other and issubclass(other, options) for other in every)
     ]
-
-
-def missing_options(kind: Any, values: Any) -> Optional[str]:
-    """Return "needs NAME: DESCRIPTION" for missing required options; None if none is missing.
-
-    kind: the class of the evaluator or reward. values: an object with the options as attributes. A
-    required option is missing if it has the default value.
-    """
-    fields = kind.Options.model_fields
-    missing = [name for name in kind.required if getattr(values, name) == fields[name].default]
-    meanings = " and ".join(fields[name].description for name in missing)
-    return f"needs {' and '.join(missing)}: {meanings}" if missing else None

@@ -1,47 +1,9 @@
-"""Registers the evaluators and the metrics that each evaluator computes.
-
-To add an evaluator, write a module and add an entry to `_DECLARED`. The module of an evaluator is
-imported only when the evaluator is used, so that the names and titles of metrics are available
-without the libraries that the evaluator needs.
-"""
+"""The metrics of evaluators with the former interface, by evaluator."""
 
 from functools import partial
-from typing import NamedTuple, Optional
 
-
-class Metric(NamedTuple):
-    """The name of a metric, and how tables and the report show the metric.
-
-    name: the key in score files. title, decimals: used in tables. needs_references: whether the
-    metric can be computed only with references.
-
-    The other fields are for the report, which has a table that compares runs. meaning: explains the
-    metric in one clause. A metric without a meaning is not in this table; the report lists it among
-    the other scores. unit, factor: the report shows value * factor in `unit`. report_title,
-    report_decimals: replace title and decimals in the report. in_sweeps: whether tables of sweeps
-    show the metric, too.
-    """
-
-    name: str
-    title: str
-    decimals: int = 1
-    meaning: Optional[str] = None
-    unit: str = ""
-    report_title: Optional[str] = None
-    report_decimals: Optional[int] = None
-    factor: float = 1.0
-    needs_references: bool = False
-    in_sweeps: bool = False
-
-    def in_report(self) -> "Metric":
-        """Return the metric with the title and decimals that the report shows."""
-        decimals = self.decimals if self.report_decimals is None else self.report_decimals
-        return self._replace(title=self.report_title or self.title, decimals=decimals)
-
-    @property
-    def heading(self) -> str:
-        return f"{self.title}, {self.unit}" if self.unit else self.title
-
+from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
+from captioning.metrics.base import Metric, metric_of
 
 ReferenceMetric = partial(Metric, needs_references=True)
 
@@ -293,21 +255,15 @@ _DECLARED = {
         ),
     ),
 }
-# {evaluator: "module:class"}
-EVALUATORS = {name: entry for name, (entry, _) in _DECLARED.items()}
+METRICS_OF = {name: metrics for name, (_, metrics) in _DECLARED.items()}
 # {evaluator: the names of its metrics}
 EVALUATOR_METRICS = {
     name: tuple(m.name for m in metrics) for name, (_, metrics) in _DECLARED.items()
 }
-DEFAULT_EVALUATORS = ("coco", "length", "diversity")
 DEFAULT_METRICS = DEFAULT_EVALUATORS  # the default of the configuration key `metrics`
 
 _PUBLISHED = ("cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL")  # columns of SMILE's paper
 _BY_NAME = {metric.name: metric for _, metrics in _DECLARED.values() for metric in metrics}
 # {metric: Metric}, in the order of columns in tables. The columns of the paper's table are first.
 METRICS = {name: _BY_NAME[name] for name in (*_PUBLISHED, *_BY_NAME)}
-
-
-def metric_of(name: str) -> Metric:
-    """Return the metric of this name. An unknown name becomes a metric with the name as title."""
-    return METRICS.get(name) or Metric(name, name, decimals=3)
+__all__ = ["EVALUATORS", "metric_of"]

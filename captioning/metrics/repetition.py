@@ -9,9 +9,30 @@ loops                percentage of captions in which a phrase of two or more wor
 from collections.abc import Sequence
 from typing import Optional
 
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
+from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores
 
 SIZES = (2, 3, 4)
+
+
+class Repetition(Evaluator):
+    metrics = (
+        *(Metric(f"rep_{n}", f"Rep-{n}", direction="lower") for n in SIZES),
+        Metric(
+            "loops",
+            "Loops",
+            direction="lower",
+            meaning="captions that say a phrase twice in a row",
+            unit="%",
+            in_sweeps=True,
+        ),
+    )
+
+    def evaluate(self, captions: CaptionSet) -> Scores:
+        texts, _, tokenizer = captions.tokenized
+        sentences = [text.split() for text in texts]
+        values = {f"rep_{n}": [repeated_share(words, n) for words in sentences] for n in SIZES}
+        values["loops"] = [100.0 if has_loop(words) else 0.0 for words in sentences]
+        return Scores.from_means(values, settings={"tokenizer": tokenizer})
 
 
 def repeated_share(words: Sequence[str], n: int) -> Optional[float]:
@@ -30,16 +51,3 @@ def has_loop(words: Sequence[str]) -> bool:
             if repeats >= max(n, 2):
                 return True
     return False
-
-
-class Repetition(Evaluator):
-    """Computes rep_2, rep_3, rep_4 and loops, as defined at the top of this file."""
-
-    name = "repetition"
-
-    def evaluate(self, captions: CaptionSet) -> Scores:
-        texts, _, tokenizer = captions.tokenized
-        sentences = [text.split() for text in texts]
-        values = {f"rep_{n}": [repeated_share(words, n) for words in sentences] for n in SIZES}
-        values["loops"] = [100.0 if has_loop(words) else 0.0 for words in sentences]
-        return Scores.from_means(values, settings={"tokenizer": tokenizer})

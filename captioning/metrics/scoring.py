@@ -13,8 +13,8 @@ from typing import Optional, Union
 
 from captioning.data.caption_files import Captions, ImageId, match_ids, predictions_by_id
 from captioning.files.writing import write_json, write_text
-from captioning.metrics.bootstrap import INTERVALS
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores, build_evaluators
+from captioning.metrics.base import CaptionSet, Evaluator, Scores, build_evaluators
+from captioning.metrics.intervals import INTERVALS
 from captioning.metrics.java import JavaError, java_version
 from captioning.runtime.distributed import is_main
 from captioning.runtime.errors import UserError
@@ -41,7 +41,7 @@ def score(
     captions = CaptionSet(predictions, match_ids(predictions, references))
     scores = Scores({})
     for evaluator in build_evaluators() if evaluators is None else evaluators:
-        if not (is_main() or evaluator.on_every_rank):
+        if not (is_main() or getattr(evaluator, "on_every_rank", False)):
             continue
         try:
             found = evaluator.evaluate(captions)

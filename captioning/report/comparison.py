@@ -8,8 +8,8 @@ from typing import NamedTuple, Optional, Union
 from captioning.data.annotations import Sample
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation, read_split, references
+from captioning.metrics.base import Evaluator, Settings, build_evaluators
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators, options_of
 from captioning.metrics.facts import FactsOptions
 from captioning.metrics.registry import EVALUATOR_METRICS, EVALUATORS, metric_of
 from captioning.metrics.scoring import score
@@ -242,9 +242,7 @@ def _build_evaluators(
             key=lambda run: len(computed & run.metrics.keys()),
         )
         try:
-            evaluators += build_evaluators(
-                [name], settings, **options_of([name], run.scoring_config)
-            )
+            evaluators += build_evaluators([name], settings, run.scoring_config)
         except UserError as error:
             missing.append(f"Human captions could not be scored: {error}.")
     return evaluators

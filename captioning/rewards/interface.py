@@ -43,6 +43,12 @@ class Reward(ABC):
     title: str
     Options: type[Options] = Options
     required: tuple[str, ...] = ()
+    options: Mapping[str, tuple[Any, Any]] = {}
+
+    def __init_subclass__(cls, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        fields = cls.Options.model_fields
+        cls.options = {name: (field.annotation, field) for name, field in fields.items()}
 
     def __init__(self, images: TrainingImages, **options: Any):
         self.options = self.Options.checked(options)

@@ -14,7 +14,7 @@ from captioning.data.annotations import Sample
 from captioning.data.sources import read_split, references
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
-from captioning.metrics.evaluator import Evaluator, Settings, build_evaluators, options_of
+from captioning.metrics.base import Evaluator, Settings, build_evaluators
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import score, write_scores
 from captioning.models.generation import caption_images
@@ -41,8 +41,7 @@ class SplitEvaluation:
             self.samples = read_split(config, split)
             self.references = references(config, split, self.samples)
             settings = metric_settings(config, self.samples, str(device))
-            options = options_of(config.metrics, config)
-            self.evaluators = build_evaluators(config.metrics, settings, **options)
+            self.evaluators = build_evaluators(config.metrics, settings, config)
         # {metric: why it cannot be computed}, as rank 0 finds, which needs every metric.
         self.unavailable_metrics = {}
         if distributed.is_main():

@@ -5,11 +5,10 @@ import math
 import pytest
 
 from captioning.config import config_class
-from captioning.metrics import diversity
-from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import Evaluator, Scores, build_evaluators
+from captioning.metrics import EVALUATORS, diversity
+from captioning.metrics.base import Evaluator, Scores, all_metrics, build_evaluators, metric_of
+from captioning.metrics.intervals import Estimate
 from captioning.metrics.metric_sum import MetricSum
-from captioning.metrics.registry import EVALUATOR_METRICS, EVALUATORS, METRICS, metric_of
 from captioning.metrics.score_table import format_table
 from captioning.metrics.scoring import score
 from captioning.rewards.interface import Reward
@@ -21,20 +20,19 @@ KINDS = {name: load(entry) for name, entry in EVALUATORS.items()}
 
 
 def test_entries_declare_what_tables_and_configurations_need():
-    assert sum(map(len, EVALUATOR_METRICS.values())) == len(METRICS)  # each name once
-    assert all(kind.name == name for name, kind in KINDS.items())
+    names = [name for kind in KINDS.values() for name in (metric.name for metric in kind.metrics)]
+    assert sorted(names) == sorted(all_metrics())  # each name once
     rewards = [load(entry) for entry in REWARDS.values()]
     assert all(issubclass(kind, Evaluator) for kind in KINDS.values())
     assert all(issubclass(kind, Reward) and kind.title for kind in rewards)
     for kind in (*KINDS.values(), *rewards):
-        fields = kind.Options.model_fields
-        assert set(kind.required) <= set(fields) <= set(config_class().model_fields)
-        assert all(field.description for field in fields.values())
+        assert set(kind.required) <= set(kind.options) <= set(config_class().model_fields)
+        assert all(field.description for _, field in kind.options.values())
 
 
 def test_an_evaluator_that_is_named_twice_is_built_once():
     chosen = build_evaluators(["length", "diversity", "length"])
-    assert [evaluator.name for evaluator in chosen] == ["length", "diversity"]
+    assert list(map(type, chosen)) == [KINDS["length"], KINDS["diversity"]]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +45,7 @@ def test_an_evaluator_that_is_named_twice_is_built_once():
             if kind.required
         ),
         *(
-            (name, {"clip_model": "a", "itm_model": "b"}, f"metrics: {name} needs the images: ")
+            (name, dict.fromkeys(kind.required, "a"), f"metrics: {name} needs the images: ")
             for name, kind in KINDS.items()
             if kind.needs_images
         ),
@@ -78,8 +76,8 @@ def test_a_sum_has_the_values_of_its_metrics_or_is_none(text, value):
 
 
 def test_a_sum_may_name_every_metric():
-    text = " - ".join(METRICS)
-    first, *others = METRICS
+    text = " - ".join(all_metrics())
+    first, *others = all_metrics()
     assert MetricSum.parse(text).signs == {first: 1, **dict.fromkeys(others, -1)}
 
 
@@ -87,7 +85,7 @@ def test_a_sum_may_name_every_metric():
     ("text", "message"),
     [
         ("CIDEr + BLEU_4", "'BLEU_4' is no metric; did you mean Bleu_4?"),
-        ("perplexity", f"'perplexity' is no metric; there are {', '.join(METRICS)}"),
+        ("perplexity", f"'perplexity' is no metric; there are {', '.join(all_metrics())}"),
         ("CIDEr - CIDEr", "CIDEr occurs twice"),
         *(
             (text, "write it as METRIC, -METRIC or METRIC + METRIC")
@@ -122,11 +120,11 @@ def test_the_table_has_the_published_order_intervals_and_what_was_skipped():
 
 
 def test_a_table_of_all_metrics_has_lines_of_at_most_80_characters():
-    scores = Scores({name: Estimate(12.0, 1.0, 99.0, 5) for name in METRICS})
+    scores = Scores({name: Estimate(12.0, 1.0, 99.0, 5) for name in all_metrics()})
     lines = format_table(scores, 5).splitlines()
     assert max(map(len, lines)) <= 80
     titles = [title.strip() for title in "  ".join(lines[0:-2:3]).split("  ") if title]
-    assert titles == [metric_of(name).title for name in METRICS]
+    assert titles == [metric_of(name).title for name in all_metrics()]
     scores = Scores({"ttr": Estimate(0.5, None, None, 2)})  # without intervals
     assert format_table(scores, 2) == "  TTR\n0.500\n2 captions"
 
@@ -146,14 +144,14 @@ def test_score_takes_results_or_a_mapping():
 
 
 class Broken(Evaluator):
-    name = "itm"
+    metrics = KINDS["itm"].metrics
 
     def evaluate(self, captions):
         raise UserError("no scene of image 5")
 
 
 class Undefined(Evaluator):
-    name = "facts"
+    metrics = KINDS["facts"].metrics
 
     def evaluate(self, captions):
         nothing = Estimate(float("nan"), None, None, 2)
@@ -162,7 +160,7 @@ class Undefined(Evaluator):
 
 def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
     monkeypatch.setattr(diversity, "zip", lambda *_: 1 / 0, raising=False)
-    own = [Broken(), Undefined()]
+    own = [Broken(None, None), Undefined(None, None)]
     chosen = [*own, *build_evaluators(["diversity", "length"])]
     scores = score({5: "a man", 6: "a"}, {5: ["a"], 6: ["b"]}, chosen)
     assert list(scores.metrics) == ["cap_len"] and scores.settings == {"scenes": 2}

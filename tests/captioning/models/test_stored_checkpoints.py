@@ -1,7 +1,6 @@
 """Checkpoints and annotations in an object store are read like those on disk."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,7 +9,7 @@ from app.checkpoints import load_checkpoints
 from BLIP import read_checkpoint
 from captioning.config import load_config
 from captioning.data import read_split, references
-from captioning.metrics.evaluator import options_of
+from captioning.metrics.base import option_files
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from, load_trained
 from captioning.models.sharded_checkpoint import save_sharded
@@ -108,9 +107,8 @@ def test_annotations_of_a_store_are_those_of_the_disk(s3, scenes, scenes_config,
     samples = read_split(here, "val")
     assert read_split(there, "val") == samples
     assert references(there, "val", samples) == references(here, "val", samples) != {}
-    found = [options_of(["facts", "diversity"], config) for config in (here, there)]
     for name in ("facts_file", "train_captions"):
-        one, other = (Path(options[name]) for options in found)
+        [one], [other] = (option_files(config, name) for config in (here, there))
         assert one.read_bytes() == other.read_bytes() and one != other
     s3.files.rm_file("bucket/ann/scenes_val.json")
     with pytest.raises(UserError, match=r"s3://bucket/ann/scenes_val.json: no such file or bucket"):
