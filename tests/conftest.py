@@ -212,17 +212,11 @@ def quick_compiler(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    """Return a headless Chromium; skip the test where there is none."""
-    from benchmarks.browser import Browser
+def browser():
+    """Return playwright's Browser; skip the test where there is no Chromium."""
+    from tests.chromium import PROGRAM, chromium
 
-    program = shutil.which("chromium") or shutil.which("chromium-browser")
-    if program is None:
+    if PROGRAM is None:
         pytest.skip("chromium is not installed")
-    # On a busy machine Chromium sometimes hangs at its start.
-    try:
-        started = Browser(program, tmp_path_factory.mktemp("profile"))
-    except OSError:
-        started = Browser(program, tmp_path_factory.mktemp("profile"))
-    with started:
+    with chromium() as started:
         yield started

@@ -6,16 +6,13 @@ Needs Chromium.
 """
 
 import argparse
-import shutil
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 from PIL import Image
 
-from benchmarks.browser import Browser
+from tests.chromium import chromium, open_page
 
 SCENE = Path("data/scenes/images/scene_006168.png")
 # Left, top, right and bottom of photo, captions and examples in the whole page, with a margin.
@@ -28,18 +25,17 @@ SHOWN = """(() => {
 })()"""
 
 
-def photograph(browser: Browser, address: str, output: Path) -> None:
+def photograph(browser, address: str, output: Path) -> None:
     """Caption the scene, point at a word, and write what is seen as a PNG with 256 colours."""
-    browser.open(address, width=1560, height=700)
-    browser.wait("document.querySelector('#photo input[type=file]')")
-    browser.choose_files("#photo input[type=file]", SCENE.resolve())
-    browser.wait("document.querySelector('#photo img')?.src.includes('file=')")
-    browser.ask("document.querySelector('#caption').click()")
-    browser.wait("document.querySelectorAll('.smile-card').length == 3")
-    browser.hover(".smile-card:nth-child(2) .smile-word:nth-child(3)")
-    time.sleep(1)  # results fade in
-    box = browser.ask(SHOWN)
-    browser.picture(output)
+    page = open_page(browser, address, viewport={"width": 1560, "height": 700})
+    page.set_input_files("#photo input[type=file]", SCENE)
+    page.wait_for_function("document.querySelector('#photo img')?.src.includes('file=')")
+    page.click("#caption")
+    page.wait_for_function("document.querySelectorAll('.smile-card').length == 3")
+    page.hover(".smile-card:nth-child(2) .smile-word:nth-child(3)")
+    page.wait_for_timeout(1000)  # results fade in
+    box = page.evaluate(SHOWN)
+    page.screenshot(path=output, full_page=True)
     with Image.open(output) as picture:
         shown = picture.crop(tuple(map(round, box))).convert("RGB")
         shown.quantize(256).save(output, optimize=True)
@@ -53,8 +49,7 @@ if __name__ == "__main__":
     page = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         address = next(word for line in page.stderr for word in line.split() if "http://" in word)
-        profile = tempfile.TemporaryDirectory()
-        with profile as folder, Browser(shutil.which("chromium"), Path(folder)) as browser:
+        with chromium() as browser:
             photograph(browser, address, output)
     finally:
         page.terminate()

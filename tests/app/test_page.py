@@ -1,16 +1,18 @@
 """The page in headless Chromium, as a visitor uses it: mouse, keyboard, phone, bad files."""
 
+import re
 import urllib.request
 import zipfile
 
 import pytest
 
+from tests.chromium import expect, open_page
+
 pytestmark = pytest.mark.slow
 
 FIELD = "#photo input[type=file]"
-SENT = "document.querySelector('#photo img')?.src.includes('file=')"
-WORD = ".smile-card:nth-child(2) .smile-word"
-CARDS = "document.querySelectorAll('.smile-card').length == 3"
+CARD = ".smile-card:nth-child(2)"
+PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
 
 
 @pytest.fixture
@@ -19,129 +21,134 @@ def page(server, browser):
 
 
 def opened(browser, server, **screen):
-    """Return the browser with the page open; by default on a wide screen."""
-    browser.requests.clear()
-    browser.open(server, **screen)
-    browser.wait(f"document.querySelector({FIELD!r})")
-    browser.wait("[...document.querySelectorAll('.label-wrap')].some(e => e.offsetParent)")
-    return browser
+    """Return the page, newly opened; by default on a wide screen."""
+    page = open_page(browser, server, **screen)
+    page.wait_for_selector(FIELD, state="attached")
+    page.wait_for_selector(".label-wrap >> visible=true")
+    return page
+
+
+def wait_for_upload(page):
+    page.wait_for_selector("#photo img[src*='file=']", state="attached")
 
 
 def caption(page, path):
     """Press the button after the photo is uploaded."""
-    page.choose_files(FIELD, path)
-    page.wait(SENT)
-    page.ask("document.querySelector('#caption').click()")
+    page.set_input_files(FIELD, path)
+    wait_for_upload(page)
+    page.click("#caption")
+
+
+def wait_for_cards(page):
+    expect(page.locator(".smile-card")).to_have_count(3)
 
 
 def downloaded(page):
-    page.wait("document.querySelector('.smile-download')")
-    return page.ask(
-        "fetch(document.querySelector('.smile-download').href).then(answer => answer.json())"
-    )
+    link = page.locator(".smile-download").get_attribute("href")
+    return page.evaluate("link => fetch(link).then(answer => answer.json())", link)
 
 
 def test_a_photo_has_a_caption_of_each_checkpoint_with_probabilities_and_attention_maps(
     page, files, server
 ):
     caption(page, files / "photo.jpg")
-    page.wait(CARDS)
-    labels = page.ask("[...document.querySelectorAll('.smile-card h3')].map(e => e.innerText)")
+    wait_for_cards(page)
+    labels = page.locator(".smile-card h3").all_inner_texts()
     assert labels == ["MLE", "SMILE", "MLE+SMILE 0.5:0.5"]
     expected = downloaded(page)[1]
-    words = page.ask(f"[...document.querySelectorAll({WORD!r})].map(e => e.firstChild.innerText)")
+    words = page.locator(f"{CARD} .smile-word > :first-child").all_inner_texts()
     assert words == [entry["word"] for entry in expected["words"]] and len(words) > 2
 
-    hidden = "document.querySelector('.smile-card:nth-child(2) .smile-attention')"
-    assert page.ask(f"{hidden}.hidden")
-    page.hover(f"{WORD}:nth-child(2)")
-    page.wait(f"!{hidden}.hidden && {hidden}.naturalWidth > 0")
-    assert page.ask(f"{hidden}.src == document.querySelectorAll({WORD!r})[1].dataset.attention")
-    seen = page.ask("document.querySelector('.smile-card:nth-child(2) .smile-seen').innerText")
+    attention, word = page.locator(f"{CARD} .smile-attention"), page.locator(f"{CARD} .smile-word")
+    expect(attention).to_be_hidden()
+    word.nth(1).hover()
+    expect(attention).to_be_visible()
+    assert attention.evaluate("map => map.decode().then(() => map.naturalWidth)") > 0
+    assert attention.get_attribute("src") == word.nth(1).get_attribute("data-attention")
+    seen = page.inner_text(f"{CARD} .smile-seen")
     assert seen.startswith(f"{words[1]}: ") and seen.endswith(" %")
     percent = 100 * expected["words"][1]["probability"]
     assert float(seen.split(": ")[1][:-2]) == pytest.approx(percent, abs=0.06)
     page.hover("h1")
-    page.wait(f"{hidden}.hidden")
+    expect(attention).to_be_hidden()
 
-    copy = "document.querySelectorAll('.smile-copy')[1]"
-    page.ask("navigator.clipboard.writeText = async (text) => { window.copied = text }, 0")
-    page.ask(f"{copy}.click()")
-    page.wait(f"{copy}.innerText == 'Copied'")
-    assert page.ask("window.copied") == expected["caption"]
+    copy = page.locator(".smile-copy").nth(1)
+    page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text }, 0")
+    copy.click()
+    expect(copy).to_have_text("Copied")
+    assert page.evaluate("window.copied") == expected["caption"]
     # No other server is asked, and no script has failed.
-    asked = [url for url in page.requests if not url.startswith((server, "data:", "blob:"))]
-    assert asked == [] and page.problems == []
+    asked = [url for url in page.requested if not url.startswith((server, "data:", "blob:"))]
+    assert page.requested and asked == [] and page.problems == []
 
 
 def test_the_keyboard_alone_is_enough(page):
     """Only the controls of the chosen method are shown."""
     focus = "document.activeElement"
-    shown = (
-        "['beams', 'sampling'].filter(e => document.querySelector('.smile-' + e).checkVisibility())"
-    )
-    page.ask("[...document.querySelectorAll('.label-wrap')].find(e => e.offsetParent).click()")
-    page.wait(f"{shown} == 'beams'")
+    page.locator(".label-wrap >> visible=true").first.click()
+    beams, sampling = (page.locator(f".smile-{name}").first for name in ("beams", "sampling"))
+    expect(beams).to_be_visible()
+    expect(sampling).to_be_hidden()
 
     def go_to(found):
         for _ in range(60):
-            if page.ask(f"Boolean({found})"):
+            if page.evaluate(f"Boolean({found})"):
                 return
-            page.press("Tab")
+            page.keyboard.press("Tab")
         raise AssertionError(f"Tab never comes to {found}")
 
     go_to(f"{focus}.closest('.gallery-item')")
-    page.press("Enter")
-    page.wait(SENT)
+    page.keyboard.press("Enter")
+    wait_for_upload(page)
     go_to(f"{focus}.type == 'radio' && {focus}.value == 'true'")
-    page.press(" ")
-    page.wait(f"{shown} == 'sampling'")
+    page.keyboard.press(" ")
+    expect(sampling).to_be_visible()
+    expect(beams).to_be_hidden()
     go_to(f"{focus}.closest('#caption')")
-    page.press("Enter")
-    page.wait(CARDS)
+    page.keyboard.press("Enter")
+    wait_for_cards(page)
     assert downloaded(page)[0]["settings"]["sample"] is True
     go_to(f"{focus}.closest('.smile-word')")
-    page.wait("!document.querySelector('.smile-attention').hidden")
-    first = page.ask(f"{focus}.ariaLabel")
-    page.press("ArrowRight")
-    assert page.ask(f"{focus} == document.querySelectorAll('.smile-word')[1]")
-    page.press("ArrowLeft")
-    assert page.ask(f"{focus}.ariaLabel") == first
-    page.press("Tab")
-    page.wait("document.querySelector('.smile-attention').hidden")
+    attention, words = page.locator(".smile-attention").first, page.locator(".smile-word")
+    expect(attention).to_be_visible()
+    page.keyboard.press("ArrowRight")
+    expect(words.nth(1)).to_be_focused()
+    page.keyboard.press("ArrowLeft")
+    expect(words.first).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(attention).to_be_hidden()
 
 
 def test_the_page_fits_a_phone_and_the_dark_and_shows_errors(browser, server, files):
-    page = opened(browser, server, width=390, height=844, dark=True)
-    page.ask("document.querySelectorAll('.label-wrap').forEach(e => e.click())")
-    page.wait("document.querySelector('.smile-about').checkVisibility()")
-    page.ask("document.querySelector('#caption').click()")
-    page.wait("/no photo/.test(document.querySelector('#results [role=alert]')?.innerText)")
+    page = opened(browser, server, **PHONE)
+    page.evaluate("document.querySelectorAll('.label-wrap').forEach(e => e.click())")
+    expect(page.locator(".smile-about")).to_be_visible()
+    page.click("#caption")
+    expect(page.locator("#results [role=alert]")).to_contain_text("no photo")
     caption(page, files / "photo.jpg")
-    page.wait(CARDS)
-    assert page.ask("document.documentElement.scrollWidth") <= 390
-    left = page.ask("[...document.querySelectorAll('.smile-card')].map(e => e.offsetLeft)")
+    wait_for_cards(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    left = page.evaluate("[...document.querySelectorAll('.smile-card')].map(e => e.offsetLeft)")
     assert len(set(left)) == 1  # one below the other
     colour = "getComputedStyle(document.querySelector('.smile-card h3')).color.match(/[0-9]+/g)"
-    assert min(page.ask(f"{colour}.map(Number)")) > 180  # light on dark
+    assert min(page.evaluate(f"{colour}.map(Number)")) > 180  # light on dark
 
 
 def test_a_batch_is_captioned_into_a_zip(page, files, tmp_path):
     """The page takes four photos at a time."""
-    tab = "[...document.querySelectorAll('[role=tab]')].find(e => /Batch/.test(e.innerText))"
-    page.ask(f"{tab}.click()")
-    page.wait("document.querySelector('#photos input[type=file]')")
-    page.ask("document.querySelector('#caption-all').click()")
-    page.wait("/choose 1 to 4/.test(document.querySelector('#results [role=alert]')?.innerText)")
+    page.click("[role=tab]:has-text('Batch')")
+    page.wait_for_selector("#photos input[type=file]", state="attached")
+    page.click("#caption-all")
+    alerts = page.locator("#results [role=alert]")
+    expect(alerts).to_contain_text("choose 1 to 4")
     names = ("photo.jpg", "other.png", "cut.jpg")
-    page.choose_files("#photos input[type=file]", *(files / name for name in names))
-    page.wait("document.querySelectorAll('#photos tr').length >= 3")
-    page.ask("document.querySelector('#caption-all').click()")
-    page.wait("document.querySelector('#zip a') && document.querySelector('#results table')")
-    assert page.ask("document.querySelectorAll('#results tbody tr').length") == 6
-    errors = page.ask("[...document.querySelectorAll('#results [role=alert]')].map(e=>e.innerText)")
-    assert len(errors) == 1 and errors[0].startswith("cut.jpg: not a readable image")
-    with urllib.request.urlopen(page.ask("document.querySelector('#zip a').href")) as answer:
+    page.set_input_files("#photos input[type=file]", [files / name for name in names])
+    expect(page.locator("#photos tr")).to_have_count(3)
+    page.click("#caption-all")
+    expect(page.locator("#results tbody tr")).to_have_count(6)
+    expect(alerts).to_have_text([re.compile("^cut.jpg: not a readable image")])
+    link = page.locator("#zip a").first.get_attribute("href")
+    with urllib.request.urlopen(link) as answer:
         (tmp_path / "captions.zip").write_bytes(answer.read())
     with zipfile.ZipFile(tmp_path / "captions.zip") as archive:
         assert len(archive.read("captions.jsonl").splitlines()) == 6

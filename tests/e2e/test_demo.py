@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.chromium import open_page
+
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 RUNS = ("mle", "smile", "mle_smile")
 TEST_IMAGES = 30
@@ -136,12 +138,11 @@ def test_demo_shows_the_effect(finished):
 
 
 def test_report_fits_the_screen(finished, browser):
-    report = finished.folder / "report.html"
+    page = open_page(browser, f"file://{finished.folder}/report.html")
     for width in (400, 1400):
-        browser.open(f"file://{report}", width=width, height=3000)
-        browser.wait("document.readyState == 'complete'")
-        assert browser.ask("document.documentElement.scrollWidth") <= width
-    assert browser.ask("[...document.images].every(image => image.naturalWidth)")
+        page.set_viewport_size({"width": width, "height": 3000})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("[...document.images].every(image => image.naturalWidth)")
 
 
 def test_report_says_that_its_numbers_are_weaker(finished):

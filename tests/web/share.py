@@ -10,12 +10,9 @@ Captions are those of the page's first model. Needs Chromium.
 
 import argparse
 import json
-import shutil
-import tempfile
-from contextlib import ExitStack
 from pathlib import Path
 
-from benchmarks.browser import Browser
+from tests.chromium import chromium, expect, open_page
 
 CAPTIONS = """Object.fromEntries([...document.querySelectorAll("article")].map(
     card => [card.querySelector("h2").textContent, card.querySelector("dd").textContent]))"""
@@ -29,15 +26,13 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [json.loads(line) for line in arguments.captions.read_text("utf-8").splitlines()]
     paths = [Path(row["image"]) for row in rows]
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        page = stack.enter_context(Browser(shutil.which("chromium"), Path(folder)))
-        page.open(arguments.address)
-        page.wait("document.querySelector('#status')?.innerText == 'Ready'")
-        page.choose_files("#files", *(path.resolve() for path in paths))
-        page.wait(f"document.querySelectorAll('article').length == {len(rows)}")
-        page.wait("document.querySelector('#status').innerText == 'Ready'")
-        found = page.ask(CAPTIONS)
+    with chromium() as browser:
+        page = open_page(browser, arguments.address)
+        expect(page.locator("#status")).to_have_text("Ready")
+        page.set_input_files("#files", paths)
+        expect(page.locator("article")).to_have_count(len(rows))
+        expect(page.locator("#status")).to_have_text("Ready")
+        found = page.evaluate(CAPTIONS)
     different = [row for row, path in zip(rows, paths) if row["caption"] != found[path.name]]
     for row in different:
         caption = found[Path(row["image"]).name]

@@ -13,6 +13,7 @@ from PIL import Image
 from benchmarks.captioners import TINY
 from captioning.data.image import evaluation_transform
 from decoding import DecodingSettings
+from tests.chromium import expect, open_page
 
 SIZE = TINY["image_size"]
 pytestmark = pytest.mark.slow
@@ -93,42 +94,42 @@ def expected(captioner, photos):
 
 @pytest.fixture
 def page(browser, served):
-    """Return the browser with the page, newly opened."""
-    browser.problems.clear()
-    open_page(browser, served[0])
-    yield browser
-    assert browser.problems == []
+    """Return the page, newly opened, with an empty cache."""
+    page = open_page(browser, served[0])
+    ready(page)
+    yield page
+    assert page.problems == []
+    page.close()
 
 
-def open_page(browser, address):
-    browser.open(address)
-    browser.wait("document.querySelector('#status')?.innerText == 'Ready'")
+def ready(page):
+    expect(page.locator("#status")).to_have_text("Ready")
 
 
 def cards(page, count):
     """Wait until the page has so many, and is done. Return their texts, the last photo's first."""
-    page.wait(f"document.querySelectorAll('article').length == {count}")
-    page.wait("document.querySelector('#status').innerText == 'Ready'")
+    expect(page.locator("article")).to_have_count(count)
+    ready(page)
     texts = "[...card.querySelectorAll('h2, dt, dd')].map(line => line.textContent)"
-    return page.ask(f"[...document.querySelectorAll('article')].map(card => {texts})")
+    return page.evaluate(f"[...document.querySelectorAll('article')].map(card => {texts})")
 
 
 def test_captions_are_those_of_torch_with_each_model(page, photos, expected):
     first, second = expected("first.png"), expected("second.png")
     assert "" != first[2] != second[2] != ""
-    page.choose_files("#files", photos / "first.png", photos / "second.png")
+    page.set_input_files("#files", [photos / "first.png", photos / "second.png"])
     assert cards(page, 2) == [second, first]
-    page.ask("document.querySelector('[name=max_length]').value = 9")
-    page.choose_files("#files", photos / "first.png")
+    page.fill("[name=max_length]", "9")
+    page.set_input_files("#files", photos / "first.png")
     assert cards(page, 3)[0] == expected("first.png", 9)
-    page.ask("document.querySelector('[name=max_length]').value = 5000")
-    page.choose_files("#files", photos / "first.png")
+    page.fill("[name=max_length]", "5000")
+    page.set_input_files("#files", photos / "first.png")
     assert len(cards(page, 3)) == 3  # not captioned
 
 
 def test_a_file_that_cannot_be_read_is_named_and_the_next_is_captioned(page, photos, expected):
     names = ("notes.jpg", "huge.png", "first.png")
-    page.choose_files("#files", *(photos / name for name in names))
+    page.set_input_files("#files", [photos / name for name in names])
     assert cards(page, 3) == [
         expected("first.png"),
         ["huge.png", "failed", "200 megapixels; at most 50 are read"],
@@ -138,51 +139,53 @@ def test_a_file_that_cannot_be_read_is_named_and_the_next_is_captioned(page, pho
 
 def test_photos_that_are_dropped_or_pasted_are_captioned(page, photos, expected):
     content = base64.b64encode((photos / "second.png").read_bytes()).decode()
-    page.ask(
+    page.evaluate(
         f"window.data = new DataTransfer(); data.items.add(new File([Uint8Array.from(atob("
-        f"{content!r}), c => c.charCodeAt())], 'second.png'))"
+        f"{content!r}), c => c.charCodeAt())], 'second.png')); 0"
     )
     for event in ("DragEvent('drop', { dataTransfer", "ClipboardEvent('paste', { clipboardData"):
-        page.ask(f"document.body.dispatchEvent(new {event}: data, bubbles: true }}))")
+        page.evaluate(f"document.body.dispatchEvent(new {event}: data, bubbles: true }}))")
     assert cards(page, 2) == [expected("second.png")] * 2
 
 
 def test_the_page_needs_a_keyboard_the_width_of_a_phone_and_its_host(page, served, photos):
-    page.resize(390)
-    page.choose_files("#files", photos / "first.png")
+    page.set_viewport_size({"width": 390, "height": 900})
+    page.set_input_files("#files", photos / "first.png")
     cards(page, 1)
     order = []
     for _ in range(3):
-        page.press("Tab")
-        order.append(page.ask("document.activeElement.id || document.activeElement.name"))
+        page.keyboard.press("Tab")
+        order.append(page.evaluate("document.activeElement.id || document.activeElement.name"))
     assert order == ["files", "max_length", "dtype"]
-    assert page.ask("document.scrollingElement.scrollWidth") == 390
-    assert page.ask("crossOriginIsolated")  # wasm may use threads
-    assert all(url.startswith((served[0], "blob:")) for url in page.requests)
+    assert page.evaluate("document.scrollingElement.scrollWidth") == 390
+    assert page.evaluate("crossOriginIsolated")  # wasm may use threads
+    assert page.requested and all(url.startswith((served[0], "blob:")) for url in page.requested)
     elsewhere = "fetch('http://127.0.0.1:9/').then(() => '', error => error.message)"
-    assert page.ask(elsewhere) == "Failed to fetch"
+    assert page.evaluate(elsewhere) == "Failed to fetch"
 
 
 def test_models_are_kept_and_a_damaged_one_is_named_and_fetched_again(
     page, served, photos, expected
 ):
-    address, folder = served
-    page.choose_files("#files", photos / "first.png")
+    page.set_input_files("#files", photos / "first.png")
     cards(page, 1)
-    [graph] = folder.glob("models/one/*/onnx/encoder_model.onnx")
+    [graph] = served[1].glob("models/one/*/onnx/encoder_model.onnx")
     content = graph.read_bytes()
     graph.write_bytes(content[: len(content) // 2])
-    open_page(page, address)
-    page.choose_files("#files", photos / "first.png")
+    page.reload()
+    ready(page)
+    page.set_input_files("#files", photos / "first.png")
     assert cards(page, 1) == [expected("first.png")]  # of the files that the browser has kept
-    page.ask("caches.keys().then(names => Promise.all(names.map(name => caches.delete(name))))")
-    open_page(page, address)
-    page.choose_files("#files", photos / "first.png")
+    forget = "caches.keys().then(names => Promise.all(names.map(name => caches.delete(name))))"
+    page.evaluate(forget)
+    page.reload()
+    ready(page)
+    page.set_input_files("#files", photos / "first.png")
     [[*before, damaged, name, caption]] = cards(page, 1)
     assert [*before, name, caption] == [e for i, e in enumerate(expected("first.png")) if i != 2]
-    assert page.ask("document.querySelector('.failed').textContent") == damaged != ""
+    assert page.evaluate("document.querySelector('.failed').textContent") == damaged != ""
     graph.write_bytes(content)
-    page.choose_files("#files", photos / "first.png")
+    page.set_input_files("#files", photos / "first.png")
     assert cards(page, 2)[0] == expected("first.png")
 
 
