@@ -48,7 +48,7 @@ def write_summary(folder: Path, seeds: Sequence[Path], variants: Sequence[Varian
     names = [variant.name for variant in variants]
     first_seed = comparison.read_comparison([seeds[0] / name for name in names])
     hits = {seed: judge_runs(seed, names) for seed in seeds}
-    seed_rows = {comparison.HUMANS: _seed_rows(hits, HUMANS, comparison.HUMANS, "humans")}
+    seed_rows = {"Humans": _seed_rows(hits, HUMANS, "Humans", "humans")}
     for variant, run in zip(variants, first_seed.runs):
         seed_rows[variant.label] = _seed_rows(hits, variant.name, variant.label, run.kind)
     rows = [mean_over_seeds(each, label) for label, each in seed_rows.items()]

@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional, Union
 from captioning.data.annotations import Sample
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation, read_split, references
-from captioning.metrics.base import Evaluator, Settings, build_evaluators
+from captioning.metrics.base import build_evaluators
 from captioning.metrics.bootstrap import Estimate
 from captioning.metrics.facts import FactsOptions
 from captioning.metrics.registry import EVALUATOR_METRICS, EVALUATORS, metric_of
@@ -19,8 +19,6 @@ from captioning.runtime.registry import load
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
 from captioning.training.split_evaluation import metric_settings
-
-HUMANS = "Humans"
 
 
 class Row(NamedTuple):
@@ -43,24 +41,24 @@ class Comparison:
 
     - image_ids: the images that all runs captioned and that the data set has; if the data set is
       missing, all images that all runs captioned
-    - samples, references: {image id: sample or human captions} of these images, in the split's
+    - num_captioned: the number of images that all runs captioned
+    - samples, references: {image id: sample or human captions} of `image_ids`, in the split's
       order; empty if the data set is missing
     - human: the row of human captions; None if the data set is missing
     - scenes: {image id: scene} of images made by `captioning.scenes`; the facts of these images are
       known, so the report marks the true and wrong words of captions
     - missing: sentences about what is missing in the report
-    - num_captioned: the number of images that all runs captioned
     """
 
     split: str
     runs: list[Run]
     image_ids: list[ImageId]
+    num_captioned: int
+    missing: list[str]
     samples: dict[ImageId, Sample] = field(default_factory=dict)
     references: References = field(default_factory=dict)
     human: Optional[Row] = None
     scenes: dict[ImageId, Scene] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    num_captioned: int = 0
 
     @property
     def rows(self) -> list[Union[Row, Run]]:
@@ -81,23 +79,22 @@ def read_comparison(folders: Sequence[Path], split: str = "test") -> Comparison:
     runs = read_runs(folders, split)
     _check_same_data(runs, split)
     captioned = [i for i in runs[0].captions if all(i in run.captions for run in runs)]
+    count = len(captioned)
     if not captioned:
         raise UserError(
             f"no image of split {split} was captioned by all runs: compare runs of one data set"
         )
-    count = len(captioned)
     missing = list(_describe_gaps(runs, count))
-    comparison = Comparison(split, runs, captioned, missing=missing, num_captioned=count)
+    comparison = Comparison(split, runs, captioned, count, missing)
     config = runs[0].scoring_config
     try:
         split_samples = read_split(config, split)
         texts = references(config, split, split_samples)
-        samples_by_id = {sample.image_id: sample for sample in split_samples}
     except UserError as error:
         missing.append(f"The data set could not be read, so there are no human captions: {error}.")
         return comparison
-    captioned_ids = set(captioned)
-    samples = {i: sample for i, sample in samples_by_id.items() if i in captioned_ids}
+    captioned = set(captioned)
+    samples = {s.image_id: s for s in split_samples if s.image_id in captioned}
     if not samples:
         missing.append(f"The data set's {split} split has none of the captioned images.")
         return comparison
@@ -106,9 +103,9 @@ def read_comparison(folders: Sequence[Path], split: str = "test") -> Comparison:
             f"The data set has only {len(samples)} of the {count} captioned images; the examples "
             "and the human captions cover only these, the runs' scores all captioned images."
         )
-    if len(samples) < len(samples_by_id):
+    if len(samples) < len(split_samples):
         missing.append(
-            f"Only {len(samples)} of the split's {len(samples_by_id)} images were captioned."
+            f"Only {len(samples)} of the split's {len(split_samples)} images were captioned."
         )
     texts = {i: list(texts[i]) for i in samples}
     return replace(
@@ -145,10 +142,10 @@ def _check_same_data(runs: Sequence[Run], split: str):
         default_file = known_annotation(config.dataset, split)
         return {
             "dataset": config.dataset,
-            "ann_root": str(Path(config.ann_root).resolve()),
-            f"{split}_file": str(getattr(config, f"{split}_file") or default_file),
-            "split": str(config.split and (config.train_file, sorted(config.split.items()))),
-            "image_root": str(Path(config.image_root).resolve()),
+            "ann_root": Path(config.ann_root).resolve(),
+            f"{split}_file": getattr(config, f"{split}_file") or default_file,
+            "split": config.split and (config.train_file, sorted(config.split.items())),
+            "image_root": Path(config.image_root).resolve(),
         }
 
     expected = data_settings(runs[0])
@@ -183,14 +180,9 @@ def hold_out(references: Mapping[ImageId, Sequence[str]]) -> tuple[Captions, Ref
     held out, so that the annotators alternate. The references have no entry for an image with a
     single caption.
     """
-    captions = {}
-    others = {}
-    for i, (image_id, group) in enumerate(references.items()):
-        held_out_index = i % len(group)
-        captions[image_id] = group[held_out_index]
-        if len(group) > 1:
-            others[image_id] = [*group[:held_out_index], *group[held_out_index + 1 :]]
-    return captions, others
+    others = {image_id: list(group) for image_id, group in references.items()}
+    captions = {image: group.pop(i % len(group)) for i, (image, group) in enumerate(others.items())}
+    return captions, {image_id: group for image_id, group in others.items() if group}
 
 
 def _human_row(
@@ -203,46 +195,36 @@ def _human_row(
     computed.
     """
     captions, others = hold_out(texts)
-    metric_names = {name for run in runs for name in run.metrics}
+    wanted = {name for run in runs for name in run.metrics}
     if not others:
         missing.append(
             "Each image has only one human caption, so it has no references to score it."
         )
-        others = {image_id: [caption] for image_id, caption in captions.items()}
         # The captions get themselves as references here, so only metrics that ignore references
         # are computed.
-        metric_names = {name for name in metric_names if not metric_of(name).needs_references}
+        others = {image_id: [caption] for image_id, caption in captions.items()}
+        wanted = {name for name in wanted if not metric_of(name).needs_references}
     elif num_single := len(texts) - len(others):
         missing.append(
             f"{num_single} of the {len(texts)} images have only one human caption; the scores of "
             "human captions leave them out."
         )
     settings = metric_settings(runs[0].scoring_config, samples, "cpu")
-    evaluators = _build_evaluators(runs, metric_names, settings, missing)
-    scores = score({image_id: captions[image_id] for image_id in others}, others, evaluators)
-    skipped = sorted(metric_names.intersection(scores.skipped))
-    for reason in dict.fromkeys(scores.skipped[name] for name in skipped):
-        missing.append(f"Not all scores of human captions could be computed: {reason}.")
-    metrics = {name: estimate for name, estimate in scores.metrics.items() if name in metric_names}
-    return Row(HUMANS, "humans", captions, metrics)
-
-
-def _build_evaluators(
-    runs: list[Run], metric_names: set[str], settings: Settings, missing: list[str]
-) -> list[Evaluator]:
-    """Return the evaluators of these metrics with the options of the runs, except costly ones."""
     evaluators = []
     for name in dict.fromkeys(name for run in runs for name in run.scoring_config.metrics):
-        computed = metric_names.intersection(EVALUATOR_METRICS[name])
-        if load(EVALUATORS[name]).costly or not computed:
+        kind = load(EVALUATORS[name])
+        computed = wanted.intersection(EVALUATOR_METRICS[name])
+        if kind.costly or not computed:
             continue
         # Use the options of the run that has most of this evaluator's metrics.
-        run = max(
-            (run for run in runs if name in run.scoring_config.metrics),
-            key=lambda run: len(computed & run.metrics.keys()),
-        )
+        named = [run for run in runs if name in run.scoring_config.metrics]
+        run = max(named, key=lambda run: len(computed & run.metrics.keys()))
         try:
             evaluators += build_evaluators([name], settings, run.scoring_config)
         except UserError as error:
             missing.append(f"Human captions could not be scored: {error}.")
-    return evaluators
+    scores = score({image_id: captions[image_id] for image_id in others}, others, evaluators)
+    for reason in sorted({scores.skipped[name] for name in wanted & scores.skipped.keys()}):
+        missing.append(f"Not all scores of human captions could be computed: {reason}.")
+    metrics = {name: estimate for name, estimate in scores.metrics.items() if name in wanted}
+    return Row("Humans", "humans", captions, metrics)

@@ -22,7 +22,7 @@ from captioning.training.run_log import CURVES
 from smile import OBJECTIVES
 
 WIDTH, HEIGHT = 4.3, 3.2  # inches; about as wide as a phone
-MAX_LEGEND_LENGTH, HANDLE_LENGTH = 66, 8  # of a line and a handle, in characters
+LEGEND_WIDTH, HANDLE_WIDTH = 66, 8  # in characters
 INK, FAINT = "#1c2733", "#c9d1d9"
 
 
@@ -37,57 +37,36 @@ class Style(NamedTuple):
     dashes: str
 
 
-# Groups {score: label} of validation scores. One figure is drawn per group: for the first of its
-# scores that a run has logged in more than one epoch.
+# The first styles belong to these kinds of rows, see `captioning.report.runs.Run`. The others are
+# for further kinds, and for further runs of a kind.
+KINDS = ("humans", "mle", "smile", "mixture", "random", "reverse", "weights")
+# The first colours are from Okabe and Ito's palette, which colour-blind people can distinguish.
+COLOURS = (
+    *("#4a4f57", "#0072b2", "#d55e00", "#00805c", "#a8478a", "#8a6d00", "#5b4bb5"),
+    *("#3d87c4", "#7d2a56", "#56700f", "#8c4a1f", "#2a7f86", "#b23a48", "#4b5d9b", "#6f6f6f"),
+    *("#9a5fb5", "#b07d00"),
+)
+STYLES = list(
+    map(Style, COLOURS, itertools.cycle("Dos^vPX<>hpd*8H"), itertools.cycle((":", "-", "--", "-.")))
+)
+
+# Names of scores {score: label} of which the first is drawn that has been logged in several epochs.
 VALIDATION = (
     {"CIDEr": "CIDEr", "Bleu_4": "BLEU-4"},
     {"true_facts": "true facts a caption", "cap_len": "words a caption"},
 )
-# {kind of a row: style}, see `captioning.report.runs.Run`. The colours follow Okabe and Ito's
-# palette, which colour-blind people can distinguish.
-STYLES = {
-    "humans": Style("#4a4f57", "D", "-"),
-    "mle": Style("#0072b2", "o", "-"),
-    "smile": Style("#d55e00", "s", "--"),
-    "mixture": Style("#00805c", "^", "-."),
-    "random": Style("#a8478a", "v", ":"),
-    "reverse": Style("#8a6d00", "P", ":"),
-    "weights": Style("#5b4bb5", "X", "-"),
-}
-# Styles for kinds that are not in STYLES, and for further runs of the same kind.
-EXTRA_STYLES = (
-    Style("#3d87c4", "<", ":"),
-    Style("#7d2a56", ">", "--"),
-    Style("#56700f", "h", "-."),
-    Style("#8c4a1f", "p", "-"),
-    Style("#2a7f86", "d", "--"),
-    Style("#b23a48", "*", ":"),
-    Style("#4b5d9b", "p", "-."),
-    Style("#6f6f6f", "8", "--"),
-    Style("#9a5fb5", "h", ":"),
-    Style("#b07d00", "d", "-"),
-)
-
 RC_PARAMS = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
     "font.size": 9.5,
     "svg.fonttype": "path",  # text is saved as outlines, so that the page needs no font
-    "svg.hashsalt": "report",
+    "svg.hashsalt": "report",  # the same figure gives the same file
     "text.parse_math": False,  # folder names may contain dollar signs
-    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
-    **dict.fromkeys(("axes.linewidth", "grid.linewidth"), 0.8),
-    **dict.fromkeys(("xtick.major.width", "ytick.major.width"), 0.8),
-    "axes.edgecolor": "#7a8591",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "grid.color": "#e4e8ec",
     "axes.axisbelow": True,
+    "grid.color": "#e4e8ec",
     "legend.frameon": False,
     "legend.fontsize": 8.5,
-    "lines.linewidth": 1.8,
 }
 
 
@@ -99,11 +78,12 @@ def figure_context():
 def assign_styles(kinds: Sequence[str]) -> list[Style]:
     """Return a style for each row. kinds: the rows' kinds.
 
-    The first row of a kind gets its style from STYLES, if there is one. Other rows get
-    EXTRA_STYLES, which are repeated if there are more rows than styles.
+    The first row of a kind in KINDS gets the style of this kind. Other rows get the styles after
+    those, which are repeated if there are more rows than styles.
     """
-    own_styles, extra_styles = dict(STYLES), itertools.cycle(EXTRA_STYLES)
-    return [own_styles.pop(kind, None) or next(extra_styles) for kind in kinds]
+    own_styles = dict(zip(KINDS, STYLES))
+    further_styles = itertools.cycle(STYLES[len(KINDS) :])
+    return [own_styles.pop(kind, None) or next(further_styles) for kind in kinds]
 
 
 def new_figure(height: float = HEIGHT) -> Figure:
@@ -113,7 +93,7 @@ def new_figure(height: float = HEIGHT) -> Figure:
 
 def add_legend(figure: Figure, labels: Sequence[str]) -> None:
     """Put the legend of all axes above them, in as many columns as fit, and make room for it."""
-    columns = max(1, min(3, MAX_LEGEND_LENGTH // (max(map(len, labels)) + HANDLE_LENGTH)))
+    columns = max(1, min(3, LEGEND_WIDTH // (max(map(len, labels)) + HANDLE_WIDTH)))
     figure.set_figheight(figure.get_figheight() + 0.18 * (math.ceil(len(labels) / columns) - 1))
     figure.legend(loc="outside upper left", ncols=columns, handlelength=2.6)
 
@@ -128,22 +108,22 @@ def save_figure(figure: Figure, path: Path) -> None:
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:
-    """Return a figure as an <svg> element.
+    """Return a figure as an <svg> element, which is also a whole file.
 
     name: a prefix of the ids in the element, which makes them unique in the page. description: the
     text for screen readers.
     """
     buffer = io.StringIO()
     with figure_context():
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
+        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", facecolor="white", metadata=no_metadata)
     text = buffer.getvalue().partition("<svg ")[2]
-    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
     return Markup('<svg role="img" aria-label="{}" ').format(description) + Markup(text)
 
 
 class Curve(NamedTuple):
-    label: str
+    run: Run
     style: Style
     x: np.ndarray
     y: np.ndarray
@@ -154,29 +134,25 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
 
     Figures without data are left out.
     """
-    objective_curves = {
+    losses = {
         part: (f"{objective_title(part)} loss in training", "nats a token") for part in OBJECTIVES
     }
-    for part, (title, label) in {**objective_curves, **CURVES}.items():
-        curves = [curve for curve in _read_curves(runs, "step", part) if len(curve.x) > 1]
-        if not curves:
-            continue
-        smoothing = {run.config.label_smoothing for run in runs if any(part in e for e in run.log)}
-        if part == "mle" and smoothing != {0}:
-            title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
-        drawing = _draw(curves, part, title, x_label="optimizer step", y_label=label, smooth=True)
-        yield title, drawing
+    for part, (title, label) in {**losses, **CURVES}.items():
+        if curves := _read_curves(runs, "step", part):
+            smoothing = {curve.run.config.label_smoothing for curve in curves}
+            if part == "mle" and smoothing != {0}:
+                title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
+            yield title, _draw(curves, part, title, "optimizer step", label)
     for choices in VALIDATION:
         for name, label in choices.items():
-            curves = _read_curves(runs, "val", name)
-            if any(len(curve.x) > 1 for curve in curves):
+            if curves := _read_curves(runs, "val", name):
                 title = f"Validation: {label}"
-                yield title, _draw(curves, f"val-{name}", title, x_label="epoch", y_label=label)
+                yield title, _draw(curves, f"val-{name}", title, "epoch", label)
                 break
 
 
 def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
-    """Return the curves of the runs that logged a value `name`.
+    """Return the curves of the runs that logged a value `name` more than once.
 
     event: "step" for values of training steps, "val" for scores of validations. The x of a
     validation is its epoch: the log counts epochs from 0, the curve from 1.
@@ -185,52 +161,42 @@ def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
     for run, style in zip(runs, assign_styles([run.kind for run in runs])):
         # A resumed run may have logged a step twice. The last entry counts.
         points = {e["step"]: e[name] for e in run.log if e.get("event") == event and name in e}
-        if points:
-            x = np.array(sorted(points))
-            y = np.array([points[step] for step in sorted(points)], dtype=float)
-            curves.append(Curve(run.label, style, x + 1 if event == "val" else x, y))
+        if len(points) > 1:
+            x, y = np.array(sorted(points.items()), dtype=float).T
+            curves.append(Curve(run, style, x + 1 if event == "val" else x, y))
     return curves
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:
-    """Return values (n,), each averaged over a window of about n / 15 values around it.
+    """Return values (n,), each averaged over a window of about n / 10 values around it.
 
     At both ends, the window has fewer values.
     """
-    half_width = math.ceil(len(values) / 30)
-    window = np.ones(2 * half_width + 1)
-    sums = np.convolve(values, window)
-    counts = np.convolve(np.ones(len(values)), window)  # the numbers of values in each window
-    return (sums / counts)[half_width:-half_width]
+    window = np.ones(2 * (len(values) // 20) + 1)
+    counts = np.convolve(np.ones(len(values)), window, "same")  # the values in each window
+    return np.convolve(values, window, "same") / counts
 
 
-def _draw(
-    curves: list[Curve],
-    name: str,
-    title: str,
-    x_label: str,
-    y_label: str,
-    smooth: bool = False,
-) -> Markup:
+def _draw(curves: list[Curve], name: str, title: str, x_label: str, y_label: str) -> Markup:
     """Return a figure of curves. name: see `to_svg`.
 
-    smooth: whether moving averages are drawn, with the values themselves only faintly behind them.
+    Steps are noisy, so their moving averages are drawn, with the values faintly behind them.
     """
     with figure_context():
         figure = new_figure()
         ax = figure.add_subplot()
-        for label, style, x, y in curves:
-            if smooth:
-                ax.plot(x, y, color=style.colour, alpha=0.3, linewidth=0.8)
-                ax.plot(x, moving_average(y), style.dashes, color=style.colour, label=label)
+        for run, (colour, marker, dashes), x, y in curves:
+            if x_label == "epoch":
+                ax.plot(x, y, dashes, marker=marker, color=colour, label=run.label)
             else:
-                ax.plot(x, y, style.dashes, marker=style.marker, color=style.colour, label=label)
+                ax.plot(x, y, color=colour, alpha=0.3, linewidth=0.8)
+                ax.plot(x, moving_average(y), dashes, color=colour, label=run.label)
         ax.grid()
         ax.set_xlabel(x_label)
         ax.set_ylabel(y_label)
         ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        add_legend(figure, [curve.label for curve in curves])
-        ends = "; ".join(f"{curve.label} ends at {curve.y[-1]:.3f}" for curve in curves)
+        add_legend(figure, [curve.run.label for curve in curves])
+        ends = "; ".join(f"{curve.run.label} ends at {curve.y[-1]:.3f}" for curve in curves)
         return to_svg(figure, name, f"{title}, {y_label} by {x_label}: {ends}")
 
 
@@ -239,25 +205,21 @@ def length_histogram(rows: Sequence[Row]) -> Markup:
     lengths_of = [np.array(list(map(count_words, row.captions.values()))) for row in rows]
     # The axis ends at the 99th percentile. Longer captions are counted in the last bin.
     last_bin = max(1, *(np.quantile(each, 0.99, method="inverted_cdf") for each in lengths_of))
-    descriptions = []
     with figure_context():
         figure = new_figure(0.75 + 0.72 * len(rows))
         axes = figure.subplots(len(rows), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
         styles = assign_styles([row.kind for row in rows])
         for ax, row, style, lengths in zip(axes, rows, styles, lengths_of):
             bins, counts = np.unique(np.minimum(lengths, last_bin), return_counts=True)
-            mean = lengths.mean()
             ax.bar(bins, 100 * counts / len(lengths), 0.82, color=style.colour)
-            ax.axvline(mean, color=INK, linewidth=1, linestyle=(0, (3, 2)))
-            ax.set_title(row.label, fontsize=9, pad=3)
-            ax.set_title(f"mean {mean:.1f}", fontsize=8.5, pad=3, loc="right", fontweight="normal")
+            ax.axvline(lengths.mean(), color=INK, linewidth=1, linestyle="--")
+            ax.set_title(row.label, fontsize=9, loc="left", fontweight="bold")
+            ax.set_title(f"mean {lengths.mean():.1f}", fontsize=8.5, loc="right")
             ax.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
-            ax.tick_params(axis="y", labelsize=8)
             ax.spines["left"].set_visible(False)
-            ax.grid(axis="y", color=FAINT, linewidth=0.6)
-            descriptions.append(f"{row.label} {mean:.1f}")
+            ax.grid(axis="y")
         axes[-1].set_xlabel("words a caption")
         axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
         figure.supylabel("captions (%)", fontsize=9.5)
-        description = f"Words a caption, on average: {', '.join(descriptions)}"
-        return to_svg(figure, "lengths", description)
+        means = ", ".join(f"{row.label} {n.mean():.1f}" for row, n in zip(rows, lengths_of))
+        return to_svg(figure, "lengths", f"Words a caption, on average: {means}")

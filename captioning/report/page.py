@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Optional
 
 import jinja2
 
@@ -11,12 +11,12 @@ from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
 from captioning.metrics.score_table import skipped_lines
 from captioning.report.comparison import Comparison, Row
-from captioning.report.comparison_table import format_cell, other_columns, select_columns
+from captioning.report.comparison_table import score_cells, select_columns
 from captioning.report.figures import assign_styles, draw_curves, length_histogram
-from captioning.report.picture import Picture, load_picture
-from captioning.report.plane import choose_axes, draw_plane
+from captioning.report.picture import load_picture
+from captioning.report.plane import draw_plane
 from captioning.report.runs import Run, differing_settings, recorded_commands, recorded_versions
-from captioning.report.tokens import TokenFigure, token_figure
+from captioning.report.tokens import token_figure
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import mark_words
 
@@ -31,19 +31,6 @@ _templates = jinja2.Environment(
 )
 
 
-class Example(NamedTuple):
-    """An image and its captions.
-
-    captions: a pair (label, words) per row. A word is a pair (text, mark), see
-    `captioning.scenes.facts.mark_words`. Without a known scene, the whole caption is one word with
-    the mark None.
-    """
-
-    image_id: ImageId
-    picture: Optional[Picture]
-    captions: list[tuple[str, list[tuple[str, Optional[bool]]]]]
-
-
 def write_report(comparison: Comparison, output: Path, note: Optional[str] = None) -> None:
     """Write the page of a comparison. note: a text at the top. Raises UserError."""
     write_text(render(comparison, note), Path(output))
@@ -52,26 +39,43 @@ def write_report(comparison: Comparison, output: Path, note: Optional[str] = Non
 def render(comparison: Comparison, note: Optional[str] = None) -> str:
     """Return the report's page as HTML. note: a text at the top."""
     rows, runs = comparison.rows, comparison.runs
-    styles = assign_styles([row.kind for row in rows])
-    colours = {row.label: style.colour for row, style in zip(rows, styles)}
-    figure, problem = _token_figure(comparison)
+    columns = select_columns(rows)
+    tokens = no_tokens = None
+    try:
+        tokens = token_figure(comparison)
+    except UserError as error:
+        no_tokens = error
+
+    def words(row, image_id):
+        """Return pairs (word, mark) of a caption; without a known scene, it is a single word."""
+        scene = comparison.scenes.get(image_id)
+        caption = row.captions[image_id]
+        return mark_words(caption, scene) if scene else [(caption, None)]
+
     return _templates.get_template("page.html").render(
         comparison=comparison,
         note=note,
-        colours=colours,
-        columns=select_columns(rows),
-        others=other_columns(rows),
-        cell=format_cell,
+        colours=dict(
+            zip(
+                (row.label for row in rows),
+                (style.colour for style in assign_styles([row.kind for row in rows])),
+            )
+        ),
+        columns=columns,
+        scores=score_cells(rows, columns),
+        other_scores=score_cells(rows, select_columns(rows, explained=False)),
         skipped=_skipped(runs),
         plane=draw_plane(rows),
-        axes=choose_axes(rows),
         curves=list(draw_curves(runs)),
         lengths=length_histogram(_with_all_human_captions(comparison)),
-        examples=[_example(comparison, i) for i in _evenly_spaced(comparison.image_ids)],
-        origins=[(run, recorded_commands(run), recorded_versions(run)) for run in runs],
-        differing=differing_settings(runs),
-        tokens=figure,
-        no_tokens=problem,
+        examples=_evenly_spaced(comparison.image_ids),
+        picture=lambda image_id: load_picture(comparison.image_path(image_id)),
+        words=words,
+        commands=recorded_commands,
+        versions=recorded_versions,
+        settings=[[name, *values] for name, values in differing_settings(runs).items()],
+        tokens=tokens,
+        no_tokens=no_tokens,
     )
 
 
@@ -89,15 +93,6 @@ def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
     return [ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)]
 
 
-def _example(comparison: Comparison, image_id: ImageId) -> Example:
-    scene = comparison.scenes.get(image_id)
-    captions = []
-    for row in comparison.rows:
-        text = row.captions[image_id]
-        captions.append((row.label, [(text, None)] if scene is None else mark_words(text, scene)))
-    return Example(image_id, load_picture(comparison.image_path(image_id)), captions)
-
-
 def _with_all_human_captions(comparison: Comparison) -> list[Row]:
     """Return the rows. The captions of the human row are all references, with numbers as keys."""
     if not comparison.human:
@@ -113,11 +108,3 @@ def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:
         for line in skipped_lines(run.skipped):
             found.setdefault(line, []).append(run.label)
     return found
-
-
-def _token_figure(comparison: Comparison) -> tuple[Optional[TokenFigure], Optional[str]]:
-    """Return the losses of a caption's tokens, or None and why they could not be computed."""
-    try:
-        return token_figure(comparison), None
-    except UserError as error:
-        return None, str(error)

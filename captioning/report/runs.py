@@ -11,7 +11,7 @@ from typing import Any, Optional
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from captioning.captioners.registry import package_of
-from captioning.config import Config, config_class, every_key, keys_of, load_config
+from captioning.config import Config, every_key, keys_of, load_config
 from captioning.config.objectives import training_name, training_terms
 from captioning.data.caption_files import Captions, read_predictions
 from captioning.files.reading import read_json
@@ -43,25 +43,17 @@ class Run:
     log: list[dict[str, Any]]
     training: dict[str, Any]  # run.json of the training: command, versions; {} if there is none
     scoring: dict[str, Any]  # run.json of the scoring; {} if there is none
-    selected: Sequence[str] = ()  # lines about the selected epoch; empty without selected.json
-    weights: Optional[str] = None  # the checkpoint of the captions; None: the folder's best
+    selected: Sequence[str]  # lines about the selected epoch; empty without selected.json
+    weights: Optional[str]  # the checkpoint of the captions; None: the folder's best
 
     @property
     def is_trained(self) -> bool:
         return self.kind != "weights"
 
     @property
-    def has_loss_log(self) -> bool:
-        return any("loss" in event for event in self.log)
-
-    @property
-    def objective(self) -> str:
-        return training_name(self.config)
-
-    @property
     def checkpoint(self) -> Optional[Path]:
         """The path of the checkpoint that made the captions; None if it no longer exists."""
-        path = Path(self.weights) if self.weights else self.folder / BEST
+        path = Path(self.weights or self.folder / BEST)
         return path if path.exists() else None
 
 
@@ -73,10 +65,8 @@ def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
     runs = [_read_run(folder, split) for folder in folders]
     folders = [folder.resolve() for folder in folders]
     check_unique(folders, "run")
-    names = [folder.name for folder in folders]
-    if len(set(names)) < len(names):
-        common_folder = os.path.commonpath([str(folder.parent) for folder in folders])
-        names = [folder.relative_to(common_folder).as_posix() for folder in folders]
+    common_folder = os.path.commonpath([folder.parent for folder in folders])
+    names = [folder.relative_to(common_folder).as_posix() for folder in folders]
     labels = make_unique([run.label for run in runs], names)
     return [replace(run, label=label) for run, label in zip(runs, labels)]
 
@@ -87,10 +77,8 @@ def objective_kind(config: Config) -> str:
     It is "reward" if training uses a reward, "mixture" if it uses several objectives, and otherwise
     the name of the only objective, such as "mle".
     """
-    parts = training_terms(config)
-    if "reward" in parts:
-        return "reward"
-    return "mixture" if len(parts) > 1 else parts[0]
+    first, *others = training_terms(config)
+    return "mixture" if others and first != "reward" else first
 
 
 def training_title(config: Config) -> str:
@@ -103,56 +91,47 @@ def training_title(config: Config) -> str:
 
 
 def _read_run(folder: Path, split: str) -> Run:
-    """Return the run in a folder, with its captions of the split. Raises UserError."""
-    training_config, scoring_config = _read_configs(folder, split)
-    scoring = _read_record(folder / "result" / split / "run.json", dict[str, Any])
-    foreign = _foreign_weights(folder, scoring_config, scoring)
-    if training_config and not foreign:
-        label, kind = training_title(training_config), objective_kind(training_config)
-        config, selected = training_config, list(selection.summary(folder))
-    else:
-        label, kind = folder.resolve().name, "weights"
-        config, selected = scoring_config, []
-        if training_config:
-            weights = Path(foreign)
-            label = "/".join(weights.parts[-2:]) if weights.name == BEST else weights.name
-    scores = recorded_scores(folder, split)
+    """Return the run in a folder, with its captions of the split.
+
+    Raises UserError if the folder has no run, or no captions of the split.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder: name the output_dir of a run")
+    result = folder / "result" / split
+    own_file = folder / "config.yaml"
+    files = [path for path in (own_file, result / "config.yaml") if path.exists()]
+    if not files:
+        raise UserError(f"{folder}: not a run: it has no config.yaml; name the run's output_dir")
+    predictions = result.with_suffix(".json")
+    if not predictions.exists():
+        raise UserError(
+            f"{folder}: no captions of split {split}: make them with python -m captioning.train "
+            f"--config {files[0]} --evaluate --eval_split {split}"
+        )
+    config, scoring_config = load_config(files[0]), load_config(files[-1])
+    scoring = _read_record(result / "run.json", dict[str, Any])
+    weights = _foreign_weights(folder, scoring_config, scoring)
+    scores = _read_record(result / "metrics.json", RecordedScores)
+    label, kind = training_title(config), objective_kind(config)
+    if weights or not own_file.exists():
+        path = Path(weights) if weights and own_file.exists() else folder.resolve()
+        label = "/".join(path.parts[-2:]) if path.name == BEST else path.name
+        config, kind = scoring_config, "weights"
     return Run(
         folder=folder,
         label=label,
         kind=kind,
         config=config,
         scoring_config=scoring_config,
-        captions=read_predictions(folder / "result" / f"{split}.json"),
+        captions=read_predictions(predictions),
         metrics=scores.metrics,
         skipped=scores.skipped,
-        log=[] if foreign else list(read_log(folder / "log.jsonl")),
-        training={} if foreign else _read_record(folder / "run.json", dict[str, Any]),
+        log=[] if weights else list(read_log(folder / "log.jsonl")),
+        training={} if weights else _read_record(folder / "run.json", dict[str, Any]),
         scoring=scoring,
-        selected=selected,
-        weights=foreign,
+        selected=[] if weights else list(selection.summary(folder)),
+        weights=weights,
     )
-
-
-def _read_configs(folder: Path, split: str) -> tuple[Optional[Config], Config]:
-    """Return the configurations of training, if any, and of scoring the split.
-
-    Raises UserError if the folder has no run, or no captions of the split.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder: name the output_dir of a run")
-    training_file = folder / "config.yaml"
-    scoring_file = folder / "result" / split / "config.yaml"
-    is_trained, is_scored = training_file.exists(), scoring_file.exists()
-    if not (is_trained or is_scored):
-        raise UserError(f"{folder}: not a run: it has no config.yaml; name the run's output_dir")
-    if not (folder / "result" / f"{split}.json").exists():
-        raise UserError(
-            f"{folder}: no captions of split {split}: make them with python -m captioning.train "
-            f"--config {training_file} --evaluate --eval_split {split}"
-        )
-    training_config = load_config(training_file) if is_trained else None
-    return training_config, load_config(scoring_file) if is_scored else training_config
 
 
 def _foreign_weights(
@@ -163,14 +142,12 @@ def _foreign_weights(
     scoring: the content of the run.json that was written when the split was scored.
     """
     checkpoint = scoring.get("checkpoint")
-    if not isinstance(checkpoint, str):
-        return None
-    path = Path(checkpoint)
     # A relative path starts at the folder where captioning.train was started. This program may have
     # been started elsewhere, so the recorded path is also compared with the recorded output_dir.
-    if path.resolve() == (folder / BEST).resolve():
+    own = {(folder / BEST).resolve(), Path(scoring_config.output_dir, BEST)}
+    if not isinstance(checkpoint, str) or {Path(checkpoint), Path(checkpoint).resolve()} & own:
         return None
-    return None if path == Path(scoring_config.output_dir, BEST) else checkpoint
+    return checkpoint
 
 
 class RecordedScores(BaseModel):
@@ -250,31 +227,19 @@ def recorded_versions(run: Run) -> str:
 def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return {setting: its value in each run} for all settings that differ between the runs.
 
-    Settings of generation and scoring are read from `scoring_config`, and other settings from
-    `config`. If `scoring_config` and `config` of a run differ in such another setting NAME, there
-    is also an entry "NAME, in scoring" with the values in `scoring_config`.
+    The values are those in training. If the values in scoring are others, which differ, too, there
+    is also an entry "NAME, in scoring".
     """
-    configs = [every_key(run.config) for run in runs]
-    scoring_configs = [every_key(run.scoring_config) for run in runs]
-    keys = config_class()
+    trained = [every_key(run.config) for run in runs]
+    scored = [every_key(run.scoring_config) for run in runs]
     found = {}
-    for name in configs[0]:
-        if name in EXCLUDED_KEYS:
-            continue
-        trained = [config[name] for config in configs]
-        scored = [config[name] for config in scoring_configs]
-        if name in (*keys_of("generation", keys), *keys_of("scoring", keys)):
-            trained = scored
-        found[name] = trained
-        if scored != trained:
-            found[f"{name}, in scoring"] = scored
+    for key in trained[0].keys() - set(EXCLUDED_KEYS):
+        found[key] = [config[key] for config in trained]
+        in_scoring = [config[key] for config in scored]
+        if in_scoring != found[key]:
+            found[f"{key}, in scoring"] = in_scoring
     return {
-        name: list(map(_format_value, values))
-        for name, values in found.items()
+        name: [value if isinstance(value, str) else json.dumps(value) for value in values]
+        for name, values in sorted(found.items())
         if any(value != values[0] for value in values)
     }
-
-
-def _format_value(value: Any) -> str:
-    """Return a string unchanged, and any other value as JSON."""
-    return value if isinstance(value, str) else json.dumps(value)

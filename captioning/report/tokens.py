@@ -3,7 +3,6 @@
 The losses are those of training, but without label smoothing and without first-token MLE.
 """
 
-import math
 from typing import NamedTuple, Optional
 
 import torch
@@ -40,19 +39,14 @@ class Prediction(NamedTuple):
 class Token(NamedTuple):
     """A token of the caption, and the captioner's predictions of it.
 
-    label: the token's text. mle, smile: the token's losses in nats.
+    label: the token's text. mle, smile: the token's losses in nats, so that exp(-loss) is its
+    probability: in a softmax over the vocabulary, or over the caption's words.
     """
 
     label: str
     predictions: list[Prediction]  # likeliest first
-    probability: float  # of this token, in a softmax over the whole vocabulary
-    caption_probability: float  # of this token, in a softmax over the caption's words
     mle: float
     smile: float
-
-    @property
-    def best(self) -> Prediction:
-        return self.predictions[0]
 
 
 class TokenFigure(NamedTuple):
@@ -71,27 +65,10 @@ class TokenFigure(NamedTuple):
         the largest difference of MLE loss - SMILE loss is returned. The first token is left out,
         because in training its loss is MLE, not SMILE (first-token MLE).
         """
-        candidates = [(n, t) for n, t in enumerate(self.tokens[1:], 2) if not t.best.in_caption]
-        return max(candidates, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
-
-    @property
-    def charged(self) -> Optional[tuple[int, Token]]:
-        """The token that SMILE charges most, and its position from 1; None if there is none.
-
-        Candidates are the tokens for which the likeliest word is another word of the caption. The
-        one with the largest SMILE loss is returned. The first token is left out as in `spared`.
-        """
         candidates = [
-            (n, t)
-            for n, t in enumerate(self.tokens[1:], 2)
-            if t.best.in_caption and t.best.word != t.label
+            (n, t) for n, t in enumerate(self.tokens[1:], 2) if not t.predictions[0].in_caption
         ]
-        return max(candidates, key=lambda pair: pair[1].smile, default=None)
-
-    @property
-    def largest_loss(self) -> float:
-        """The largest MLE or SMILE loss of a token, which sets the scale of the bars."""
-        return max(max(token.mle, token.smile) for token in self.tokens)
+        return max(candidates, key=lambda pair: pair[1].mle - pair[1].smile, default=None)
 
 
 def token_figure(comparison: Comparison) -> TokenFigure:
@@ -152,16 +129,8 @@ def token_losses(captioner, image: Images, caption: str) -> list[Token]:
             Prediction(_word(tokenizer, token_id, position), probability, token_id in caption_ids)
             for token_id, probability in zip(ids[position], probabilities[position])
         ]
-        tokens.append(
-            Token(
-                _word(tokenizer, label, position),
-                predictions,
-                probability=math.exp(-mle[position]),
-                caption_probability=math.exp(-smile[position]),
-                mle=mle[position],
-                smile=smile[position],
-            )
-        )
+        word = _word(tokenizer, label, position)
+        tokens.append(Token(word, predictions, mle[position], smile[position]))
     return tokens
 
 

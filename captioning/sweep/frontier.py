@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from captioning.report import plane
 from captioning.report.comparison import Row
 from captioning.report.comparison_table import rows_to_markdown, select_columns
-from captioning.report.figures import INK, STYLES, assign_styles, figure_context, save_figure
+from captioning.report.figures import INK, assign_styles, figure_context, save_figure
 
 _WIDE, _NARROW, _HEIGHT = 10.4, 4.6, 3.7  # inches
 _BACKGROUND = "#9aa5b1"
@@ -55,7 +55,7 @@ def draw_frontier(entries: Sequence[Entry], path: Path) -> Optional[str]:
     with figure_context():
         figure = Figure(figsize=(_WIDE if others else _NARROW, _HEIGHT), layout="constrained")
         mixture_ax, *other_axes = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
-        _join(mixture_ax, axes, mixtures, STYLES["mixture"].colour)
+        _join(mixture_ax, axes, mixtures, assign_styles(["mixture"])[0].colour)
         points = _draw_points(mixture_ax, axes, [*humans, *mixtures])
         mixture_ax.set_title("Mixtures, by the weight of MLE")
         plane.label_axes(mixture_ax, axes)
@@ -122,6 +122,6 @@ def _draw_points(ax: Axes, axes: plane.AxisPair, entries: Sequence[Entry]) -> li
     )
     points = []
     for entry in entries:
-        style = STYLES["mixture"] if entry.is_mixture else next(other_styles)
+        style = assign_styles(["mixture"])[0] if entry.is_mixture else next(other_styles)
         points.append(plane.draw_point(ax, axes, entry.row, style, entry.short_label))
     return points

@@ -1,18 +1,23 @@
 """The figures of the report, and the cost of each token, against formulas in float64."""
 
 import json
-import math
 import re
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from captioning.metrics.bootstrap import Estimate
 from captioning.report.comparison import Comparison, Row, read_comparison
-from captioning.report.figures import assign_styles, draw_curves, length_histogram
+from captioning.report.figures import (
+    assign_styles,
+    draw_curves,
+    length_histogram,
+    moving_average,
+)
 from captioning.report.picture import load_picture
-from captioning.report.plane import choose_axes, draw_plane
+from captioning.report.plane import draw_plane
 from captioning.report.runs import read_runs
 from captioning.report.tokens import (
     Prediction,
@@ -36,23 +41,36 @@ def test_an_objective_has_its_own_colour_alone_and_beside_others():
     [
         (
             ("true_facts", "wrong_facts", "CIDEr"),
-            ("true facts a caption", "stated facts that are right (%)"),
+            "stated facts that are right (%) against true facts a caption: "
+            "$a at 20.00, 80.00; b at 20.00, 80.00",
         ),
-        (("cap_len", "CIDEr"), ("words a caption", "CIDEr")),
-        (("lex_div", "CLIPScore", "CIDEr"), ("distinct words", "CLIPScore")),
-        (("cap_len", "CHAIRi", "CIDEr"), ("words a caption", "named objects that are there (%)")),
+        (("cap_len", "CIDEr"), "CIDEr against words a caption: $a at 20.00, 20.00"),
+        (("cap_len", "CLIPScore", "CIDEr"), "CLIPScore against words a caption"),
+        (("cap_len", "CHAIRi", "CIDEr"), "named objects that are there (%) against words"),
         (("cap_len", "true_facts"), None),
     ],
 )
+@pytest.mark.usefixtures("undrawn")
 def test_the_axes_are_chosen_by_the_metrics_of_two_rows(names, axes):
     metrics = {name: Estimate(20.0, 15.0, 30.0, 5) for name in names}
     rows = [Row(label, "mle", {}, metrics) for label in ("$a", "b")]
-    chosen = choose_axes(rows)
-    assert (chosen and tuple(axis.label for axis in chosen)) == axes
-    drawing = draw_plane(rows)
-    assert (drawing is None) == (axes is None) and draw_plane(rows[:1]) is None
-    if "true_facts" in names and axes:
-        assert "$a at 20.00, 80.00; b at 20.00, 80.00" in drawing
+    drawing = draw_plane([*rows, Row("without", "mle", {}, {})])
+    assert drawing is None if axes is None else axes in drawing and "without" not in drawing
+    assert draw_plane(rows[:1]) is None
+
+
+def test_the_plane_is_a_file_with_a_legend_error_bars_and_a_line():
+    rows = [
+        Row(label, kind, {}, {"cap_len": Estimate(n, *interval), "CIDEr": Estimate(2.0 * n)})
+        for n, label, kind, interval in [(1, "one", "mle", ()), (2, "two", "smile", (1.0, 4.0))]
+    ]
+    drawing = draw_plane(rows, {"joined": [*rows, Row("without", "x", {}, {})]})
+    assert drawing.startswith("<svg ") and 'xmlns="http://www.w3.org/2000/svg"' in drawing
+    for text in ("one", "two", "joined"):
+        assert f"<!-- {text} -->" in drawing
+    assert "without" not in drawing and drawing == draw_plane(rows, {"joined": rows})
+    for style in assign_styles(["mle", "smile"]):
+        assert style.colour in drawing
 
 
 def test_each_objective_and_the_validation_have_a_figure_of_curves(runs):
@@ -64,6 +82,13 @@ def test_each_objective_and_the_validation_have_a_figure_of_curves(runs):
     ]
     assert "MLE+SMILE 0.3:0.7 ends at 0.500" in drawings[2]
     assert "SMILE ends" not in drawings[0].replace("MLE+SMILE", "")
+
+
+def test_a_curve_is_smoothed_over_a_tenth_of_it_and_less_at_its_ends():
+    values = np.arange(40.0) ** 2
+    smooth = moving_average(values)
+    assert smooth[20] == np.mean(values[18:23]) and smooth[0] == np.mean(values[:3])
+    assert moving_average(values[:2]).tolist() == [0, 1]
 
 
 def test_a_run_by_rewards_has_curves_of_reward_and_length(make_run):
@@ -124,8 +149,7 @@ def test_the_costs_of_words_are_those_computed_token_by_token(make_captioner):
     assert " ".join(token.label for token in tokens) == labels and len(expected) == len(tokens)
     words = captioner.tokenizer.token
     for token, (own, probabilities, mle, smile) in zip(tokens, expected):
-        values = (math.exp(-mle), math.exp(-smile), mle, smile)
-        assert token[2:] == pytest.approx(values, abs=1e-4)
+        assert (token.mle, token.smile) == pytest.approx((mle, smile), abs=1e-4)
         best = sorted(range(len(probabilities)), key=lambda i: -probabilities[i])[:5]
         for prediction, i in zip(token.predictions, best):
             assert prediction.probability == pytest.approx(probabilities[i], abs=1e-4)
@@ -145,27 +169,25 @@ def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
     assert first.mle < 1 and last.predictions[0].word == "-a"  # where it would go on with "dog"
 
 
-def token(label, best, own, mle, smile):
-    return Token(label, [Prediction(best, 0.5, own)], 0.1, 0.2, mle, smile)
+def test_the_word_that_smile_spares_most_is_told():
+    def token(label, best, in_caption, mle, smile):
+        return Token(label, [Prediction(best, 0.5, in_caption)], mle, smile)
 
-
-def test_the_most_spared_and_the_most_charged_word_are_told():
     tokens = [
         token("a", "one", False, 9.0, 0.0),  # the first word, which first-token MLE charges
         token("red", "crimson", False, 3.0, 0.5),
         token("dark", "navy", False, 2.0, 0.2),
-        token("on", "near", True, 2.0, 1.0),
-        token("the", "on", True, 3.0, 1.5),
+        token("on", "near", True, 5.0, 1.0),
     ]
     figure = TokenFigure(None, "", None, tokens)
-    assert figure.spared == (2, tokens[1]) and figure.charged == (5, tokens[4])
+    assert figure.spared == (2, tokens[1])
     assert figure._replace(tokens=tokens[:1]).spared is None
-    assert figure._replace(tokens=tokens[:3]).charged is None
 
 
 def test_words_are_shown_of_an_image_of_middle_length_and_of_mle_if_it_can_be_loaded(runs):
     references = {1: ["a b", "a b c d e f"], 2: ["a b c", "a b c d"], 3: ["g h i j", "k"]}
-    assert choose_caption(Comparison("test", [], [], references=references)) == (2, "a b c d")
+    comparison = Comparison("test", [], [], 0, [], references=references)
+    assert choose_caption(comparison) == (2, "a b c d")
     found = token_figure(read_comparison([runs[1], runs[0]]))
     assert found.run.label == "MLE"
     assert found.tokens[-1].label == "(end)"
