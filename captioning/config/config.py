@@ -51,10 +51,15 @@ class Config(Keys):
 
     @field_validator("*")
     @classmethod
-    def _empty_is_none(cls, value, info: ValidationInfo):
-        """Replace an empty string or list by None in keys whose default is None."""
-        optional = cls.model_fields[info.field_name].default is None
-        return None if optional and value in ("", []) else value
+    def _expand(cls, value, info: ValidationInfo):
+        """Replace "~" by the home folder, and by None what is empty in keys with that default."""
+        if value in ("", []) and cls.model_fields[info.field_name].default is None:
+            return None
+        if info.field_name == "prompt":  # the only text that is neither a name nor a path
+            return value
+        if isinstance(value, list):
+            return [os.path.expanduser(each) if isinstance(each, str) else each for each in value]
+        return os.path.expanduser(value) if isinstance(value, str) else value
 
     @field_serializer("pretrained", "rerank_judge", "itm_model", check_fields=False)
     def _without_secrets(self, value):
@@ -66,11 +71,6 @@ class Config(Keys):
         if isinstance(values, dict) and values.get("reward") and "objective" not in values:
             return {**values, "objective": None}
         return values
-
-    @field_validator("output_dir", "image_root", "ann_root")
-    @classmethod
-    def _expand_home(cls, folder: str) -> str:
-        return os.path.expanduser(folder)
 
     @field_validator("reward")
     @classmethod

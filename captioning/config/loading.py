@@ -8,7 +8,7 @@ import io
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Annotated, Any, Optional, Union, get_args, get_origin
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
@@ -24,8 +24,8 @@ def load_config(
 ) -> Config:
     """Read a configuration from a YAML file, and apply overrides and flags.
 
-    overrides: "key=value" with a value in YAML. "vit.depth=2" sets a value in a mapping, and
-    "pretrained=" empties a key. flags: {key: parsed value}, which replace the file's values.
+    overrides: see `parse_overrides`; "vit.depth=2" sets a value in a mapping. flags: {key: parsed
+    value}, which replace the file's values.
     output_dir defaults to output/NAME for NAME.yaml. Raises UserError with one line that names each
     wrong key, the value that was found and the allowed values. The line begins with the file, or
     with "command line" if overrides and flags have set all wrong keys.
@@ -48,14 +48,45 @@ def load_config(
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
-    """Return {key: value} of arguments of the form key=value, with values in YAML."""
+    """Return {key: value} of arguments of the form key=value. Raises UserError.
+
+    Values are YAML, but text is taken as it is, with blanks at its end, colons and hashes, unless
+    it is in quotes. "pretrained=" empties a key.
+    """
     values = {}
     for override in overrides:
-        key, equals, value = override.partition("=")
+        key, equals, text = override.partition("=")
         if not equals or not key:
             raise UserError(f"override {override!r} is not of the form key=value")
-        values[key] = parse_yaml(value, f"override {override!r}")
+        values[key] = _parse_value(key, text, f"override {override!r}")
     return values
+
+
+def _parse_value(key: str, text: str, where: str) -> Any:
+    try:
+        value = parse_yaml(text, where)
+    except UserError as error:
+        value = error
+    if isinstance(value, str):
+        return value if text[0] in "'\"" and text[0] == text[-1] else text
+    # Looks only for keys of other packages where it has to, because this imports all of them.
+    field = Config.model_fields.get(key) or config_class().model_fields.get(key)
+    types = _types(field.annotation) if field else ()
+    # Other YAML of these types, such as "- a", "a: b" or "# a", is rather text.
+    is_meant = text in ("", "null") or text[0] in "[{"
+    if str in types and not (is_meant and type(value) in types):
+        return text
+    if isinstance(value, UserError):
+        raise value
+    return value
+
+
+def _types(annotation: Any) -> set[Any]:
+    """Return the types of a union, without their parameters."""
+    origin, parts = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _types(parts[0])
+    return set().union(*map(_types, parts)) if origin is Union else {origin or annotation}
 
 
 def write_config(config: Config, path: Path) -> None:

@@ -48,8 +48,7 @@ def known_annotation(dataset: str, split: str) -> Optional[str]:
 
 
 def _names(value: Union[str, list[str], None]) -> list[str]:
-    names = value if isinstance(value, list) else [value] if value else []
-    return list(map(os.path.expanduser, names))
+    return value if isinstance(value, list) else [value] if value else []
 
 
 def annotation_paths(config, split: str) -> list[Path]:
@@ -206,7 +205,7 @@ def _reference_path(config, split: str) -> Optional[Path]:
         return None
     if config.coco_gt_root is None:
         raise UserError(f"coco_gt_root is not set: set it to the folder of {name}")
-    return _find_or_download(config.coco_gt_root, os.path.expanduser(name), known_name)
+    return _find_or_download(config.coco_gt_root, name, known_name)
 
 
 def _find_or_download(folder: str, name: str, known_name: Optional[str]) -> Path:

@@ -47,7 +47,7 @@ def local(name: StrPath) -> Path:
     If a name has a "*", all matching files are copied, and a pattern that matches the copies is
     returned.
     """
-    name = str(name)
+    name = os.path.expanduser(name)
     if not stores.is_store(name):
         return Path(name)
     if "*" in name:

@@ -72,11 +72,11 @@ def _typed(key: str, value: Any) -> Any:
 
 
 def normal_name(name: str) -> str:
-    """Return the one name of a path or address that can be written in several ways."""
+    """Return the one name of a path or address that can be written in several ways, as with "~"."""
     scheme, separator, place = name.partition("://")
     if separator:
         return f"{scheme}://{'/'.join(part for part in place.split('/') if part not in ('', '.'))}"
-    return os.path.normpath(name)
+    return os.path.normpath(os.path.expanduser(name))
 
 
 def prompt_of(row: Row, template: Optional[str] = None) -> Optional[str]:

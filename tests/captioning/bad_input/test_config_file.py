@@ -50,8 +50,8 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_run(
 def test_an_override_is_read_as_safely_and_a_line_names_its_source(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_bytes(START)
-    with pytest.raises(UserError, match=r"override 'prompt=!!python/name:os.system': not valid"):
-        load_config(path, ["prompt=!!python/name:os.system"])
+    with pytest.raises(UserError, match=r"override 'reward=!!python/name:os.system': not valid"):
+        load_config(path, ["reward=!!python/name:os.system"])
     for override, source in {"batch_size=0": "command line", "min_lr=1": path}.items():
         with pytest.raises(UserError, match=f"^{source}: "):
             load_config(path, [override])

@@ -57,6 +57,42 @@ def test_overrides_are_yaml_and_reach_into_mappings(blips):
     assert (config.prompt, config.seed, config.output_dir) == ("the ", 7, "1")
 
 
+TEXTS = {  # key=value: the value, if it is not the text
+    "output_dir=/tmp/holiday #2": None,
+    "image_root=/data/a #1/im": None,
+    "ann_root=2024": None,
+    "val_file=- a": None,
+    "val_file=[a, 'b #1']": ["a", "b #1"],
+    "train_file=s3://bucket/{00..10}.tar": None,
+    "train_file='s3://bucket/{00..10}.tar'": "s3://bucket/{00..10}.tar",
+    "prompt=a photo of ": None,
+    "prompt=it's a: [x] # ": None,
+    "prompt=~ ": None,
+    "pretrained=null": "",
+    "pretrained=# none": None,
+    "encoder=12": None,
+    "facts_file=a: b": None,
+    "facts_file=[a]": None,
+}
+
+
+@pytest.mark.parametrize("given", TEXTS)
+def test_text_on_the_command_line_is_taken_as_it_is(blips, given):
+    key, _, text = given.partition("=")
+    expected = text if TEXTS[given] is None else TEXTS[given] or None
+    model = "lstm" if key == "encoder" else "blip"
+    assert getattr(load_config(blips, [f"model={model}", given]), key) == expected
+
+
+def test_a_tilde_is_the_home_folder_in_every_path(blips, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/someone")
+    keys = ["ann_root", "output_dir", "coco_gt_root", "pretrained", "tokenizer", "val_gt_file"]
+    keys += ["facts_file", "itm_model", "med_config"]
+    config = load_config(blips, [*(f"{key}=~/a b" for key in keys), "train_file=[a, ~/b]"])
+    assert {getattr(config, key) for key in keys} == {"/home/someone/a b"}
+    assert config.train_file == ["a", "/home/someone/b"]
+
+
 def test_a_key_of_an_earlier_version_is_accepted_with_the_value_that_still_holds(blips):
     assert load_config(blips, ["input=fast"]) == load_config(blips)
     with pytest.raises(UserError, match="unknown key 'input'"):
