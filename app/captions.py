@@ -3,13 +3,13 @@
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from pydantic import BaseModel
 
 from app.checkpoints import Checkpoint
@@ -131,10 +131,7 @@ def read_photo(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
                 f"{path.name}: {image.width} x {image.height} pixels; this page takes up to "
                 f"{max_pixels / 1e6:g} million: make it smaller"
             )
-        photo = decode(image, path.name)
-    with suppress(Exception):  # the EXIF data may be broken although the pixels are good
-        ImageOps.exif_transpose(photo, in_place=True)
-    return photo
+        return decode(image, path.name)
 
 
 def _caption(

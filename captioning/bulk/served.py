@@ -2,7 +2,6 @@
 
 import argparse
 import base64
-import contextlib
 import io
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -11,7 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, BinaryIO, Callable, Optional
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from captioning.bulk.model import line_of
 from captioning.bulk.work import Batch
@@ -179,8 +178,6 @@ def as_data_url(name: str, data: Optional[BinaryIO] = None, prompt: Optional[str
         pixels = decode(image, name)  # always, so that an incomplete image is refused
     if content:
         return _data_url(image.format.lower(), content)
-    with contextlib.suppress(Exception):  # damaged EXIF data does not prevent captioning
-        pixels = ImageOps.exif_transpose(pixels)
     pixels.thumbnail((MAX_SIDE, MAX_SIDE), Image.BICUBIC)
     return _as_jpeg(pixels)
 

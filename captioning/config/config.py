@@ -103,6 +103,12 @@ class Config(Keys):
         values = {FIRST_TOKEN_MLE[name] for name in weights if name in FIRST_TOKEN_MLE} or {True}
         return values.pop() if len(values) == 1 else None
 
+    @field_validator("exif")
+    @classmethod
+    def _default_exif(cls, value, info: ValidationInfo):
+        """Replace None: the original code does not turn photos of the data sets that it knows."""
+        return info.data.get("dataset") == "custom" if value is None else value
+
     @field_validator("select", "monitor")
     @classmethod
     def _known_metrics(cls, value, info: ValidationInfo):

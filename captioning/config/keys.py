@@ -97,6 +97,7 @@ class Keys(BaseModel):
     captions_per_image: int = Field(1, gt=0, le=1000)
     max_words: PositiveInt = 30
     max_tokens: int = Field(40, gt=2)
+    exif: Optional[bool] = Field(None, validate_default=True)
     augmentation: Literal["blip", "weak", "none"] = "blip"
     augmentation_strength: float = Field(0.1, ge=0, le=1)
     skip_bad_images: bool = False

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Collection
+from functools import cache
 from pathlib import PurePosixPath
 from typing import NamedTuple, Optional, Union
 
@@ -11,6 +12,7 @@ from captioning.files.columns import prompt_of
 from captioning.files.reading import StrPath
 from captioning.files.tables import is_table
 from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_line
 
 ImageId = Union[int, str]
 
@@ -24,12 +26,16 @@ class Sample(NamedTuple):
     prompt: Optional[str] = None  # replaces the captioner's default prompt
 
 
-def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]:
+def read_annotations(
+    path: StrPath, split: Optional[str] = None, skip_without_caption: bool = False
+) -> list[Sample]:
     """Return the samples of a file or folder, in the order of its images.
 
     path: in a format of `captioning.files.rows`.
 
     split: the split to read from a file in Karpathy's format (train, val or test); None for all.
+
+    skip_without_caption: images without a caption are left out, and counted in a log line.
 
     Rows of one image become one sample; blank captions are left out. The rows must agree on
     `image_id` and `prompt`, as far as they have them. An `id` that differs between the rows of an
@@ -43,7 +49,13 @@ def read_annotations(path: StrPath, split: Optional[str] = None) -> list[Sample]
     Raises UserError, which names file and row, for missing or malformed entries and for two images
     with the same id.
     """
-    samples = read_samples(path, split, needs=("image", "captions"))
+    needs = ["image"] if skip_without_caption else ["image", "captions"]
+    found = read_samples(path, split, needs)
+    samples = [sample for sample in found if sample.captions]
+    if len(samples) < len(found):
+        first = next(sample.image for sample in found if not sample.captions)
+        count = len(found) - len(samples)
+        log_once(f"{path}: skipped {count:,} images without a caption, such as {first}")
     if not samples:
         in_split = f" of split {split}" if split else ""
         raise UserError(f"{path}: no samples{in_split}: check that this is the right file")
@@ -99,6 +111,9 @@ def read_samples(
         Sample(image, tuple(texts), ids[image], prompts.get(image))
         for image, texts in captions.items()
     ]
+
+
+log_once = cache(log_line)  # a split is read several times
 
 
 def derived_id(image: str) -> ImageId:

@@ -20,6 +20,8 @@ REDUCTIONS = (8, 4, 2)  # a JPEG decoder can decode an image at 1/8, 1/4 or 1/2 
 # a photo have about the same standard deviation.
 NOISE = 64.0
 
+as_stored = partial(decode, exif=False)  # `TrainingDataset` has turned the image upright
+
 
 def training_transform(
     image_size: int, augmentation: str = "blip", strength: float = 0.0
@@ -33,7 +35,7 @@ def training_transform(
     if augmentation == "blip":
         return partial(augmented, image_size=image_size)
     last = partial(weakly_augmented, strength=strength) if augmentation == "weak" else pixels_of
-    return transforms.Compose([decode, partial(resize, image_size=image_size), last])
+    return transforms.Compose([as_stored, partial(resize, image_size=image_size), last])
 
 
 def augmented(image: Image.Image, image_size: int) -> Tensor:
@@ -51,7 +53,9 @@ def augmented(image: Image.Image, image_size: int) -> Tensor:
     flipped = torch.rand(1) < 0.5
     reduction = _reduce(image, min(height, width) // image_size)
     top, left, height, width = (v // reduction for v in (top, left, height, width))
-    crop = pixels_of(decode(image).crop((left, top, left + width, top + height))).permute(2, 0, 1)
+    crop = pixels_of(as_stored(image).crop((left, top, left + width, top + height))).permute(
+        2, 0, 1
+    )
     square = F.resize(crop, [image_size] * 2, InterpolationMode.BICUBIC, antialias=True)
     if flipped:
         square = square.flip(2)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Callable
 
-from captioning.data.annotations import Sample
+from captioning.data.annotations import Sample, log_once
 from captioning.data.randomness import derived_seed
 from captioning.files import rows
 from captioning.runtime.errors import UserError
@@ -56,6 +56,8 @@ def divided(
         name = split_of.get(sample.image, unlisted)
         if name:
             parts[name].append(sample)
+    if unlisted is None and (count := len(samples) - sum(map(len, parts.values()))):
+        log_once(f"split: {count:,} of {len(samples):,} photos are in no list")
     for name, part in parts.items():
         if not part:
             raise UserError(

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO, Callable, NamedTuple, Optional
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from captioning.data.colour import to_rgb
@@ -22,6 +22,7 @@ from captioning.runtime.errors import UserError, one_line, value_errors_as_user_
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
+ORIENTATION = 0x0112  # the tag of EXIF
 
 # Pillow's default limit. `open_image` checks it too, because other libraries may change Pillow's.
 MAX_PIXELS = 178_956_970
@@ -69,20 +70,31 @@ def _formats() -> list[str]:
     return [name for name in FORMATS if name in Image.OPEN]
 
 
-def decode(image: Image.Image, name: StrPath = "") -> Image.Image:
+def decode(image: Image.Image, name: StrPath = "", exif: bool = True) -> Image.Image:
     """Decode the first frame of an image to 8-bit RGB, composed on white.
 
-    The EXIF orientation is ignored, as in BLIP. Raises UserError, which names the file, if the
-    image is incomplete or the range of its values unknown.
+    exif: whether to turn the image upright by its EXIF orientation, which BLIP ignores. Raises
+    UserError, which names the file, if the image is incomplete or the range of its values unknown.
     """
     with _errors_naming(name or getattr(image, "filename", "")):
-        return to_rgb(image)
+        image = to_rgb(image)
+    if exif and is_turned(image):
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
 
 
-def load_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
-    """Open and decode an image file. Raises the errors of `open_image` and `decode`."""
+def is_turned(image: Image.Image) -> bool:
+    """Return whether an image's EXIF orientation is another one than upright."""
+    try:
+        return image.getexif().get(ORIENTATION, 1) in range(2, 9)
+    except Exception:  # EXIF data may be damaged in many ways although the pixels are good
+        return False
+
+
+def load_image(path: StrPath, data: Optional[BinaryIO] = None, exif: bool = True) -> Image.Image:
+    """Open and decode an image file, see `open_image` and `decode`. Raises UserError."""
     with open_image(path, data) as image:
-        return decode(image, path)
+        return decode(image, path, exif)
 
 
 def apply_transform(

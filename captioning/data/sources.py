@@ -4,7 +4,8 @@ The parameter `config` of the functions is a `captioning.config.Config`.
 """
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Optional, Union
@@ -18,6 +19,7 @@ from captioning.files.stores import is_store, join
 from captioning.files.tables import is_row
 from captioning.files.tars import expand, is_tars
 from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_line, progress
 
 BUCKET = "https://storage.googleapis.com/sfr-vision-language-research/datasets/"
 
@@ -33,6 +35,9 @@ SHA256 = {
     "flickr30k_test.json": "5d2a8e7365ff2220cf885e3fb656dd33b72b3a8f8c761067deebb0b22718806d",
 }
 
+STATS_AT_ONCE = 16  # a network disk answers several at once
+CHUNK = 256  # files that a thread looks for in a row
+SHOWN_FROM = 100_000  # with more photos there is a bar
 MAX_ANNOTATION_BYTES = 1 << 30  # COCO's training file has 80 MB
 
 
@@ -103,37 +108,48 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
         return Shards(tars)
     if not config.split:
         return _read_samples(config, files_of=split, split=split)
-    splits, _ = _divided(config)
+    samples = _read_samples(config, files_of="train", split=None)
+    splits = divided(samples, config.split, partial(local_path_in, config.ann_root))
     if split not in splits:
         raise UserError(f"split divides train_file, but has no {split}: add it")
     return splits[split]
 
 
-def described_division(config) -> str:
-    """Return a line with the number of photos in each split.
+def check_images(config, train: Union[Sequence[Sample], Shards], val: Sequence[Sample]) -> None:
+    """Check before training that the photos of all splits exist, and log what `split` divides.
 
-    Raises UserError if photos are missing in image_root.
+    train, val: the samples. The test split is read only if a key names its file. With
+    skip_bad_images, missing photos are counted. Raises UserError.
     """
-    splits, count = _divided(config)
-    assigned = [sample for part in splits.values() for sample in part]
-    if not is_store(config.image_root) and not config.skip_bad_images:
-        paths = [Path(config.image_root, sample.image) for sample in assigned]
-        missing = [path for path in paths if not (path.is_file() or is_row(path))]
-        if missing:
+    test = read_split(config, "test") if config.test_file or "test" in (config.split or ()) else ()
+    if config.split:
+        parts = {"train": train, "val": val, "test": test}
+        counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.items() if part)
+        log_line(f"split of {config.train_file}: {counts} photos")
+    of_files = [] if isinstance(train, Shards) else train  # tars are indexed already
+    images = dict.fromkeys(sample.image for sample in (*of_files, *val, *test))
+    paths = [os.path.join(config.image_root, image) for image in images]
+    chunks = [paths[first : first + CHUNK] for first in range(0, len(paths), CHUNK)]
+    missing = []
+    bar = progress(len(paths), "checking photos") if len(paths) > SHOWN_FROM else None
+    with ThreadPoolExecutor(STATS_AT_ONCE) as pool:
+        for chunk, absent in zip(chunks, pool.map(_absent, chunks)):
+            missing += absent
+            if bar is not None:
+                bar.update(len(chunk))
+    if bar is not None:
+        bar.close()
+    if missing:
+        found = f"{len(missing):,} of {len(paths):,} photos do not exist, such as {missing[0]}"
+        if not config.skip_bad_images:
             raise UserError(
-                f"{len(missing)} of {len(paths)} photos do not exist, the first is {missing[0]}: "
-                "correct image_root, or set skip_bad_images=true to leave them out"
+                f"{found}: correct image_root, or set skip_bad_images=true to leave them out"
             )
-    counts = ", ".join(f"{len(part):,} {name}" for name, part in splits.items())
-    unlisted = f", {count - len(assigned):,} in no list" if count > len(assigned) else ""
-    return f"split of {config.train_file}: {counts} photos{unlisted}"
+        log_line(found)
 
 
-def _divided(config) -> tuple[dict[str, list[Sample]], int]:
-    """Return the samples of each split of `train_file`, and the number of samples in the file."""
-    samples = _read_samples(config, files_of="train", split=None)
-    path_of = partial(local_path_in, config.ann_root)
-    return divided(samples, config.split, path_of), len(samples)
+def _absent(paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if not (os.path.isfile(path) or is_row(path))]
 
 
 def _read_samples(config, files_of: str, split: Optional[str]) -> list[Sample]:
@@ -144,7 +160,7 @@ def _read_samples(config, files_of: str, split: Optional[str]) -> list[Sample]:
     """
     samples, owner = [], {}
     for path in annotation_paths(config, files_of):
-        found = read_annotations(path, split)
+        found = read_annotations(path, split, config.skip_bad_images)
         folder = _folder_within(config.image_root, path, found[0].image)
         for sample in found:
             if owner.setdefault(sample.image_id, path) is not path:

@@ -99,11 +99,8 @@ def without_secrets(address: str) -> str:
 
 
 def join(folder: str, name: str) -> str:
-    """Return the path or address of a name in a folder. An address as name is returned as it is.
-
-    "~" at the start of either is the home folder.
-    """
-    folder, name = os.path.expanduser(folder), os.path.expanduser(name)
+    """Return the path or address of a name in a folder, unless the name is an address itself."""
+    folder, name = map(os.path.expanduser, (folder, name))
     if is_store(name):
         check_address(name)
         return name

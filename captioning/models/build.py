@@ -146,7 +146,7 @@ def preprocessing_of(config: Config) -> Preprocessing:
 
 
 def _decode_and_transform(transform: Callable, image: Image.Image, *prompt: Optional[str]) -> Any:
-    return transform(decode(image), *prompt)
+    return transform(decode(image, exif=False), *prompt)
 
 
 def check_interface(captioner: nn.Module) -> None:

@@ -82,6 +82,7 @@ def build_image_loader(
         image_root=config.image_root,
         transform=preprocessing.evaluation,
         skip_bad_images=config.skip_bad_images,
+        exif=config.exif,
         takes_prompt=preprocessing.takes_prompt,
     )
     batch_size = config.eval_batch_size or config.batch_size

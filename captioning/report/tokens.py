@@ -79,7 +79,6 @@ def token_figure(comparison: Comparison) -> TokenFigure:
     """
     image_id, caption = choose_caption(comparison)
     path = comparison.image_path(image_id)
-    original = load_image(path)
     problem = "no run has its best checkpoint in its folder"
     for run in sorted(comparison.runs, key=lambda run: run.kind != "mle"):
         if run.checkpoint is None:
@@ -89,7 +88,7 @@ def token_figure(comparison: Comparison) -> TokenFigure:
         except UserError as error:
             problem = str(error)
             continue
-        image = preprocessing_of(run.config).one(original)
+        image = preprocessing_of(run.config).one(load_image(path, exif=run.config.exif))
         caption = preprocess_caption(caption, run.config.max_words)
         return TokenFigure(
             run, caption, load_picture(path), token_losses(captioner, image, caption)

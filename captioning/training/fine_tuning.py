@@ -12,7 +12,7 @@ from captioning.config.objectives import describe_training
 from captioning.data.loader import Batch, Prefetcher
 from captioning.data.randomness import derived_seed
 from captioning.data.shards import Shards
-from captioning.data.sources import described_division, read_split
+from captioning.data.sources import check_images, read_split
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
@@ -237,9 +237,6 @@ class FineTuning:
         self.preprocessing = preprocessing_of(config)
         with distributed.first_on_each_machine():
             self.samples = read_split(config, "train")
-            division = described_division(config) if config.split else None
-        if division:
-            log_line(division)
         self.loader = training_batches(config, self.samples, self.preprocessing)
         self.steps = len(self.loader) // config.accumulation_steps  # optimizer steps per epoch
         if not self.steps:
@@ -247,6 +244,8 @@ class FineTuning:
                 f"accumulation_steps is {config.accumulation_steps}, but an epoch has only "
                 f"{len(self.loader)} batches; lower accumulation_steps or batch_size"
             )
+        val = self.evaluation.samples
+        distributed.run_on_main(lambda: check_images(config, self.samples, val))
 
     def _begin_or_resume(self) -> Optional[dict[str, Any]]:
         """Return the content of the checkpoint to resume from, or None for a new run.

@@ -62,6 +62,7 @@ def _dataset(
         captions_per_image=config.captions_per_image,
         max_words=config.max_words,
         skip_bad_images=config.skip_bad_images,
+        exif=config.exif,
         is_deterministic=preprocessing.is_deterministic and not are_shards,
         drop_image=config.drop_image,
         takes_prompt=preprocessing.takes_prompt,
@@ -77,7 +78,7 @@ def mean_image(
     on all ranks. Raises UserError.
     """
     evaluation = preprocessing._replace(
-        training=lambda image: preprocessing.evaluation(decode(image)),
+        training=lambda image: preprocessing.evaluation(decode(image, exif=False)),
         is_deterministic=False,
         takes_prompt=False,
     )

@@ -10,6 +10,7 @@ from PIL import Image
 
 from captioning.data import (
     EvaluationDataset,
+    Sample,
     TrainingDataset,
     preprocess_caption,
     training_transform,
@@ -106,6 +107,44 @@ def test_unreadable_image_is_replaced_by_the_same_one_each_time(photos, samples,
     dataset = make_training(samples, photos / "none", skip_bad_images=True)
     with pytest.raises(UserError, match=r"0\.png: no such image.*none of 3 replacements"):
         dataset[0, 0]
+
+
+@pytest.mark.parametrize("upright", [True, False])
+def test_photos_are_upright_or_as_stored_in_training_and_evaluation(tmp_path, upright):
+    exif, stored = Image.Exif(), Image.new("RGB", (64, 32))
+    exif[0x0112] = 6  # the left side is the top
+    stored.paste("white", (0, 0, 32, 32))
+    stored.save(tmp_path / "0.jpg", exif=exif, quality=100)
+
+    def transform(image):
+        seen = image.size, np.asarray(image.convert("L").resize((2, 2))).ravel() > 127
+        return torch.tensor([*seen[0], *map(int, seen[1])])
+
+    samples, settings = [Sample("0.jpg", ("a",), 0)], {"transform": transform, "exif": upright}
+    expected = [32, 64, 1, 1, 0, 0] if upright else [64, 32, 1, 0, 1, 0]
+    assert make_training(samples, tmp_path, **settings)[0, 0]["image"].tolist() == expected
+    assert EvaluationDataset(samples, tmp_path, **settings)[0]["image"].tolist() == expected
+
+
+@pytest.mark.parametrize("augmentation", ["none", "weak", "blip"])
+def test_augmentation_sees_the_photo_upright(tmp_path, augmentation):
+    exif, stored = Image.Exif(), Image.new("RGB", (80, 40))
+    exif[0x0112] = 6
+    stored.paste("white", (0, 0, 20, 40))
+    stored.save(tmp_path / "0.jpg", exif=exif, quality=100)
+    stored.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "1.jpg", quality=100)
+    stored.save(tmp_path / "2.jpg", quality=100)
+    transform = training_transform(16, augmentation, 0.0)
+
+    def images(number, exif):
+        samples = [Sample(f"{number}.jpg", ("a",), 0)]
+        dataset = make_training(samples, tmp_path, transform, exif=exif)
+        return torch.stack([dataset[epoch, 0]["image"].float() for epoch in range(8)])
+
+    # A turned JPEG is not decoded at a fraction of its size.
+    assert (images(0, True) - images(1, True)).abs().mean() < 8
+    assert torch.equal(images(0, False), images(2, False))
+    assert (images(0, False) - images(1, True)).abs().mean() > 20
 
 
 def test_a_store_that_does_not_answer_is_no_bad_image(samples, photos, monkeypatch):

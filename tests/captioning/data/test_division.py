@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from captioning.config import load_config
-from captioning.data import described_division, read_annotations, read_split, references
+from captioning.data import check_images, read_annotations, read_split, references
 from captioning.data.caption_files import read_references
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
-from tests.captioning.data.caption_formats import FORMATS, as_csv, coco, karpathy, write_captions
+from tests.captioning.data.caption_formats import FORMATS, coco, karpathy, write_captions
 from tests.programs import raises_line
 
 CAPTIONS = ("A dog , a red ball next to it .", '"Dogs only" , says a sign', "4 dogs | a cat", "🐕")
@@ -78,7 +78,7 @@ def test_shares_go_by_the_names_and_the_seed_alone(folder, configured):
     assert configured(split=divided, seed=8).split == divided == {**split, "seed": 7}
 
 
-def test_lists_name_the_photos_of_splits_and_the_rest_trains(folder, configured):
+def test_lists_name_the_photos_of_splits_and_the_rest_trains(folder, configured, capsys):
     train_file = write_captions(folder, "captions.txt", CAPTIONS_OF)
     (folder / "val.txt").write_text(f"./{NAMES[5][:-4]}\n")  # Flickr30k's lists have no .jpg
     config = configured(train_file=train_file, split={"val": "val.txt"})
@@ -89,7 +89,10 @@ def test_lists_name_the_photos_of_splits_and_the_rest_trains(folder, configured)
         read_split(config, "test")
     (folder / "train.txt").write_text("".join(f"{name}\n" for name in NAMES[10:]))
     config = configured(train_file=train_file, split={"val": "val.txt", "train": "train.txt"})
-    assert described_division(config).endswith("30 train, 1 val photos, 9 in no list")
+    check_images(config, *(read_split(config, name) for name in ("train", "val")))
+    log = capsys.readouterr().err
+    assert "split: 9 of 40 photos are in no list" in log
+    assert log.endswith("split of captions.txt: 30 train, 1 val photos\n")
     for test, message in {
         "none.jpg\nother.jpg\n": "2 of 2 photos have no captions in train_file, the",
         NAMES[5]: f"{NAMES[5]} is also in the list of val: a ",
@@ -99,14 +102,6 @@ def test_lists_name_the_photos_of_splits_and_the_rest_trains(folder, configured)
         config = configured(train_file=train_file, split={"val": "val.txt", "test": "test.txt"})
         with raises_line(UserError, message):
             read_split(config, "train")
-
-
-def test_photos_that_are_not_there_are_told_before_training(folder, configured):
-    (folder / "captions.txt").write_text(as_csv({**CAPTIONS_OF, "a.jpg.1": ["a dog"]}))
-    keys = {"train_file": "captions.txt", "split": {"val": 0.05}}
-    with pytest.raises(UserError, match=r"^1 of 41 photos do not exist, .*a\.jpg\.1: correct"):
-        described_division(configured(**keys))
-    assert "39 train, 2 val photos" in described_division(configured(**keys, skip_bad_images=True))
 
 
 OTHER_KEYS = {

@@ -113,13 +113,23 @@ def test_transparency_is_composed_on_white(mode):
     np.testing.assert_allclose(half[0, 0], [227, 127, 177], atol=1)
 
 
-def test_exif_orientation_is_kept_for_programs_that_apply_it():
+@pytest.mark.parametrize("orientation", range(1, 10))
+def test_photos_are_turned_upright_unless_they_are_wanted_as_stored(orientation):
     exif = Image.Exif()
-    exif[0x0112] = 6  # a quarter turn
-    for mode in ("RGB", "RGBA"):
-        content = saved(Image.fromarray(NOISE).convert(mode), "PNG", exif=exif)
-        np.testing.assert_array_equal(pixels(content), NOISE)
-        assert load_image("", io.BytesIO(content)).getexif()[0x0112] == 6
+    exif[0x0112] = orientation
+    turned = [NOISE, NOISE[:, ::-1], NOISE[::-1, ::-1], NOISE[::-1], NOISE.swapaxes(0, 1)]
+    turned += [np.rot90(NOISE, -1), np.rot90(NOISE, 2).swapaxes(0, 1), np.rot90(NOISE), NOISE]
+    for kind, mode in (("PNG", "RGB"), ("PNG", "RGBA"), ("WEBP", "RGB")):
+        settings = {"lossless": True} if kind == "WEBP" else {}
+        content = saved(Image.fromarray(NOISE).convert(mode), kind, exif=exif, **settings)
+        np.testing.assert_array_equal(pixels(content), turned[orientation - 1])
+        stored = load_image("", io.BytesIO(content), exif=False)
+        np.testing.assert_array_equal(np.asarray(stored), NOISE)
+
+
+def test_damaged_exif_data_leaves_the_pixels():
+    for data in (b"Exif\0\0II*\0\xff\xff\xff\xff", b"x"):
+        np.testing.assert_array_equal(pixels(saved(NOISE, "PNG", exif=data)), NOISE)
 
 
 def test_heic_is_read_where_pillow_heif_is_installed():

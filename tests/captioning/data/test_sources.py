@@ -2,12 +2,13 @@
 
 import hashlib
 import json
+import os
 from types import SimpleNamespace
 
 import pytest
 
 from BLIP.weights.download import DownloadError
-from captioning.data import annotation_paths, read_split
+from captioning.data import annotation_paths, check_images, read_split
 from captioning.data import references as references_of
 from captioning.data.sources import SHA256
 from captioning.runtime.errors import UserError
@@ -23,7 +24,7 @@ def configured(tmp_path):
 
     def make(dataset="coco", **keys):
         defaults = {"ann_root": str(tmp_path), "image_root": ".", "coco_gt_root": f"{tmp_path}/gt"}
-        keys = {**dict.fromkeys((*FILES, "split")), **defaults, **keys}
+        keys = {**dict.fromkeys((*FILES, "split", "skip_bad_images")), **defaults, **keys}
         return SimpleNamespace(dataset=dataset, **keys)
 
     return make
@@ -94,6 +95,69 @@ def test_a_split_of_several_files_has_the_images_of_all_in_their_order(
     config = configured("custom", train_file=["a.json", "again.json"])
     with pytest.raises(UserError, match=r"a\.json and .*again\.json both have image id 1: "):
         read_split(config, "train")
+
+
+@pytest.fixture
+def three(tmp_path, configured):
+    """Return a function that makes a configuration of a file and a photo per split, but one."""
+    for split in ("train", "val", "test"):
+        write(tmp_path / f"{split}.json", [{"image": f"{split}.jpg", "caption": "a"}])
+
+    def make(missing, **keys):
+        for split in ("train", "val", "test"):
+            (tmp_path / f"{split}.jpg").touch()
+        (tmp_path / f"{missing}.jpg").unlink(missing_ok=True)
+        files = {f"{split}_file": f"{split}.json" for split in ("train", "val", "test")}
+        config = configured("custom", **{**files, **keys}, image_root=str(tmp_path))
+        return config, read_split(config, "train"), read_split(config, "val")
+
+    return make
+
+
+@pytest.mark.parametrize("missing", ["train", "val", "test"])
+def test_a_missing_photo_of_any_split_is_told_before_training(three, tmp_path, missing, capsys):
+    line = f"1 of 3 photos do not exist, such as {tmp_path}/{missing}.jpg"
+    with raises_line(UserError, start=f"{line}: correct image_root, or set skip_bad_images=true"):
+        check_images(*three(missing))
+    check_images(*three(missing, skip_bad_images=True))
+    assert capsys.readouterr().err == f"{line}\n"
+    check_images(*three(None))
+    check_images(*three("test", test_file=None))  # not trained on, and not named
+    assert capsys.readouterr().err == ""
+
+
+def test_more_than_100_000_photos_are_looked_for_with_a_bar(three, monkeypatch, capsys):
+    config, train, val = three(None)
+    many = [train[0]._replace(image=f"x{number}.jpg") for number in range(100_001)]
+    seen = set(many[number].image for number in (0, 77_777))
+    exists = os.path.isfile
+    monkeypatch.setattr(
+        "os.path.isfile",
+        lambda path: os.path.basename(path) not in seen if "/x" in str(path) else exists(path),
+    )
+    with pytest.raises(UserError, match=r"^2 of 100,003 photos do not exist, such as .*x0\.jpg"):
+        check_images(config, many, val)
+    assert "checking photos: 100%" in capsys.readouterr().err
+
+
+def test_bad_rows_are_skipped_and_counted_where_images_may_be_bad(tmp_path, configured, capsys):
+    for name in ("a", "b", "c"):
+        (tmp_path / f"{name}.jpg").touch()
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "b.txt").write_text("")
+    rows = [{"image": "a.jpg", "caption": "one"}, {"image": "b.jpg", "caption": "  "}]
+    rows += [{"image": "c.jpg"}, {"image": "a.jpg", "caption": "two"}, {"image": "d.jpg"}]
+    write(tmp_path / "rows.json", rows)
+    for path, count in ((tmp_path / "rows.json", 3), (tmp_path, 2)):
+        config = configured("custom", train_file=str(path), image_root=str(tmp_path))
+        with pytest.raises(UserError, match="has no caption"):
+            read_split(config, "train")
+        config.skip_bad_images = True
+        (sample,) = read_split(config, "train")
+        assert sample[:2] == ("a.jpg", ("one", "two"))
+        assert read_split(config, "train") == [sample]
+        told = f"{path}: skipped {count} images without a caption, such as "
+        assert capsys.readouterr().err.count(told) == 1  # once
 
 
 @pytest.mark.parametrize(

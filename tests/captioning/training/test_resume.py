@@ -48,8 +48,9 @@ def test_other_training_data_are_refused(run, tmp_path):
     training = run("checkpoint_every=1")
     training.state.save_step(training.folder, Progress(0, 1), 1)
     training.close()
-    for name in (training.config.train_file, training.config.val_file):
-        entries = json.loads(Path(training.config.ann_root, name).read_text())
+    config = training.config
+    for name in (config.train_file, config.val_file, config.test_file):
+        entries = json.loads(Path(config.ann_root, name).read_text())
         (tmp_path / name).write_text(json.dumps(entries[: len(entries) // 2 + 1]))
     with pytest.raises(UserError, match=r"had \d+ training items, now there are \d+: restore"):
         run("checkpoint_every=1", f"ann_root={tmp_path}")
