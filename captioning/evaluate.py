@@ -5,9 +5,9 @@
         --images coco/val2014 --metrics coco length diversity clipscore retrieval perplexity
     python -m captioning.evaluate --compare mle.json smile.json --references GT.json
 
-The captions are a COCO results file of any program: a list of {image_id, caption}. Metrics that run
-models divide the images among the processes of torchrun. --compare prints the differences between
-the scores of two files for the same images, with confidence intervals and p-values.
+The captions are a COCO results file of any program: a list of {image_id, caption}. --compare prints
+the differences between the scores of two files for the same images, with confidence intervals and
+p-values.
 """
 
 if __name__ == "__main__":
@@ -15,10 +15,12 @@ if __name__ == "__main__":
 
     tune_process()  # before torch is imported
 
+import argparse
 import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
 
 from adapters.program import program_parser
 from captioning.data.caption_files import (
@@ -30,23 +32,24 @@ from captioning.data.caption_files import (
 )
 from captioning.files.cache import local
 from captioning.files.writing import require_folder, write_json
-from captioning.metrics.arguments import (
-    add_scoring_flags,
-    local_options,
-    parse_scoring_arguments,
-    warn_of_unused_options,
-)
-from captioning.metrics.bootstrap import INTERVALS
-from captioning.metrics.compare_scores import compare, format_comparison, same_images
-from captioning.metrics.evaluator import Settings, build_evaluators
+from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
+from captioning.metrics.base import Settings, build_evaluators, evaluator_classes, options_of
 from captioning.metrics.image_files import find_images
-from captioning.metrics.registry import EVALUATORS
-from captioning.metrics.score_table import format_table, skipped_lines
-from captioning.metrics.scoring import score, versions, write_scores
+from captioning.metrics.intervals import INTERVALS
+from captioning.metrics.scoring import (
+    compare,
+    format_comparison,
+    format_table,
+    same_images,
+    score,
+    skipped_lines,
+    versions,
+    write_scores,
+)
 from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
 from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line
-from captioning.runtime.registry import load
 
 
 def _parse_arguments(argv):
@@ -62,11 +65,38 @@ def _parse_arguments(argv):
     add("--references", required=True, help=f"human captions: {captions}")
     files = "metrics.json and per_caption.jsonl, or comparison.json"
     add("--output_dir", help=f"where to write {files}")
-    add_scoring_flags(parser, "the images' folder, or a JSON file {image id: image file}")
-    arguments = parse_scoring_arguments(parser, argv)
+    add(
+        "--metrics",
+        nargs="+",
+        default=DEFAULT_EVALUATORS,
+        choices=EVALUATORS,
+        metavar="NAME",
+        help=f"of {', '.join(EVALUATORS)} (default: {' '.join(DEFAULT_EVALUATORS)})",
+    )
+    add("--images", type=Path, help="the images' folder, or a JSON file {image id: image file}")
+    add("--cache_dir", type=Path, help="where metrics keep features and downloads")
+    add("--device", default="auto", help="device of models: auto, cpu, cuda, cuda:1")
+    add("--batch_size", type=int, default=64, help="batch size of models")
+    for name, (kind, field) in options_of(evaluator_classes().values()).items():
+        parsing = _parsing_of(get_args(kind)[0], field.default)
+        add(f"--{name}", default=field.default, help=field.description, **parsing)
+    arguments = parser.parse_args(argv)
+    if arguments.batch_size < 1:
+        parser.error("--batch_size has to be 1 or more")
     if (arguments.predictions is None) == (arguments.compare is None):
         parser.error("give one file of predictions, or --compare with two files")
     return arguments
+
+
+def _parsing_of(kind: Any, default: Any) -> dict[str, Any]:
+    """Return keyword arguments of `add_argument` for an option of this type."""
+    if default is False:
+        return {"action": "store_true"}
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    if list[str] in (kind, *get_args(kind)):
+        return {"nargs": "+"}
+    return {"type": str if default is None else type(default)}
 
 
 def main(argv=None) -> int:
@@ -76,42 +106,31 @@ def main(argv=None) -> int:
     return run_program(lambda: _evaluate(arguments, argv), "stopped: nothing was written")
 
 
-def _evaluate(arguments, argv):
-    """Score the captions. Only rank 0 prints and writes. Raises UserError.
-
-    argv: the command line, to be recorded with the scores.
-    """
-    device, is_main = str(distributed.start(arguments.device)), distributed.is_main()
+def _evaluate(arguments: argparse.Namespace, argv: list[str]) -> None:
+    """Score the captions. Raises UserError. argv: the command line, recorded with the scores."""
+    if distributed.env_world_size() > 1:
+        raise UserError("captioning.evaluate is one process: start it without torchrun")
+    device = str(distributed.start(arguments.device))
     references = read_references(arguments.references)
     ids = ids_by_name(local(arguments.references))
     files = arguments.compare or [arguments.predictions]
     predictions, *second = [_read_predictions(path, references, ids) for path in files]
-    if is_main and arguments.output_dir:
+    if arguments.output_dir:
         require_folder(Path(arguments.output_dir))  # fail before the captions are scored
-    warn_of_unused_options(arguments)
     evaluators = _build_evaluators(arguments, predictions, device)
     command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
+    # Files are written before anything is printed, because stdout may be closed.
     if arguments.compare:
         both = predictions, same_images(predictions, *second)
-        first_scores, second_scores = (score(each, references, evaluators) for each in both)
-        if is_main:
-            _show_comparison(first_scores, second_scores, arguments.output_dir, command)
-            _warn_of_unscored(references, predictions)
-        return
-    scores = score(predictions, references, evaluators)
-    if not is_main:
-        return
-    if arguments.output_dir:  # before anything is printed, because stdout may be closed
-        write_scores(arguments.output_dir, scores, predictions, command)
-    print(format_table(scores, len(predictions)))
-    _warn_of_unscored(references, predictions)
-
-
-def _warn_of_unscored(references, predictions):
-    """Warn if images with references have no prediction. Both: {image id: captions}."""
+        scores = [score(each, references, evaluators) for each in both]
+        print(_compared(*scores, arguments.output_dir, command))
+    else:
+        scores = score(predictions, references, evaluators)
+        if arguments.output_dir:
+            write_scores(arguments.output_dir, scores, predictions, command)
+        print(format_table(scores, len(predictions)))
     scored = {str(name) for i in predictions for name in (i, image_of(i))}
-    num_unscored = len(set(map(str, references)) - scored)
-    if num_unscored:
+    if num_unscored := len(set(map(str, references)) - scored):
         log_line(
             f"warning: {num_unscored} of {len(references)} images with references have no "
             "prediction and were not scored"
@@ -133,18 +152,26 @@ def _read_predictions(path, references, ids):
 
 
 def _build_evaluators(arguments, predictions, device):
+    """Return the chosen evaluators. Warns of options that none of them uses."""
+    kinds = evaluator_classes()
+    chosen = options_of(kinds[name] for name in arguments.metrics)
+    for name, (_, field) in options_of(kinds.values()).items():
+        if name not in chosen and getattr(arguments, name) != field.default:
+            users = " or ".join(each for each, kind in kinds.items() if name in kind.options)
+            log_line(f"warning: --{name} has no effect without --metrics {users}")
     images, root = None, arguments.images
-    if root and any(load(EVALUATORS[name]).needs_images for name in arguments.metrics):
+    if root and any(kinds[name].needs_images for name in arguments.metrics):
         images = find_images(root, local(arguments.references), predictions)
     if root and root.is_file():  # the JSON file names images relative to its own folder
         root = root.parent
     settings = Settings(images, root, arguments.cache_dir, device, arguments.batch_size)
-    return build_evaluators(arguments.metrics, settings, **local_options(arguments))
+    options = {name: getattr(arguments, name) for name in chosen}
+    return build_evaluators(arguments.metrics, settings, **options)
 
 
-def _show_comparison(first, second, folder, command):
-    differences = compare(first, second)
-    skipped = {**first.skipped, **second.skipped}
+def _compared(first, second, folder, command) -> str:
+    """Return the table of two sets' differences. Write comparison.json to the folder, if any."""
+    differences, skipped = compare(first, second), {**first.skipped, **second.skipped}
     if folder:
         content = {
             "differences": {name: asdict(difference) for name, difference in differences.items()},
@@ -154,7 +181,7 @@ def _show_comparison(first, second, folder, command):
             "versions": versions(),
         }
         write_json(content, Path(folder, "comparison.json"))
-    print("\n".join([format_comparison(differences), *skipped_lines(skipped)]))
+    return "\n".join([format_comparison(differences), *skipped_lines(skipped)])
 
 
 if __name__ == "__main__":

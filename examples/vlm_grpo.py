@@ -12,6 +12,7 @@ transformers' `from_pretrained` and the configuration key `vlm` can load them.
 
 import argparse
 from itertools import chain, repeat
+from types import SimpleNamespace
 
 import torch
 from datasets import Dataset, Image
@@ -22,15 +23,14 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from adapters.lora import Lora
-from captioning.config import load_config
+from captioning.config import every_key, load_config
 from captioning.data import read_split
 from captioning.files.reading import parse_yaml
 from captioning.files.tables import is_row
 from captioning.rewards.interface import TrainingImages
-from captioning.rewards.registry import REWARDS, check_rewards
+from captioning.rewards.registry import check_rewards
 from captioning.rewards.trl import reward_function
 from captioning.runtime.errors import UserError
-from captioning.runtime.registry import load
 from vlm.library import load_parts
 
 
@@ -109,8 +109,8 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     load_parts(config.vlm)
     processor = AutoProcessor.from_pretrained(config.vlm, padding_side="left")
     ends = [processor.tokenizer.eos_token_id]
-    options = {name: load(REWARDS[name]).Options.from_config(config) for name in weights}
-    rewards = [reward_function(name, images, ends, **options[name]) for name in weights]
+    options = SimpleNamespace(**every_key(config))  # those of rewards, too
+    rewards = [reward_function(name, images, ends, options) for name in weights]
     model = AutoModelForImageTextToText.from_pretrained(config.vlm, dtype=torch.float32)
     prompts, human = data_sets(images, config.prompt)
     trainer = LikelihoodGRPOTrainer(

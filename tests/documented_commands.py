@@ -32,7 +32,7 @@ OWN = ("smile", "decoding", "BLIP", "baselines", "vlm", "captioning", "app", "be
 FOREIGN = (
     *("pip", "curl", "wget", "git", "tar", "unzip", "rm", "cp", "mv", "ls", "cat", "head"),
     *("tail", "grep", "wc", "sleep", "nohup", "ssh", "srun", "sbatch", "scontrol", "nvidia-smi"),
-    *("tensorboard", "jq", "xdg-open", "ray", "capevalkit", "node", "npm"),
+    *("tensorboard", "jq", "xdg-open", "ray", "node", "npm"),
 )
 NEEDED_BY_SCRIPTS = (
     *("bash", "dirname", "nproc", "getconf", "env", "mkdir", "basename", "tr", "cksum", "cut"),

@@ -219,7 +219,7 @@ def option_files(config: Any, key: str) -> list[Path]:
     Names are relative to the folder `ann_root`, if `config` has one. A file in an object store is
     copied to the cache.
     """
-    names = getattr(config, key) or []
+    names = getattr(config, key, None) or []
     folder = getattr(config, "ann_root", "")
     names = [names] if isinstance(names, str) else names
     return [Path(local_path_in(folder, name)) for name in names if name]
@@ -270,10 +270,13 @@ def checked_options(kinds: Iterable[Any], **values: Any) -> Any:
 def missing_options(kind: Any, config: Any) -> Optional[str]:
     """Return "needs NAME: MEANING" for missing required options; None if none is missing.
 
-    kind: the class of an evaluator or a reward. A required option is missing if it has its default.
+    kind: the class of an evaluator or a reward. A required option is missing if it is empty
+    or has its default.
     """
     fields = {name: kind.options[name][1] for name in kind.required}
-    missing = [name for name, each in fields.items() if getattr(config, name) == each.default]
+    missing = [
+        name for name, each in fields.items() if getattr(config, name) in (each.default, "", [])
+    ]
     meanings = " and ".join(fields[name].description for name in missing)
     return f"needs {' and '.join(missing)}: {meanings}" if missing else None
 

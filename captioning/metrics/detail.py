@@ -9,9 +9,10 @@ it mistakes the verb of "a dog jumps" for a noun.
 import re
 from collections import Counter
 
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
+from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores
 from captioning.runtime.errors import UserError
 
+_KINDS = {"NN": "nouns", "JJ": "adjectives", "CD": "numbers", "IN": "relations"}
 # {phrase that acts as one preposition: single preposition that is counted instead}
 _COMPOUNDS = {
     "next to": "beside",
@@ -27,20 +28,26 @@ _COMPOUND = re.compile(rf"\b({'|'.join(_COMPOUNDS)})\b".replace(" ", r"\s+"))
 # Words that the tagger may label IN, but that are not counted as relations: conjunctions, and "of",
 # which seldom relates objects.
 _NO_RELATIONS = {
-    "of",
-    "while",
-    "as",
-    "that",
-    "because",
-    "if",
-    "whether",
-    "than",
-    "although",
-    "though",
-    "since",
-    "so",
+    *("of", "while", "as", "that", "because", "if", "whether", "than"),
+    *("although", "though", "since", "so"),
 }
-_KINDS = {"NN": "nouns", "JJ": "adjectives", "CD": "numbers", "IN": "relations"}
+
+
+class Detail(Evaluator):
+    """nouns, adjectives, numbers, relations: how many a caption has, on average."""
+
+    metrics = tuple(
+        Metric(kind, kind.capitalize(), decimals=2, direction="") for kind in _KINDS.values()
+    )
+
+    def check_requirements(self) -> None:
+        count_words_by_kind("")
+
+    def evaluate(self, captions: CaptionSet) -> Scores:
+        counts = [count_words_by_kind(caption) for caption in captions.texts]
+        return Scores.from_means(
+            {name: [each[name] for each in counts] for name in self.metric_names}
+        )
 
 
 def count_words_by_kind(caption: str) -> Counter[str]:
@@ -71,17 +78,3 @@ def _relates(word: str, next_word: str, next_pos: str) -> bool:
     if word in _NO_RELATIONS:
         return False
     return next_word == "of" or (next_pos[:1].isalpha() and next_pos not in ("IN", "TO"))
-
-
-class Detail(Evaluator):
-    """nouns, adjectives, numbers, relations: how many a caption has, on average."""
-
-    name = "detail"
-
-    def check_requirements(self) -> None:
-        count_words_by_kind("")
-
-    def evaluate(self, captions: CaptionSet) -> Scores:
-        counts = [count_words_by_kind(caption) for caption in captions.texts]
-        values = {name: [each[name] for each in counts] for name in self.metric_names}
-        return Scores.from_means(values)

@@ -2,14 +2,11 @@
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Annotated, Optional
-
-from pydantic import Field
+from typing import Optional
 
 from captioning.data.caption_files import read_references
-from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
-from captioning.metrics.options import FILE, Options
+from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, option
+from captioning.metrics.intervals import Estimate
 from captioning.metrics.tokenizer import tokenize
 
 
@@ -21,17 +18,23 @@ def count_words(caption: str) -> int:
 class Length(Evaluator):
     """cap_len: the mean number of words per caption."""
 
-    name = "length"
+    metrics = (
+        Metric(
+            "cap_len",
+            "Cap. Len.",
+            decimals=2,
+            direction="",
+            meaning="words in a caption, on average",
+            unit="words",
+            report_title="Length",
+            report_decimals=1,
+            in_sweeps=True,
+        ),
+    )
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         lengths = [count_words(caption) for caption in captions.texts]
         return Scores.from_means({"cap_len": lengths})
-
-
-class DiversityOptions(Options):
-    train_captions: Annotated[Optional[str], "scoring", FILE] = Field(
-        None, description="the captions that the captioner was trained on, for diversity"
-    )
 
 
 class Diversity(Evaluator):
@@ -50,20 +53,40 @@ class Diversity(Evaluator):
     resample repeats images and thus has fewer distinct words than a real set of the same size.
     """
 
-    name = "diversity"
-    Options = DiversityOptions
+    metrics = (
+        Metric(
+            "lex_div",
+            "Lex. Div.",
+            decimals=3,
+            meaning="different words in all captions together",
+            report_title="Distinct words",
+            report_decimals=0,
+            factor=1000,
+            in_sweeps=True,
+        ),
+        Metric("ttr", "TTR", decimals=3),
+        Metric("distinct_1", "Dist-1", decimals=3),
+        Metric("distinct_2", "Dist-2", decimals=3),
+        Metric("distinct_captions", "Dist. Cap.", decimals=3),
+        Metric("vocab_use", "Vocab. Use", decimals=3, needs_references=True),
+        Metric("seen_captions", "Seen Cap.", decimals=3, direction="lower"),
+        Metric("train_vocab_use", "Train Vocab. Use", decimals=3),
+    )
+    options = {
+        "train_captions": option(
+            Optional[str], None, "the captions that the captioner was trained on, for diversity"
+        )
+    }
 
     def prepare(self) -> None:
-        self.training = None
-        if self.options.train_captions is None:
-            self.metric_names = self.metric_names[:-2]
-        else:
-            self.training = read_references(self.options.train_captions)
+        self.training = [read_references(path) for path in self.files("train_captions")]
+        if not self.training:
+            self.metrics = self.metrics[:-2]
 
     @cached_property
     def _seen(self) -> tuple[set[str], set[str]]:
         """Tokenised training captions, and the distinct words in them."""
-        texts = {text for group in tokenize(self.training)[0].values() for text in group}
+        texts = {text for group in tokenize(self.training[0])[0].values() for text in group}
         return texts, _distinct_words(texts)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
@@ -82,11 +105,11 @@ class Diversity(Evaluator):
             "vocab_use": _share(len(used & in_references), len(in_references)),
         }
         settings = {"tokenizer": tokenizer}
-        if self.training is not None:
+        if self.training:
             seen, vocabulary = self._seen
             values["seen_captions"] = len([text for text in texts if text in seen]) / len(texts)
             values["train_vocab_use"] = _share(len(used & vocabulary), len(vocabulary))
-            settings["train_captions"] = self.options.train_captions
+            settings["train_captions"] = self.config.train_captions
         estimates = {name: Estimate(value, n=len(texts)) for name, value in values.items()}
         return Scores(estimates, settings=settings)
 

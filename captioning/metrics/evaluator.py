@@ -1,6 +1,6 @@
 """Adapts evaluators of the former interface, with a class of options, to `base`."""
 
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 from captioning.metrics import base
 from captioning.metrics.base import (
@@ -28,7 +28,9 @@ class Evaluator(base.Evaluator):
     def __init_subclass__(cls, **others: Any) -> None:
         super().__init_subclass__(**others)
         fields = cls.Options.model_fields
-        cls.options = {name: (field.annotation, field) for name, field in fields.items()}
+        cls.options = {
+            name: (Annotated[field.annotation, "scoring"], field) for name, field in fields.items()
+        }
         cls.metrics = METRICS_OF.get(getattr(cls, "name", None), ())
 
     def __init__(self, config: Any = None, settings: Optional[Settings] = None, **options: Any):

@@ -7,13 +7,9 @@ scene_R@k    captions whose own scene ranks among the first k, per cent. For eac
              for them; ties count against the own scene
 """
 
-from pathlib import Path
-from typing import Annotated, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
-from pydantic import Field
-
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores, entries_of
-from captioning.metrics.options import FILE, Options
+from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, entries_of, option
 from captioning.scenes.facts import Statement, max_true_facts, read_caption, true_facts
 from captioning.scenes.make import read_scenes
 from captioning.scenes.world import Scene
@@ -21,22 +17,53 @@ from captioning.scenes.world import Scene
 RANKS = (1, 5)
 
 
-class FactsOptions(Options):
-    facts_file: Annotated[Optional[str], "scoring", FILE] = Field(
-        None, description="the file that describes each image's scene"
-    )
-
-
 class Facts(Evaluator):
-    name = "facts"
-    Options = FactsOptions
+    metrics = (
+        Metric(
+            "true_facts",
+            "True Facts",
+            decimals=2,
+            meaning="stated facts that are true for the image",
+            unit="a caption",
+            report_title="True facts",
+            in_sweeps=True,
+        ),
+        Metric(
+            "wrong_facts",
+            "Wrong %",
+            direction="lower",
+            meaning="share of the stated facts that are wrong",
+            unit="%",
+            report_title="Wrong facts",
+            in_sweeps=True,
+        ),
+        Metric(
+            "scene_R@1",
+            "Scene R@1",
+            meaning="self-retrieval: captions that fit their own image best",
+            unit="%",
+            report_title="R@1",
+            in_sweeps=True,
+        ),
+        Metric(
+            "scene_R@5",
+            "Scene R@5",
+            meaning="self-retrieval: captions whose own image is among the best five",
+            unit="%",
+            report_title="R@5",
+        ),
+    )
+    options = {
+        "facts_file": option(Optional[str], None, "the file that describes each image's scene")
+    }
     required = ("facts_file",)
 
     def prepare(self) -> None:
-        self.scenes = read_scenes(Path(self.options.facts_file))
+        [path] = self.files("facts_file")
+        self.scenes = read_scenes(path)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        scenes = [*entries_of(captions.ids, self.scenes, self.options.facts_file).values()]
+        scenes = [*entries_of(captions.ids, self.scenes, self.config.facts_file).values()]
         # Ids such as a.jpg#0 and a.jpg#1 share a scene, which is ranked once.
         distinct = list({id(scene): scene for scene in scenes}.values())
         stated, true, wrong, ranks = [], [], [], []

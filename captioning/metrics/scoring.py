@@ -1,23 +1,41 @@
-"""Scores captions with several evaluators, and writes the scores to a folder."""
+"""Scores captions with several evaluators; writes, shows and compares the scores."""
 
 import contextlib
 import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 from typing import Optional, Union
 
-from captioning.data.caption_files import Captions, ImageId, match_ids, predictions_by_id
+import numpy as np
+
+from captioning.data.caption_files import (
+    Captions,
+    ImageId,
+    match_ids,
+    of_images,
+    predictions_by_id,
+)
 from captioning.files.writing import write_json, write_text
-from captioning.metrics.base import CaptionSet, Evaluator, Scores, build_evaluators
-from captioning.metrics.intervals import INTERVALS
+from captioning.metrics.base import (
+    CaptionSet,
+    Evaluator,
+    Scores,
+    all_metrics,
+    build_evaluators,
+    metric_of,
+)
+from captioning.metrics.intervals import INTERVALS, RESAMPLES, mean_estimate, resampled_sums
 from captioning.metrics.java import JavaError, java_version
+from captioning.runtime import signals, table
 from captioning.runtime.distributed import is_main
 from captioning.runtime.errors import UserError
+
+FEW_IMAGES = 100  # with fewer, the table has a remark about CIDEr
 
 
 def score(
@@ -28,27 +46,27 @@ def score(
     """Return the scores of captions, given as {image id: caption} or a list of COCO results.
 
     evaluators: from `build_evaluators`; by default coco, length and diversity. If an evaluator
-    fails, its metrics are listed in `skipped`, and the scores of other evaluators are kept. All
-    ranks call this. Rank 0 returns all scores; the other ranks only take part in evaluators that
-    divide their work.
+    fails, its metrics are listed in `skipped`, and the scores of other evaluators are kept.
 
     Only images with a prediction are scored. Raises UserError for an image with two different
-    predictions or without references, and if there are no predictions.
+    predictions or without references, and if there are no predictions; Stopped if requested.
     """
     if isinstance(predictions, Mapping):
         predictions = [{"image_id": i, "caption": text} for i, text in predictions.items()]
     predictions = predictions_by_id(predictions)
     captions = CaptionSet(predictions, match_ids(predictions, references))
-    scores = Scores({})
+    scores = Scores()
     for evaluator in build_evaluators() if evaluators is None else evaluators:
         if not (is_main() or getattr(evaluator, "on_every_rank", False)):
             continue
         try:
             found = evaluator.evaluate(captions)
+        except signals.Stopped:
+            raise
         # Captioning may have taken hours: an error in one evaluator must not lose other scores.
         except Exception as error:
             reason = str(error) if isinstance(error, UserError) else repr(error)
-            found = Scores({}, skipped=dict.fromkeys(evaluator.metric_names, reason))
+            found = Scores(skipped=dict.fromkeys(evaluator.metric_names, reason))
         scores.update(found)
     for name in [name for name, each in scores.metrics.items() if not math.isfinite(each.value)]:
         del scores.metrics[name]
@@ -61,9 +79,10 @@ def write_scores(
 ) -> None:
     """Write `metrics.json` and `per_caption.jsonl`, with one caption per line, to a folder.
 
-    predictions: the scored captions, in the order of `scores`. command: the command line, recorded
-    in metrics.json. Each file is written atomically. Raises UserError if the folder is not
-    writable.
+    - predictions: the scored captions, in the order of `scores`
+    - command: the command line, recorded in metrics.json
+
+    Each file is written atomically. Raises UserError if the folder is not writable.
     """
     summary = {
         "metrics": {name: asdict(estimate) for name, estimate in scores.metrics.items()},
@@ -98,3 +117,152 @@ def library_versions(*names: str) -> dict[str, Optional[str]]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
     return versions
+
+
+def format_table(scores: Scores, captions: int) -> str:
+    """Return a line per metric, then settings, skipped metrics and remarks.
+
+    captions: the number of scored captions. Half the width of a score's interval is shown after the
+    score. A skipped metric has "-" as its score.
+    """
+    rows = []
+    for name, metric in all_metrics().items():
+        if name in scores.metrics:
+            each = scores.metrics[name]
+            half = 0 if each.low is None else (each.high - each.low) / 2
+            spread = "" if each.low is None else f"±{half:.{metric.decimals}f}"
+            rows.append((metric.title, f"{each.value:.{metric.decimals}f}", spread))
+        elif name in scores.skipped:
+            rows.append((metric.title, "-", ""))
+    lines = [table.format_table(rows)] if rows else []
+    if any(spread for *_, spread in rows):
+        lines.append("±: half of the 95 % interval over images")
+    # Counts of 0, such as 0 truncated captions, and texts of several lines are not shown. They are
+    # in metrics.json.
+    settings = [
+        f"{name}: {value}"
+        for name, value in scores.settings.items()
+        if value != 0 and "\n" not in str(value)
+    ]
+    lines.append(", ".join([f"{captions} captions", *settings]))
+    if captions < FEW_IMAGES and "CIDEr" in scores.metrics and "cider_df" not in scores.settings:
+        lines.append(
+            f"CIDEr weights words by how rare they are in the references of these {captions} "
+            "captions, too few for comparisons: give --cider_df"
+        )
+    return "\n".join([*lines, *skipped_lines(scores.skipped)])
+
+
+def skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line for each reason, with the metrics concerned. skipped: {metric: reason}."""
+    names = [name for name in all_metrics() if name in skipped]
+    for reason in dict.fromkeys(skipped[name] for name in names):
+        titles = ", ".join(metric_of(name).title for name in names if skipped[name] == reason)
+        yield f"{titles} skipped: {reason}"
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The means of a metric in two sets of captions of n images, and their difference.
+
+    - difference: second - first
+    - low, high: the 95 % interval of the difference
+    - p: two-sided p-value for the hypothesis that the mean difference is 0
+    - n: the number of images that have both values
+
+    low, high and p are None for a single image, and for a metric without values per caption: then
+    the scores of the two sets are compared.
+    """
+
+    first: float
+    second: float
+    difference: float
+    low: Optional[float] = None
+    high: Optional[float] = None
+    p: Optional[float] = None
+    n: int = 0
+
+
+def same_images(first: Captions, second: Captions) -> Captions:
+    """Return the second captions with the ids and the order of the first captions.
+
+    Raises UserError for an image that is missing in one of the two.
+    """
+    for captions, others, where in ((first, second, "first"), (second, first, "second")):
+        known = set(map(str, others))
+        for image_id in captions:
+            if str(image_id) not in known:
+                other = "second" if where == "first" else "first"
+                raise UserError(
+                    f"image_id {image_id!r} has a caption in the {where} file, none in the {other}"
+                )
+    return of_images(first, second)
+
+
+def compare(first: Scores, second: Scores) -> dict[str, Difference]:
+    """Return {metric: difference} for the metrics that both scores have.
+
+    Both scores have to be of the same images in the same order. If a metric has values per caption,
+    the means of these values are compared, even if the metric's score of a set is no mean, as for
+    BLEU. On the same images, most of the noise is common to both scores and cancels in the
+    difference. Therefore the bootstrap resamples the difference per image (Koehn 2004, "Statistical
+    significance tests for machine translation evaluation"; Efron & Tibshirani 1993, chapter 16).
+    """
+    differences = {}
+    for name in dict.fromkeys([*all_metrics(), *first.per_caption]):
+        if name in first.per_caption and name in second.per_caption:
+            columns = [np.array(each.per_caption[name], dtype=float) for each in (first, second)]
+            if not any(np.isnan(column).all() for column in columns):
+                differences[name] = _compare_columns(*columns)
+        elif name in first.metrics and name in second.metrics:
+            a, b = first.metrics[name].value, second.metrics[name].value
+            differences[name] = Difference(a, b, b - a, n=first.metrics[name].n)
+    return differences
+
+
+def _compare_columns(first: np.ndarray, second: np.ndarray) -> Difference:
+    """Return the difference of two columns, one value per image; nan for a missing value."""
+    in_both = ~np.isnan(first) & ~np.isnan(second)
+    first, second = first[in_both], second[in_both]
+    if not len(first):
+        return Difference(math.nan, math.nan, math.nan)
+    estimate = mean_estimate(second - first)
+    return Difference(
+        float(first.mean()),
+        float(second.mean()),
+        estimate.value,
+        estimate.low,
+        estimate.high,
+        p_value(second - first) if len(first) > 1 else None,
+        len(first),
+    )
+
+
+def p_value(differences: np.ndarray) -> float:
+    """Return the two-sided bootstrap p-value of the mean difference. differences: (n,).
+
+    The p-value is the share of resamples of the centred differences whose mean is at least as far
+    from 0 as the observed mean. The sample itself counts as a resample, so that p is never 0
+    (Davison & Hinkley 1997, section 4.2.3).
+    """
+    observed = abs(differences.mean())
+    centred = differences - differences.mean()
+    resampled = abs(resampled_sums(centred) / len(centred))
+    # The tolerance allows for rounding errors.
+    return float((1 + (resampled >= observed - 1e-12 * (1 + observed)).sum()) / (1 + RESAMPLES))
+
+
+def format_comparison(differences: Mapping[str, Difference]) -> str:
+    """Return one line per metric: both means, the difference, its interval and p."""
+    rows = [("", "first", "second", "difference", "95 % interval", "p")]
+    for name, each in differences.items():
+        metric = metric_of(name)
+        form = f"{{:.{metric.decimals}f}}".format
+        interval = "" if each.p is None else f"{form(each.low)} to {form(each.high)}"
+        p = "" if each.p is None else f"{each.p:.3f}"
+        cells = map(form, (each.first, each.second, each.difference))
+        rows.append((metric.title, *cells, interval, p))
+    note = (
+        "means over captions with a value in both sets; p: paired bootstrap over images, two-sided"
+    )
+    return f"{table.format_table(rows)}\n{note}"

@@ -8,9 +8,8 @@ from typing import NamedTuple, Optional, Union
 from captioning.data.annotations import Sample
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation, read_split, references
-from captioning.metrics.base import build_evaluators
+from captioning.metrics.base import build_evaluators, option_files
 from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.facts import FactsOptions
 from captioning.metrics.registry import EVALUATOR_METRICS, EVALUATORS, metric_of
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
@@ -125,8 +124,8 @@ def _read_known_scenes(runs: Sequence[Run], missing: list[str]) -> dict[ImageId,
     """
     try:
         for run in runs:
-            if facts_file := FactsOptions.from_config(run.scoring_config)["facts_file"]:
-                return read_scenes(Path(facts_file))
+            for path in option_files(run.scoring_config, "facts_file"):
+                return read_scenes(path)
     except UserError as error:
         missing.append(
             f"The contents of the images could not be read, so no word is marked: {error}."

@@ -9,7 +9,7 @@ import jinja2
 
 from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
-from captioning.metrics.score_table import skipped_lines
+from captioning.metrics.scoring import skipped_lines
 from captioning.report.comparison import Comparison, Row
 from captioning.report.comparison_table import score_cells, select_columns
 from captioning.report.figures import assign_styles, draw_curves, length_histogram

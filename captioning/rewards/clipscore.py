@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from captioning.metrics.clip import ClipOptions, load_clip
+from captioning.metrics.clip import load_clip
 from captioning.metrics.clipscore import PREFIX, ClipScore, image_score
 from captioning.metrics.over_ranks import call_on_all_ranks, read_images
 from captioning.rewards.interface import Reward, TrainingImages
@@ -16,11 +16,11 @@ class ClipScoreReward(Reward):
     """
 
     title = "CLIPScore"
-    Options = ClipOptions
+    options = ClipScore.options
 
     def prepare(self, images: TrainingImages) -> None:
         self.files, self.features = images.files, {}
-        self.clip = call_on_all_ranks(lambda: load_clip(self.options.clip_model, images.device))
+        self.clip = call_on_all_ranks(lambda: load_clip(self.config.clip_model, images.device))
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         with torch.autocast(torch.device(self.clip.device).type, enabled=False):

@@ -1,11 +1,9 @@
 """Computes a reward for captions of generated scenes: true facts minus wrong facts."""
 
-from pathlib import Path
-
 import numpy as np
 
-from captioning.metrics.evaluator import entries_of
-from captioning.metrics.facts import FactsOptions, count_facts
+from captioning.metrics.base import entries_of, option_files
+from captioning.metrics.facts import Facts, count_facts
 from captioning.rewards.interface import Reward, TrainingImages
 from captioning.scenes.facts import read_caption
 from captioning.scenes.make import read_scenes
@@ -15,12 +13,12 @@ class FactsReward(Reward):
     """True facts minus wrong facts, as the metric `facts` counts them."""
 
     title = "true facts"
-    Options = FactsOptions
-    required = ("facts_file",)
+    options = Facts.options
+    required = Facts.required
 
     def prepare(self, images: TrainingImages) -> None:
-        path = self.options.facts_file
-        self.scenes = entries_of(images.files, read_scenes(Path(path)), f"reward: facts: {path}")
+        [path] = option_files(self.config, "facts_file")
+        self.scenes = entries_of(images.files, read_scenes(path), f"reward: facts: {path}")
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         values = []

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from captioning.data.annotations import ImageId, Sample
-from captioning.metrics.options import Options
 
 
 class Sampled(NamedTuple):
@@ -36,22 +35,19 @@ class TrainingImages(NamedTuple):
 class Reward(ABC):
     """Computes a number for each caption; higher is better.
 
-    title: for messages and reports. Options: the reward's configuration keys. required: the options
-    that must be set.
+    - title: for messages and reports
+    - options: {name: `captioning.metrics.base.option`}, the reward's configuration keys
+    - required: the options that must be set
+
+    config: has the options as attributes.
     """
 
     title: str
-    Options: type[Options] = Options
-    required: tuple[str, ...] = ()
     options: Mapping[str, tuple[Any, Any]] = {}
+    required: tuple[str, ...] = ()
 
-    def __init_subclass__(cls, **others: Any) -> None:
-        super().__init_subclass__(**others)
-        fields = cls.Options.model_fields
-        cls.options = {name: (field.annotation, field) for name, field in fields.items()}
-
-    def __init__(self, images: TrainingImages, **options: Any):
-        self.options = self.Options.checked(options)
+    def __init__(self, images: TrainingImages, config: Any = None):
+        self.config = config
         self.prepare(images)
 
     @abstractmethod

@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from captioning.metrics.itm_model import ItmOptions, ItmScorer
+from captioning.metrics.itm import Itm
+from captioning.metrics.itm_model import ItmScorer
 from captioning.metrics.over_ranks import call_on_all_ranks, read_images
 from captioning.rewards.interface import Reward, TrainingImages
 
@@ -11,12 +12,12 @@ class ItmReward(Reward):
     """The probability that caption and image match: the metric ITM / 100."""
 
     title = "ITM"
-    Options = ItmOptions
+    options = Itm.options
     required = ("itm_model",)
 
     def prepare(self, images: TrainingImages) -> None:
         self.files = images.files
-        self.scorer = call_on_all_ranks(lambda: ItmScorer(self.options.itm_model, images.device))
+        self.scorer = call_on_all_ranks(lambda: ItmScorer(self.config.itm_model, images.device))
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         # An image that occurs several times in the batch is encoded once.

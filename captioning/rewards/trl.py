@@ -8,7 +8,7 @@ GRPOTrainer(model, rewards, train_dataset=rows_with_image_id, ...)
 from collections.abc import Collection
 from typing import Any, Callable
 
-from captioning.metrics.base import missing_options
+from captioning.metrics.base import checked_options, missing_options
 from captioning.rewards.interface import Sampled, TrainingImages
 from captioning.rewards.registry import REWARDS
 from captioning.runtime.errors import UserError
@@ -16,21 +16,27 @@ from captioning.runtime.registry import load
 
 
 def reward_function(
-    name: str, images: TrainingImages, end_ids: Collection[int], **options: Any
+    name: str,
+    images: TrainingImages,
+    end_ids: Collection[int],
+    config: Any = None,
+    **options: Any,
 ) -> Callable[..., list[float]]:
     """Return a reward function, which TRL calls with completions and columns of the data set.
 
-    name: a key of REWARDS; TRL logs the rewards as rewards/NAME. images: the training images; the
-    data set needs a column image_id with the ids of these images. end_ids: the ids of the tokens
-    that end a completion. options: the options of the reward.
+    - name: a key of REWARDS; TRL logs the rewards as rewards/NAME
+    - images: the training images; the data set needs a column image_id with their ids
+    - end_ids: the ids of the tokens that end a completion
+    - config: has the options of the reward as attributes; by default made of `options`
 
     Raises UserError for missing or impossible options. The returned function raises UserError for a
     row whose image_id is not among `images`.
     """
     kind = load(REWARDS[name])
-    if problem := missing_options(kind, kind.Options.checked(options)):
+    config = config or checked_options([kind], **options)
+    if problem := missing_options(kind, config):
         raise UserError(f"reward: {name} {problem}")
-    compute = kind(images, **options)
+    compute = kind(images, config)
 
     def reward(completions, completion_ids, image_id=(None,), **columns) -> list[float]:
         for each in image_id:

@@ -70,7 +70,7 @@ def _check_settings(config: Config, content: dict[str, Any]) -> None:
     saved = _saved_settings(config, content)
     # Options of rewards change training. Options of metrics do not, and are not compared.
     rewards = [load(REWARDS[name]) for name in config.reward or ()]
-    options = [key for reward in rewards for key in reward.Options.model_fields]
+    options = [key for reward in rewards for key in reward.options]
     changes = _changes(config, saved, [*keys_of("run", type(config)), *options])
     if changes:
         raise UserError(f"{_label(config)} had other settings ({changes}); {ADVICE}")

@@ -143,11 +143,7 @@ def build_rewards(
     rewards that run a model.
     """
     images = TrainingImages.of(samples, config.image_root, str(device))
-    classes = {name: load(REWARDS[name]) for name in config.reward}
-    return {
-        name: reward(images, **reward.Options.from_config(config))
-        for name, reward in classes.items()
-    }
+    return {name: load(REWARDS[name])(images, config) for name in config.reward}
 
 
 def load_start(config: Config, device: torch.device) -> Optional[nn.Module]:

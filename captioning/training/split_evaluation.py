@@ -15,8 +15,7 @@ from captioning.data.sources import read_split, references
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.base import Evaluator, Settings, build_evaluators
-from captioning.metrics.score_table import format_table
-from captioning.metrics.scoring import score, write_scores
+from captioning.metrics.scoring import format_table, score, write_scores
 from captioning.models.generation import caption_images
 from captioning.models.reranking import check_reranking
 from captioning.runtime import distributed

@@ -7,16 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from captioning.metrics import bootstrap
-from captioning.metrics.bootstrap import RESAMPLES, Estimate, mean_estimate, ratio_estimate
-from captioning.metrics.compare_scores import (
-    Difference,
-    compare,
-    format_comparison,
-    p_value,
-    same_images,
+from captioning.metrics.base import Scores
+from captioning.metrics.intervals import (
+    RESAMPLES,
+    Estimate,
+    mean_estimate,
+    median_estimate,
+    ratio_estimate,
 )
-from captioning.metrics.evaluator import Scores
+from captioning.metrics.scoring import Difference, compare, format_comparison, p_value, same_images
 from captioning.runtime.errors import UserError
 from tests.programs import refused, run_program
 
@@ -104,7 +103,7 @@ def test_the_program_compares_two_files_in_one_command(tmp_path):
 
 
 def test_the_interval_of_a_median_is_that_of_theory():
-    found = bootstrap.median_estimate(np.random.default_rng(1).permutation(np.arange(1, 402)))
+    found = median_estimate(np.random.default_rng(1).permutation(np.arange(1, 402)))
     half = 1.96 * 401 / (2 * np.sqrt(401))  # of a uniform distribution
     assert (found.value, found.n) == (201, 401)
     assert (201 - found.low, found.high - 201) == about(half, half)
@@ -125,7 +124,7 @@ def test_interval_of_a_ratio_is_that_of_naive_resampling():
 def test_ends_are_percentiles_of_whole_resamples():
     # Of two images half of the resamples hold both, and a quarter each of them twice.
     assert mean_estimate([0.0, 1.0]) == Estimate(0.5, 0.0, 1.0, 2)
-    assert mean_estimate([4.0]) == Estimate(4.0, None, None, 1) == bootstrap.median_estimate([4.0])
+    assert mean_estimate([4.0]) == Estimate(4.0, None, None, 1) == median_estimate([4.0])
     rare = mean_estimate([1.0] + [0.0] * 199)  # P(at most 3 times) = 0.981
     assert (rare.low, rare.high) == (0.0, 3 / 200)
     # A score that is not defined.

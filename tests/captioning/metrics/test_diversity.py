@@ -5,10 +5,9 @@ import sys
 
 import pytest
 
-from captioning.metrics.bootstrap import mean_estimate
+from captioning.metrics.base import CaptionSet, build_evaluators
 from captioning.metrics.detail import Detail, count_words_by_kind
-from captioning.metrics.diversity import Diversity, Length
-from captioning.metrics.evaluator import CaptionSet, build_evaluators
+from captioning.metrics.intervals import mean_estimate
 from captioning.metrics.repetition import has_loop
 from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
@@ -22,13 +21,15 @@ CAPTIONS = CaptionSet(PREDICTIONS, HUMAN)
 
 
 def test_length_counts_what_white_space_separates():
-    result = Length().evaluate(CAPTIONS)
+    [evaluator] = build_evaluators(["length"])
+    result = evaluator.evaluate(CAPTIONS)
     assert result.per_caption == {"cap_len": [5, 5, 4, 0]}
     assert result.metrics == {"cap_len": mean_estimate([5, 5, 4, 0])}
 
 
 def test_diversity_is_as_its_formulas_and_training_captions_are_compared(tmp_path):
-    result = Diversity().evaluate(CAPTIONS)
+    [evaluator] = build_evaluators(["diversity"])
+    result = evaluator.evaluate(CAPTIONS)
     sentences = ["a dog and a dog", "a dog and a dog", "a red red cat", ""]
     words = " ".join(sentences).split()
     pairs = {"a dog", "dog and", "and a", "a red", "red red", "red cat"}  # none across captions
@@ -44,10 +45,10 @@ def test_diversity_is_as_its_formulas_and_training_captions_are_compared(tmp_pat
     )
     assert all(e.low is None and e.high is None and e.n == 4 for e in result.metrics.values())
     assert result.settings == {"tokenizer": "regex (no Java)"}
-    assert tuple(result.metrics) == Diversity().metric_names
+    assert list(result.metrics) == evaluator.metric_names
     path = tmp_path / "train.json"
     with pytest.raises(UserError, match="no such file"):  # before captions are made
-        Diversity(train_captions=str(path))
+        build_evaluators(["diversity"], train_captions=str(path))
     rows = [
         {"image": "1.jpg", "caption": "a dog, and A DOG"},
         {"image": "1.jpg", "caption": "two zebras"},
@@ -55,9 +56,9 @@ def test_diversity_is_as_its_formulas_and_training_captions_are_compared(tmp_pat
         {"image": "3.jpg", "caption": "A red red cat."},
     ]
     path.write_text(json.dumps(rows))
-    evaluator = Diversity(train_captions=str(path))
+    [evaluator] = build_evaluators(["diversity"], train_captions=str(path))
     result = evaluator.evaluate(CAPTIONS)
-    assert tuple(result.metrics) == evaluator.metric_names
+    assert list(result.metrics) == evaluator.metric_names
     assert result.metrics["seen_captions"].value == 3 / 4
     assert result.metrics["train_vocab_use"].value == 5 / 7
     assert result.settings["train_captions"] == str(path)
@@ -113,7 +114,7 @@ def test_repetition_is_the_mean_over_captions_that_have_ngrams():
 )
 def test_words_of_each_kind_are_those_counted_by_hand(caption, expected):
     found = count_words_by_kind(caption)
-    assert tuple(found[name] for name in Detail().metric_names) == expected
+    assert tuple(found[name] for name in (metric.name for metric in Detail.metrics)) == expected
 
 
 def test_detail_is_the_mean_over_captions():

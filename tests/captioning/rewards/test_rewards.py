@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from captioning.metrics.clipscore import ClipScore
-from captioning.metrics.evaluator import CaptionSet, Settings
+from captioning.metrics.base import CaptionSet, Settings, build_evaluators, checked_options
 from captioning.metrics.facts import Facts
-from captioning.metrics.itm import Itm
 from captioning.metrics.tokenizer import tokenize
 from captioning.rewards.cider import END, CiderD
 from captioning.rewards.clipscore import ClipScoreReward
@@ -35,12 +33,13 @@ def test_facts_are_those_of_the_metric(scenes):
         i: [*describe_all(scene, rng), " ".join(rng.choices([*NOUNS, *PLACES, "red"], k=8))]
         for i, scene in known.items()
     }
-    reward = FactsReward(TrainingImages({}, dict.fromkeys(known), "cpu"), facts_file=str(path))
+    config = checked_options([Facts], facts_file=str(path))
+    reward = FactsReward(TrainingImages({}, dict.fromkeys(known), "cpu"), config)
     found = reward([*drawn], [[Sampled(text, True) for text in group] for group in drawn.values()])
     wrong = 0
     for column in range(6):
         captions = CaptionSet({i: texts[column] for i, texts in drawn.items()}, {})
-        of_metric = Facts(facts_file=str(path)).evaluate(captions).per_caption
+        of_metric = Facts(config, Settings()).evaluate(captions).per_caption
         for value, true, share in zip(
             found[:, column], of_metric["true_facts"], of_metric["wrong_facts"]
         ):
@@ -52,24 +51,24 @@ def test_facts_are_those_of_the_metric(scenes):
 
 
 @pytest.mark.parametrize(
-    ("reward", "evaluator", "name", "model"),
+    ("reward", "evaluator", "name", "model", "fixture"),
     [
-        (ClipScoreReward, ClipScore, "CLIPScore", "clip_folder"),
-        (ItmReward, Itm, "ITM", "itm_checkpoint"),
+        (ClipScoreReward, "clipscore", "CLIPScore", "clip_model", "clip_folder"),
+        (ItmReward, "itm", "ITM", "itm_model", "itm_checkpoint"),
     ],
 )
 def test_models_say_what_their_metrics_say(
-    reward, evaluator, name, model, photos, tmp_path, request
+    reward, evaluator, name, model, fixture, photos, tmp_path, request
 ):
     files = dict(zip([7, "b", 3, 9], photos))
     texts = ["the cat", "a dog and the ball", ""]
-    [option] = reward.Options.model_fields
-    options = {option: str(request.getfixturevalue(model))}
-    compute = reward(TrainingImages({}, files, "cpu"), **options)
+    config = checked_options([reward], **{model: str(request.getfixturevalue(fixture))})
+    compute = reward(TrainingImages({}, files, "cpu"), config)
     asked = [9, 7, "b", 7]
     with torch.autocast("cpu", dtype=torch.bfloat16):  # which the models do not use
         found = compute(asked, [[Sampled(text, True) for text in texts]] * 4)
-    metric = evaluator(Settings(images=files, cache_dir=tmp_path / "cache"), **options)
+    settings = Settings(images=files, cache_dir=tmp_path / "cache")
+    [metric] = build_evaluators([evaluator], settings, config)
     for column, text in enumerate(texts):
         captions = CaptionSet(dict.fromkeys(files, text), {image_id: ["a"] for image_id in files})
         by_id = dict(zip(files, metric.evaluate(captions).per_caption[name]))
@@ -118,7 +117,7 @@ def test_every_reward_is_a_function_of_trl(name, chat, photos, scenes, clip_fold
     options = {"facts_file": scenes / "scenes.json", "clip_model": clip_folder}
     options["itm_model"] = itm_checkpoint
     kind = load(REWARDS[name])
-    options = {key: str(options[key]) for key in kind.Options.model_fields}
+    options = {key: str(options[key]) for key in kind.options}
     reward = reward_function(name, images, [EOS], **options)
     completions = [f" {text} " for text in TEXTS]
     if chat:
@@ -131,7 +130,9 @@ def test_every_reward_is_a_function_of_trl(name, chat, photos, scenes, clip_fold
         trainer_state=None,
     )
     sampled = [[Sampled(TEXTS[0], True)], [Sampled(TEXTS[1], False)]]
-    assert found == pytest.approx(kind(images, **options)([1, 0], sampled)[:, 0].tolist())
+    assert found == pytest.approx(
+        kind(images, checked_options([kind], **options))([1, 0], sampled)[:, 0].tolist()
+    )
     assert all(type(value) is float for value in found) and reward.__name__ == name
 
 
