@@ -113,7 +113,7 @@ def _write_data_set(folder: Path, made_from: dict):
             entries = []
             for _ in range(count):
                 scene, image_id = random_scene(rng), len(scenes)
-                name = f"images/scene_{image_id:06d}.png"
+                name = image_name(image_id)
                 draw(scene, rng).save(temporary / name, compress_level=1)
                 captions = describe(scene, rng)
                 entries.append({"image": name, "caption": captions, "image_id": image_id})
@@ -129,6 +129,11 @@ def _write_data_set(folder: Path, made_from: dict):
         write_text("".join(f"{token}\n" for token in tokens), temporary / name)
     write_json({"made_from": made_from, "scenes": scenes}, temporary / "scenes.json")
     temporary.replace(folder)
+
+
+def image_name(image_id: int) -> str:
+    """Return the path of an image within the data set's folder."""
+    return f"images/scene_{image_id:06d}.png"
 
 
 def read_scenes(path: Path) -> dict[int, Scene]:

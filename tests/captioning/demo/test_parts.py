@@ -11,12 +11,10 @@ import pytest
 
 from captioning.config import load_config
 from captioning.demo import __main__ as program
-from captioning.demo import runs
-from captioning.demo.status import DemoProgress
-from tests.programs import run_program
+from tests.programs import one_error_line, run_program
 
 # batch_size: one that is odd is trained by one process.
-QUICK = ("--quick", "--device", "cpu", "batch_size=9", "num_beams=1")
+FLAGS = ("--device", "cpu", "batch_size=9", "num_beams=1")
 OBJECTIVES = {"mle": "mle", "smile": "smile", "mle_smile": {"mle": 0.5, "smile": 0.5}}
 
 
@@ -26,25 +24,23 @@ def in_process(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # no Java
     splits = {"train": 18, "val": 4, "test": 6}
-    monkeypatch.setattr(runs, "QUICK_SPLITS", splits)
-    monkeypatch.setattr(runs, "SPLITS", splits)
-    monkeypatch.setattr(program, "start_server", lambda modules: None)
+    monkeypatch.setattr(program, "QUICK_SPLITS", splits)
+    monkeypatch.setattr(program, "SPLITS", splits)
+    monkeypatch.setattr(program, "prepare_jobs", lambda slots: None)
 
-    def run_jobs(jobs, slots, observer):
+    def run_jobs(jobs, slots, clock):
         for job in jobs:
-            observer.on_start(job)
             assert not job.run(), job.name
-            observer.on_end(job.name, None)
-            observer.poll()
+            clock.poll()
 
-    monkeypatch.setattr(runs, "run_jobs", run_jobs)
+    monkeypatch.setattr(program, "run_jobs", run_jobs)
 
 
 def test_scores_captions_and_report_of_the_demo_are_those_of_its_runs(tmp_path):
-    demo = run_program("captioning.demo", *QUICK)
+    demo = run_program("captioning.demo", "--quick", *FLAGS)
     assert demo.code == 0, demo.err
-    steps = re.findall(r"^\[(\d)/4\] (.+) \(about .+ to go in all\)$", demo.err, re.MULTILINE)
-    assert [int(number) for number, _ in steps] == [1, 2, 3, 4]
+    for step in ("pre-training", "fine-tuning, captioning and scoring"):
+        assert re.search(rf"{step}: \d+%, about \d\d:\d\d to go in all", demo.err)
     folder = tmp_path / "output/demo-quick"
     lines = [line for line in demo.out.splitlines() if line.strip()]
     assert lines[0].split() == ["Humans", "MLE", "SMILE", "MLE+SMILE", "0.5:0.5"]
@@ -67,24 +63,20 @@ def test_scores_captions_and_report_of_the_demo_are_those_of_its_runs(tmp_path):
     report = (folder / "report.html").read_text()
     assert "numbers are weaker" in report and report.count("<svg role") >= 2
     kept = {path: path.stat().st_mtime_ns for path in folder.rglob("*.pth")}
-    again = run_program("captioning.demo", *QUICK)
+    again = run_program("captioning.demo", "--quick", *FLAGS)
     assert again.out == demo.out and "the first captions" not in again.err
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*.pth")} == kept
 
 
-def test_first_captions_come_from_copies_of_the_captioner_in_pre_training(tmp_path, capsys):
-    """In the full demo's first two steps; a second call does not print them again."""
-    for is_first in (True, False):
-        demo = runs.Demo(False, 0, ["batch_size=9"], "cpu")
-        status = DemoProgress(demo.steps())
-        for number in (0, 1):
-            status.begin(number)
-            status.steps[number].run(status)
-            status.end()
-        logged = capsys.readouterr().err
-        pattern = r"^images/.+\.png\n  MLE .*\n  SMILE .*$"
-        assert len(re.findall(pattern, logged, re.MULTILINE)) == 2 * is_first, logged
-        assert logged.count("the first captions") == is_first
+def test_first_captions_of_the_full_demo_come_from_copies_in_pre_training(tmp_path):
+    demo = run_program("captioning.demo", *FLAGS)
+    assert demo.code == 0 and demo.err.count("the first captions") == 1
     config = (tmp_path / "output/demo/first/smile/config.yaml").read_text()
     assert "pretrained: output/demo/pretrain/weights_02.pth\n" in config
     assert "objective: smile\n" in config
+
+
+def test_keys_that_the_demo_sets_are_refused(tmp_path):
+    refused = run_program("captioning.demo", *FLAGS, "max_epoch=1")
+    assert refused.code == 2 and not any(tmp_path.iterdir())
+    one_error_line(refused.err, "max_epoch is set by the demo: leave it out")

@@ -3,7 +3,6 @@
 from markupsafe import Markup
 
 from captioning.report import figures, plane
-from captioning.sweep import frontier
 
 
 def leave_figures_empty(monkeypatch):
@@ -15,4 +14,3 @@ def leave_figures_empty(monkeypatch):
     for module in (figures, plane):
         monkeypatch.setattr(module, "to_svg", empty)
     monkeypatch.setattr(plane, "label_points", lambda *_: None)
-    monkeypatch.setattr(frontier, "save_figure", lambda figure, path: path.write_text("<svg />"))

@@ -3,7 +3,8 @@
 import pytest
 
 from captioning.runtime import signals
-from captioning.sweep import runs
+from captioning.runtime.errors import UserError
+from captioning.sweep import __main__ as program
 from tests.captioning.report.empty_figures import leave_figures_empty
 from tests.tiny import TINY_RUN
 
@@ -28,17 +29,21 @@ def in_process(monkeypatch, no_java):
     leave_figures_empty(monkeypatch)
     began, fail = [], {}
 
-    def run(jobs, slots):
+    def run_jobs(jobs, slots, observer, keep_going=False):
         failures = {}
         for job in jobs:
             if fail.get(job.name) == "stop":
                 raise signals.Stopped
             began.append(job.name)
-            if job.name in fail:
-                failures[job.name] = fail[job.name]
-            elif job.run() != 0:
-                failures[job.name] = "it said why"
+            observer.on_start(job)
+            reason = fail.get(job.name) or (job.run() and "it said why")
+            observer.on_end(job.name, reason)
+            if reason and not keep_going:
+                raise UserError(f"{job.name} failed: {reason}")
+            if reason:
+                failures[job.name] = reason
         return failures
 
-    monkeypatch.setattr(runs, "run_in_slots", run)
+    monkeypatch.setattr(program, "run_jobs", run_jobs)
+    monkeypatch.setattr(program, "prepare_jobs", lambda slots: None)
     return began, fail

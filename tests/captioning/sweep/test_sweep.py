@@ -2,6 +2,7 @@
 
 import json
 import os
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from captioning.config import load_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.jobs import Job
 from captioning.sweep.__main__ import main
-from captioning.sweep.parallel_runs import _RunLogger, job_slots
+from captioning.sweep.runs import RunLogger, job_slots
 from tests.programs import one_error_line
 
 
@@ -28,6 +29,15 @@ def swept(tiny_config, in_process, tmp_path):
     return call
 
 
+def labels(table):
+    """Return the first column of a Markdown table, without its heading."""
+    return [line.strip("| ").split("  ")[0].split(" | ")[0] for line in table.splitlines()[2:]]
+
+
+def scores_of(row):
+    return [cell.strip() for cell in row.split("|")[2:]]
+
+
 def test_stopped_and_failed_runs_are_continued_and_finished_ones_kept(
     swept, tiny_config, tmp_path, capsys
 ):
@@ -43,9 +53,7 @@ def test_stopped_and_failed_runs_are_continued_and_finished_ones_kept(
     assert swept(*command, code=2, **refused) == ["pretrain", "mle0.5", without]
     told = capsys.readouterr()
     assert "error: mle0.5 failed: the loss is not finite" in told.err
-    assert [line.split(" | ")[0] for line in told.out.splitlines()[2:]] == [
-        *("| Humans", "| SMILE", "| SMILE, no first-token MLE")  # those that are done
-    ]
+    assert labels(told.out) == ["Humans", "SMILE", "SMILE, no first-token MLE"]  # those done
     assert swept(*command) == ["pretrain", "mle0.5"]
     (folder / "frontier.svg").unlink()
     assert swept(*command) == []
@@ -60,9 +68,9 @@ def test_stopped_and_failed_runs_are_continued_and_finished_ones_kept(
         assert record["checkpoint"] == str(folder / name / "checkpoint_best.pth")
     table = (folder / "table.md").read_text()
     scores = json.loads((folder / "mle0.5/result/test/metrics.json").read_text())["metrics"]
-    row = next(line for line in table.splitlines() if line.startswith("| 0.5 MLE + 0.5 SMILE |"))
+    row = table.splitlines()[labels(table).index("0.5 MLE + 0.5 SMILE") + 2]
     length = scores["cap_len"]
-    assert f"| {length['value']:.1f} ({length['low']:.1f}-{length['high']:.1f}) |" in row
+    assert f" {length['value']:.1f} ({length['low']:.1f}-{length['high']:.1f}) |" in row
     assert swept("--mle", "0", "pretrained=other.pth", code=2) == ["smile"]
     told = capsys.readouterr().err
     assert "had other settings (pretrained was" in told and "smile failed: it said why" in told
@@ -71,16 +79,16 @@ def test_stopped_and_failed_runs_are_continued_and_finished_ones_kept(
 
     given = [str(folder / name) for name in ("mle0.5", without)]
     assert main(["--collect", *given, "--output_dir", str(tmp_path / "collected")]) == 0
-    lines = (tmp_path / "collected" / "table.md").read_text().splitlines()
-    assert [line.split(" | ")[0] for line in lines[3:]] == ["| MLE+SMILE 0.5:0.5", "| SMILE"]
-    assert row.partition(" | ")[2] == lines[3].partition(" | ")[2]
+    collected = (tmp_path / "collected" / "table.md").read_text()
+    assert labels(collected) == ["Humans", "MLE+SMILE 0.5:0.5", "SMILE"]
+    assert scores_of(row) == scores_of(collected.splitlines()[3])
 
 
 def test_table_and_report_have_the_means_over_seeds(swept, tmp_path):
     folder = tmp_path / "sweep"
     assert len(swept("--mle", "0,1", "--seeds", "2")) == 4
     table = (folder / "table.md").read_text()
-    assert [line.split(" | ")[0] for line in table.splitlines()[3:]] == ["| SMILE", "| MLE"]
+    assert labels(table) == ["Humans", "SMILE", "MLE"]
     of_seeds = (3.0, 6.0)
     for seed, value in enumerate(of_seeds):
         path = folder / f"smile_seed{seed}/result/test/metrics.json"
@@ -91,22 +99,26 @@ def test_table_and_report_have_the_means_over_seeds(swept, tmp_path):
     table = (folder / "table.md").read_text()
     report = (folder / "report.html").read_text()
     assert "Scores are means over up to 2 seeds" in report
-    assert f"| {sum(of_seeds) / 2:.1f} (" in table.splitlines()[3]
+    assert f" {sum(of_seeds) / 2:.1f} (" in table.splitlines()[3]
     assert f"<td>{sum(of_seeds) / 2:.1f} <small>" in report
 
 
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["--mle", "2"], "'2' are not weights from 0 to 1"),
+        (["--mle", "2"], "--mle is '2'; give weights from 0 to 1"),
         (["reward={cider: 1}"], "unset reward, since a sweep compares objectives"),
-        (["--ablation", "size"], "'size' is not an ablation; give some of objective"),
+        (["--ablation", "size"], "--ablation is 'size'; give some of objective, first_token_mle"),
         (["objective=smile"], "objective is set by the sweep"),
         (["--pretrain", "x.yaml", "pretrained=a"], "pretrained is set by the sweep"),
         (["--pretrain", "x.yaml"], "x.yaml: no such file"),
         (["batch=3"], "unknown key 'batch'"),
-        (["--ablation", "subset_size", "--subset_sizes", "0"], "'0' are not whole numbers"),
+        (
+            ["--ablation", "subset_size", "--subset_sizes", "0"],
+            "--subset_sizes is '0'; give whole numbers",
+        ),
         (["--jobs", "0"], "--jobs is 0"),
+        (["--objectives", "mle,focl"], "--objectives is 'mle,focl'; give some of mle, smile"),
         (
             ["--seeds", "2", "val_file=", "test_file=", "split={val: 0.3, test: 0.3}"],
             "each seed would divide train_file differently: give split a seed",
@@ -173,17 +185,19 @@ def test_without_a_gpu_runs_share_the_cores(monkeypatch):
     assert job_slots("cpu", 2) == 2 * [{"OMP_NUM_THREADS": "1"}]
 
 
-def test_each_run_is_announced_with_the_time_left(capsys, monkeypatch, tmp_path):
+def test_each_run_is_announced_and_counted(capsys, monkeypatch, tmp_path):
     clock = iter([0, 10, 130, 300])
     monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    lines = _RunLogger(3, 2)
-    lines.on_start(Job("a", None, tmp_path / "a.log", {"CUDA_VISIBLE_DEVICES": "5"}))
-    lines.on_start(Job("b", None, tmp_path / "b.log", {"OMP_NUM_THREADS": "1"}))
-    lines.on_end("a", None)
-    lines.on_end("b", "no such folder")
+    bar = Mock()
+    logger = RunLogger(bar)
+    logger.on_start(Job("a", None, tmp_path / "a.log", {"CUDA_VISIBLE_DEVICES": "5"}))
+    logger.on_start(Job("b", None, tmp_path / "b.log", {"OMP_NUM_THREADS": "1"}))
+    logger.on_end("a", None)
+    logger.on_end("b", "no such folder")
     assert capsys.readouterr().err.splitlines() == [
         f"a: started on GPU 5, see {tmp_path / 'a.log'}",
         f"b: started, see {tmp_path / 'b.log'}",
-        "[1/3] a: done in 130 s, about 2 min to go",
-        "[2/3] b: failed: no such folder, about 2 min to go",
+        "a: done in 130 s",
+        "b: failed: no such folder",
     ]
+    assert bar.update.call_count == 2

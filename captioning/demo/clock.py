@@ -1,0 +1,72 @@
+"""Shows how far the demo is and the time left, and prints its captioners' first captions."""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from tqdm import tqdm
+
+from captioning.data.caption_files import read_predictions
+from captioning.runtime.jobs import Observer
+from captioning.runtime.progress import log_line
+from captioning.scenes.make import image_name
+from captioning.sweep.runs import SweepRun
+from captioning.training.run_log import read_log
+from captioning.training.validation_history import evaluation_name
+
+PACE = 1200  # images per second that all runs train together, on two cores
+SCORING_S = 8  # from the end of training to the report
+PRIOR_S = 20  # the estimate of the pace begins as if PACE had been measured for so long
+EXAMPLES = 2  # images whose first captions are printed
+
+
+class Clock(Observer):
+    """Estimates the time left of all runs from the images that they have trained on.
+
+    - runs: those that are followed
+    - images: of the training split
+    - first: an MLE run and a SMILE run. When both have captioned the validation split for the first
+      time, their captions of a few images of `data` are printed.
+    """
+
+    def __init__(
+        self, runs: Iterable[SweepRun], images: int, first: Iterable[SweepRun], data: Path
+    ):
+        configs = {run.folder: run.config() for run in runs}
+        self.batch_sizes = {folder: config.batch_size for folder, config in configs.items()}
+        self.done = {}  # {folder of a run: images that it has been trained on}
+        self.data = data
+        files = [run.folder / "result" / f"{evaluation_name(0)}.json" for run in first]
+        # Those of an earlier demo are not printed again.
+        self.first = [] if all(file.exists() for file in files) else files
+        self.bar = tqdm(
+            total=sum(images * config.max_epoch for config in configs.values()) + SCORING_S * PACE,
+            bar_format="{desc}: {percentage:.0f}%, about {remaining} to go in all",
+            smoothing=0,
+            mininterval=0.5 if sys.stderr.isatty() else 30,
+            dynamic_ncols=True,
+            leave=False,
+            delay=1e-9,  # not before the first update
+        )
+        self.bar.start_t -= PRIOR_S
+        self.bar.initial -= PRIOR_S * PACE
+
+    def poll(self) -> None:
+        for folder, batch_size in self.batch_sizes.items():
+            log = read_log(folder / "log.jsonl")
+            done = max((line["step"] for line in log if line["event"] == "step"), default=0)
+            done *= batch_size
+            if not self.done.get(
+                folder
+            ):  # perhaps of an earlier demo: it tells nothing of the pace
+                self.bar.initial += done
+            self.bar.update(done - self.done.get(folder, 0))
+            self.done[folder] = done
+        if self.first and all(file.exists() for file in self.first):
+            mle, smile = map(read_predictions, self.first)
+            self.first = []
+            lines = ["\nthe first captions of the captioners that are being trained:"]
+            for image_id in list(mle)[:: len(mle) // EXAMPLES][:EXAMPLES]:
+                path = self.data / image_name(image_id)
+                lines.append(f"{path}\n  MLE    {mle[image_id]}\n  SMILE  {smile[image_id]}")
+            log_line("\n".join([*lines, ""]))
