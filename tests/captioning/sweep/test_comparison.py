@@ -11,7 +11,9 @@ from captioning.sweep.comparison import mean_over_seeds, mixtures_by_weight
 
 
 def make_run(label="a run", config=None, kind="smile", **metrics):
-    return Run(Path("run"), label, kind, config, config, {1: "a dog"}, metrics, {}, [], {}, {}, [], None)
+    return Run(
+        Path("run"), label, kind, config, config, {1: "a dog"}, metrics, {}, [], {}, {}, [], None
+    )
 
 
 def test_means_over_seeds_have_intervals_over_images_and_seeds():
