@@ -29,9 +29,8 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible
 from captioning.runtime.program import run_program
 
-FRAMES_PER_ROW, FRAME_INCHES, DPI = 8, 2.0, 100
-MAX_ASPECT_RATIO = 16  # of a photo: longer side / shorter side
-MAX_PHOTO_WIDTH = int(2 * FRAME_INCHES * DPI)  # pixels; a wider photo is scaled down
+FRAMES_PER_ROW = 8
+MAX_SIDE = 400  # pixels; a larger photo is scaled down
 
 
 def draw(scored: ScoredCaption, photo: Image.Image, path: Path) -> None:
@@ -41,22 +40,20 @@ def draw(scored: ScoredCaption, photo: Image.Image, path: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    grey = photo.convert("L")
-    grey.thumbnail((MAX_PHOTO_WIDTH, photo.height))
-    width, height = grey.size
-    columns = min(len(scored.words) + 1, FRAMES_PER_ROW)
-    rows = math.ceil((len(scored.words) + 1) / columns)
-    frame_height = FRAME_INCHES * height / width + 0.3  # room for the word above the photo
-    figure = Figure(figsize=(columns * FRAME_INCHES, rows * frame_height), dpi=DPI)
-    axes = figure.subplots(rows, columns, squeeze=False).flatten()
-    for axis in axes:
-        axis.axis("off")
-    axes[0].imshow(photo)
-    for axis, word, weights in zip(axes[1:], scored.words, scored.resized_maps(height, width)):
-        axis.set_title(word, fontsize=11)
-        axis.imshow(grey, cmap="gray", alpha=0.6)
-        axis.imshow(weights.numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
-    figure.subplots_adjust(0.005, 0.005, 0.995, 1 - 0.3 / (rows * frame_height), 0.03, 0.2)
+    photo = photo.copy()
+    photo.thumbnail((MAX_SIDE, MAX_SIDE))
+    count = len(scored.words) + 1
+    rows, columns = math.ceil(count / FRAMES_PER_ROW), min(count, FRAMES_PER_ROW)
+    height = 2 * min(1, photo.height / photo.width) + 0.2  # inches, with the word
+    figure = Figure((2 * columns, height * rows), layout="constrained")
+    photo_frame, *frames = (figure.add_subplot(rows, columns, n + 1) for n in range(count))
+    photo_frame.axis("off")
+    photo_frame.imshow(photo)
+    for frame, word, weights in zip(frames, scored.words, scored.resized_maps(*photo.size[::-1])):
+        frame.axis("off")
+        frame.set_title(word, fontsize=11)
+        frame.imshow(photo.convert("L"), cmap="gray", alpha=0.6)
+        frame.imshow(weights.numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
     with user_errors(path), atomic_write(path) as file:
         figure.savefig(file, format="png")
 
@@ -81,11 +78,6 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
     """Caption the photo, draw the attention maps and print the caption. Raises UserError."""
     device = distributed.start(arguments.device)
     photo = load_image(arguments.image)
-    if max(photo.size) > MAX_ASPECT_RATIO * min(photo.size):
-        raise UserError(
-            f"{arguments.image}: {photo.width} x {photo.height} pixels are too long and thin "
-            "to draw on: crop it"
-        )
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
     check_reranking(config)
     reranking = config.reranking()

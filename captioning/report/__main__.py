@@ -41,17 +41,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 
 def default_output(runs: Sequence[Path]) -> Path:
-    """Return the default path of report.html.
-
-    The report of several runs is in the folder that contains them all, or in the current folder if
-    that would be the root directory. The report of a single run is in the run's folder.
-    """
-    folder = runs[0]
-    if len(runs) > 1:
-        folder = Path(os.path.commonpath([run.absolute().parent for run in runs]))
-    if folder == Path(folder.anchor):
-        folder = Path()
-    return folder / "report.html"
+    """Return report.html in the folder of a single run, or in the folder that contains all runs."""
+    if len(runs) == 1:
+        return runs[0] / "report.html"
+    return Path(os.path.commonpath([run.absolute().parent for run in runs]), "report.html")
 
 
 if __name__ == "__main__":

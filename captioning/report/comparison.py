@@ -97,14 +97,11 @@ def read_comparison(folders: Sequence[Path], split: str = "test") -> Comparison:
     if not samples:
         missing.append(f"The data set's {split} split has none of the captioned images.")
         return comparison
-    if len(samples) < count:
+    if not len(samples) == count == len(split_samples):
         missing.append(
-            f"The data set has only {len(samples)} of the {count} captioned images; the examples "
-            "and the human captions cover only these, the runs' scores all captioned images."
-        )
-    if len(samples) < len(split_samples):
-        missing.append(
-            f"Only {len(samples)} of the split's {len(split_samples)} images were captioned."
+            f"All runs captioned {count} images, and the {split} split has {len(split_samples)}. "
+            f"The examples and the human captions cover the {len(samples)} in both, the runs' "
+            "scores all captioned images."
         )
     texts = {i: list(texts[i]) for i in samples}
     return replace(

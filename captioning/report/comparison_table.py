@@ -1,6 +1,6 @@
 """Formats the scores of human captions and runs as a table, for the page and for the terminal."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from captioning.metrics.registry import METRICS, Metric, metric_of
 from captioning.report.comparison import Row
@@ -65,10 +65,3 @@ def format_value(column: Metric, row: Row) -> str:
 
     interval = "" if estimate.low is None else f" ({text(estimate.low)}-{text(estimate.high)})"
     return text(estimate.value) + interval
-
-
-# For the sweep and the benchmarks, until they call `score_table`.
-def rows_to_markdown(columns: Sequence[Metric], rows: Iterable[Row]) -> str:
-    headings, *lines = score_cells(list(rows), columns)
-    lines = [headings, ["---", *("---:" for _ in columns)], *lines]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

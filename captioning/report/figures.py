@@ -5,14 +5,12 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import matplotlib
 import numpy as np
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from captioning.config.objectives import objective_title
 from captioning.metrics.diversity import count_words
@@ -91,20 +89,12 @@ def new_figure(height: float = HEIGHT) -> Figure:
     return Figure(figsize=(WIDTH, height), layout="constrained")
 
 
-def add_legend(figure: Figure, labels: Sequence[str]) -> None:
-    """Put the legend of all axes above them, in as many columns as fit, and make room for it."""
+def add_legend(figure: Figure) -> None:
+    """Put a legend above the axes, in as many columns as fit, and make room for it."""
+    labels = figure.axes[0].get_legend_handles_labels()[1]
     columns = max(1, min(3, LEGEND_WIDTH // (max(map(len, labels)) + HANDLE_WIDTH)))
     figure.set_figheight(figure.get_figheight() + 0.18 * (math.ceil(len(labels) / columns) - 1))
     figure.legend(loc="outside upper left", ncols=columns, handlelength=2.6)
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure in the format of the file's suffix.
-
-    An SVG is written without a date, so that the same figure always gives the same file.
-    """
-    metadata = {"Date": None} if path.suffix == ".svg" else None
-    figure.savefig(path, facecolor="white", dpi=150, metadata=metadata)
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:
@@ -139,9 +129,6 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
     }
     for part, (title, label) in {**losses, **CURVES}.items():
         if curves := _read_curves(runs, "step", part):
-            smoothing = {curve.run.config.label_smoothing for curve in curves}
-            if part == "mle" and smoothing != {0}:
-                title += f", labels smoothed by {' or '.join(f'{s:g}' for s in sorted(smoothing))}"
             yield title, _draw(curves, part, title, "optimizer step", label)
     for choices in VALIDATION:
         for name, label in choices.items():
@@ -194,8 +181,8 @@ def _draw(curves: list[Curve], name: str, title: str, x_label: str, y_label: str
         ax.grid()
         ax.set_xlabel(x_label)
         ax.set_ylabel(y_label)
-        ax.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-        add_legend(figure, [curve.run.label for curve in curves])
+        ax.locator_params("x", nbins=6, integer=True)
+        add_legend(figure)
         ends = "; ".join(f"{curve.run.label} ends at {curve.y[-1]:.3f}" for curve in curves)
         return to_svg(figure, name, f"{title}, {y_label} by {x_label}: {ends}")
 
@@ -215,11 +202,11 @@ def length_histogram(rows: Sequence[Row]) -> Markup:
             ax.axvline(lengths.mean(), color=INK, linewidth=1, linestyle="--")
             ax.set_title(row.label, fontsize=9, loc="left", fontweight="bold")
             ax.set_title(f"mean {lengths.mean():.1f}", fontsize=8.5, loc="right")
-            ax.yaxis.set_major_locator(MaxNLocator(nbins=2, integer=True))
+            ax.locator_params("y", nbins=2, integer=True)
             ax.spines["left"].set_visible(False)
             ax.grid(axis="y")
         axes[-1].set_xlabel("words a caption")
-        axes[-1].xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
+        axes[-1].locator_params("x", nbins=8, integer=True)
         figure.supylabel("captions (%)", fontsize=9.5)
         means = ", ".join(f"{row.label} {n.mean():.1f}" for row, n in zip(rows, lengths_of))
         return to_svg(figure, "lengths", f"Words a caption, on average: {means}")

@@ -39,6 +39,7 @@ def write_report(comparison: Comparison, output: Path, note: Optional[str] = Non
 def render(comparison: Comparison, note: Optional[str] = None) -> str:
     """Return the report's page as HTML. note: a text at the top."""
     rows, runs = comparison.rows, comparison.runs
+    styles = assign_styles([row.kind for row in rows])
     columns = select_columns(rows)
     tokens = no_tokens = None
     try:
@@ -55,12 +56,7 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
     return _templates.get_template("page.html").render(
         comparison=comparison,
         note=note,
-        colours=dict(
-            zip(
-                (row.label for row in rows),
-                (style.colour for style in assign_styles([row.kind for row in rows])),
-            )
-        ),
+        colours={row.label: style.colour for row, style in zip(rows, styles)},
         columns=columns,
         scores=score_cells(rows, columns),
         other_scores=score_cells(rows, select_columns(rows, explained=False)),

@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
-from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from captioning.captioners.registry import package_of
 from captioning.config import Config, every_key, keys_of, load_config
@@ -21,7 +21,25 @@ from captioning.runtime.errors import UserError
 from captioning.training import selection
 from captioning.training.run_log import read_log
 
+AnyRecord = TypeVar("AnyRecord", bound=BaseModel)
 EXCLUDED_KEYS = keys_of("machine")  # such as the device; they are not compared between runs
+
+
+class Record(BaseModel):
+    """The content of a run.json: how a run was trained, or how a split was scored."""
+
+    command: str = ""
+    python: Optional[str] = None
+    processes: int = 1
+    versions: dict[str, Optional[str]] = {}  # of libraries; None if one is not installed
+    checkpoint: Optional[str] = None  # only of a split: the weights that were scored
+
+
+class RecordedScores(BaseModel):
+    """The content of a metrics.json."""
+
+    metrics: dict[str, Estimate] = {}
+    skipped: dict[str, str] = {}  # {metric: why it could not be computed}
 
 
 @dataclass(frozen=True)
@@ -41,8 +59,8 @@ class Run:
     metrics: dict[str, Estimate]
     skipped: dict[str, str]  # {metric: why it could not be computed}
     log: list[dict[str, Any]]
-    training: dict[str, Any]  # run.json of the training: command, versions; {} if there is none
-    scoring: dict[str, Any]  # run.json of the scoring; {} if there is none
+    training: Record
+    scoring: Record
     selected: Sequence[str]  # lines about the selected epoch; empty without selected.json
     weights: Optional[str]  # the checkpoint of the captions; None: the folder's best
 
@@ -109,7 +127,7 @@ def _read_run(folder: Path, split: str) -> Run:
             f"--config {files[0]} --evaluate --eval_split {split}"
         )
     config, scoring_config = load_config(files[0]), load_config(files[-1])
-    scoring = _read_record(result / "run.json", dict[str, Any])
+    scoring = _read_record(result / "run.json", Record)
     weights = _foreign_weights(folder, scoring_config, scoring)
     scores = _read_record(result / "metrics.json", RecordedScores)
     label, kind = training_title(config), objective_kind(config)
@@ -127,54 +145,31 @@ def _read_run(folder: Path, split: str) -> Run:
         metrics=scores.metrics,
         skipped=scores.skipped,
         log=[] if weights else list(read_log(folder / "log.jsonl")),
-        training={} if weights else _read_record(folder / "run.json", dict[str, Any]),
+        training=Record() if weights else _read_record(folder / "run.json", Record),
         scoring=scoring,
         selected=[] if weights else list(selection.summary(folder)),
         weights=weights,
     )
 
 
-def _foreign_weights(
-    folder: Path, scoring_config: Config, scoring: dict[str, Any]
-) -> Optional[str]:
-    """Return the checkpoint that made the captions; None if it is the folder's best or unknown.
-
-    scoring: the content of the run.json that was written when the split was scored.
-    """
-    checkpoint = scoring.get("checkpoint")
+def _foreign_weights(folder: Path, scoring_config: Config, scoring: Record) -> Optional[str]:
+    """Return the checkpoint that made the captions; None if it is the folder's best or unknown."""
+    if scoring.checkpoint is None:
+        return None
     # A relative path starts at the folder where captioning.train was started. This program may have
     # been started elsewhere, so the recorded path is also compared with the recorded output_dir.
     own = {(folder / BEST).resolve(), Path(scoring_config.output_dir, BEST)}
-    if not isinstance(checkpoint, str) or {Path(checkpoint), Path(checkpoint).resolve()} & own:
-        return None
-    return checkpoint
+    path = Path(scoring.checkpoint)
+    return None if {path, path.resolve()} & own else scoring.checkpoint
 
 
-class RecordedScores(BaseModel):
-    """The content of a metrics.json.
-
-    metrics: {metric: score}. skipped: {metric: why it could not be computed}.
-    """
-
-    metrics: dict[str, Estimate] = {}
-    skipped: dict[str, str] = {}
-
-
-def recorded_scores(run: Path, split: str) -> RecordedScores:
-    """Return the scores of a run's captions of a split. run: the run's folder.
-
-    Without a metrics.json, there are no scores. Raises UserError if the file is invalid.
-    """
-    return _read_record(run / "result" / split / "metrics.json", RecordedScores)
-
-
-def _read_record(path: Path, kind: Any) -> Any:
-    """Return the JSON object in a file as the type `kind`; an empty object if there is no file.
+def _read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
+    """Return the content of a JSON file; without the file, a record of defaults.
 
     Raises UserError if the file has another format.
     """
     try:
-        return TypeAdapter(kind).validate_python(read_json(path) if path.exists() else {})
+        return kind.model_validate(read_json(path) if path.exists() else {})
     except ValidationError:
         file_format = "captioning.train's format: caption and score the run again"
         raise UserError(f"{path}: not in {file_format}") from None
@@ -207,20 +202,19 @@ def recorded_commands(run: Run) -> list[str]:
     In a recorded command, the program is a path. Here it is a module, as a user types it: `python
     -m captioning.train ...`.
     """
-
-    def as_typed(found):
-        return "python -m " + found[1].replace("/", ".").removesuffix(".__main__")
-
-    commands = (record.get("command", "") for record in (run.training, run.scoring))
-    program = r"^\S*python[\d.]* \S*?(captioning(?:/\w+)+)\.py\b"
-    typed = dict.fromkeys(re.sub(program, as_typed, command) for command in commands)
-    return list(filter(None, typed))
+    program = re.compile(r"^\S*python[\d.]* \S*?(captioning(?:/\w+)+?)(?:/__main__)?\.py\b")
+    commands = dict.fromkeys([run.training.command, run.scoring.command])
+    return [
+        program.sub(lambda path: f"python -m {path[1].replace('/', '.')}", command)
+        for command in commands
+        if command
+    ]
 
 
 def recorded_versions(run: Run) -> str:
     """Return the recorded versions of Python and libraries, as one line of text."""
-    record = run.training or run.scoring
-    numbers = {"Python": record.get("python"), **record.get("versions", {})}
+    record = run.training if run.training.python else run.scoring
+    numbers = {"Python": record.python, **record.versions}
     return ", ".join(f"{name} {version}" for name, version in numbers.items() if version)
 
 

@@ -20,9 +20,7 @@ from captioning.runtime.errors import UserError
 from smile.loss import mle_losses, smile_losses
 
 NUM_PREDICTIONS = 5  # how many of the likeliest words are shown for each token
-# The caption is chosen by its length: the quantile QUANTILE of the lengths of all human captions,
-# but at most about MAX_WORDS words, so that the caption fits on the page.
-QUANTILE, MAX_WORDS = 0.6, 12
+NUM_WORDS = 10  # about how many words the caption has
 
 
 class Prediction(NamedTuple):
@@ -97,17 +95,14 @@ def token_figure(comparison: Comparison) -> TokenFigure:
 
 
 def choose_caption(comparison: Comparison) -> tuple[ImageId, str]:
-    """Return the image id and the text of the human caption with the length closest to the target.
+    """Return the image id and the text of the first human caption of about NUM_WORDS words.
 
-    The target is the length at QUANTILE, or MAX_WORDS if that is smaller. Among captions that are
-    equally close, the first is returned. Raises UserError if there are no human captions.
+    Raises UserError if there are no human captions.
     """
     captions = [(i, text) for i, group in comparison.references.items() for text in group]
     if not captions:
         raise UserError("there are no human captions")
-    lengths = sorted(count_words(text) for _, text in captions)
-    target = min(lengths[int(QUANTILE * (len(lengths) - 1))], MAX_WORDS)
-    return min(captions, key=lambda pair: abs(count_words(pair[1]) - target))
+    return min(captions, key=lambda pair: abs(count_words(pair[1]) - NUM_WORDS))
 
 
 @torch.inference_mode()

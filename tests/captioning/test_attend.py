@@ -44,19 +44,17 @@ def scored(words, attention_map):
     return ScoredCaption(" ".join(words), 0.0, words, torch.ones(len(words)), attention_map)
 
 
-def test_frames_are_bright_where_the_attention_is(tmp_path):
+@pytest.mark.parametrize("size", [(80, 80), (800, 100)])
+def test_frames_are_bright_where_the_attention_is(size, tmp_path):
     weights = torch.zeros(2, 4, 4)
-    weights[0, 0, 0] = weights[1, 3, 3] = 1.0
+    weights[0, :, 0] = weights[1, :, 3] = 1.0  # the left and the right side of the photo
     path = tmp_path / "map.png"
-    draw(scored(["left", "right"], weights), Image.new("RGB", (80, 80), (90, 90, 90)), path)
+    draw(scored(["left", "right"], weights), Image.new("RGB", size, (90, 90, 90)), path)
     picture = np.asarray(Image.open(path).convert("L"), dtype=float)
-    height, width = picture.shape
-    frames = [picture[int(height * 0.2) :, n * width // 3 : (n + 1) * width // 3] for n in range(3)]
-    for frame, bright_first in zip(frames[1:], (True, False)):
-        h, w = frame.shape
-        first = frame[h // 20 : h // 4, w // 20 : w // 4].mean()
-        last = frame[-h // 4 : -h // 20, -w // 4 : -w // 20].mean()
-        assert (first > last + 40) == bright_first and abs(first - last) > 40
+    frames = np.array_split(picture.min(axis=0), 3)  # the darkest pixel of each column
+    for frame, left_is_bright in zip(frames[1:], (True, False)):
+        left, right = frame[len(frame) // 6], frame[-len(frame) // 6]
+        assert (left > right + 40) == left_is_bright and abs(left - right) > 40
 
 
 @pytest.mark.parametrize("output", ["map.jpg", "map", "."])

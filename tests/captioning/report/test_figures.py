@@ -76,7 +76,7 @@ def test_the_plane_is_a_file_with_a_legend_error_bars_and_a_line():
 def test_each_objective_and_the_validation_have_a_figure_of_curves(runs):
     titles, drawings = zip(*draw_curves(read_runs(runs, "test")))
     assert list(titles) == [
-        "MLE loss in training, labels smoothed by 0.1",
+        "MLE loss in training",
         "SMILE loss in training",
         "Validation: CIDEr",
     ]
@@ -184,10 +184,10 @@ def test_the_word_that_smile_spares_most_is_told():
     assert figure._replace(tokens=tokens[:1]).spared is None
 
 
-def test_words_are_shown_of_an_image_of_middle_length_and_of_mle_if_it_can_be_loaded(runs):
-    references = {1: ["a b", "a b c d e f"], 2: ["a b c", "a b c d"], 3: ["g h i j", "k"]}
+def test_words_are_shown_of_ten_words_and_of_mle_if_it_can_be_loaded(runs):
+    references = {1: ["a b", "a " * 13], 2: ["a b c", "b " * 9], 3: ["c " * 9]}
     comparison = Comparison("test", [], [], 0, [], references=references)
-    assert choose_caption(comparison) == (2, "a b c d")
+    assert choose_caption(comparison) == (2, "b " * 9)
     found = token_figure(read_comparison([runs[1], runs[0]]))
     assert found.run.label == "MLE"
     assert found.tokens[-1].label == "(end)"

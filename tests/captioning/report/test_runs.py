@@ -16,6 +16,11 @@ from tests.programs import raises_line
 pytestmark = pytest.mark.usefixtures("undrawn")
 
 
+def score_with(run, **changes):
+    config = load_config(run / "config.yaml", (), changes)
+    write_config(config, run / "result" / "test" / "config.yaml")
+
+
 def test_runs_are_named_by_objective_and_folder_and_their_differing_settings_listed(runs, make_run):
     read = read_runs(runs, "test")
     assert [run.label for run in read] == ["MLE", "SMILE", "MLE+SMILE 0.3:0.7"]
@@ -27,57 +32,73 @@ def test_runs_are_named_by_objective_and_folder_and_their_differing_settings_lis
     score_with(runs[1], precision="bf16")
     found = differing_settings(read_runs(runs, "test"))
     assert found["precision, in scoring"] == ["fp32", "bf16", "fp32"]
+    assert found.keys() == {"objective", "init_lr", "precision, in scoring"}
 
 
-def test_a_folder_without_captions_of_the_split_or_named_twice_is_one_line(runs, tmp_path):
+def test_what_is_no_run_of_the_split_is_one_line(runs, tmp_path):
     (tmp_path / "empty").mkdir()
-    (runs[1] / "result" / "test.json").unlink()
-    for folders, words in [
-        ([tmp_path / "absent"], "no such folder"),
-        ([tmp_path / "empty"], "not a run"),
-        ([runs[1]], "no captions of split test"),
-        ([runs[0], runs[0]], "named twice"),
+    for folder, words in [
+        (tmp_path / "absent", "no such folder"),
+        (tmp_path / "empty", "not a run"),
     ]:
         with raises_line(UserError, words):
-            read_runs(folders, "test")
+            read_runs([folder], "test")
+    with raises_line(UserError, "named twice"):
+        read_runs([runs[0], runs[0]], "test")
+    for content in ("[]", '{"metrics": {"CIDEr": 1.0}}', '{"metrics": []}'):
+        (runs[0] / "result" / "test" / "metrics.json").write_text(content)
+        with raises_line(UserError, "metrics.json"):
+            read_runs(runs[:1], "test")
+    (runs[1] / "result" / "test.json").unlink()
+    with raises_line(UserError, "no captions of split test"):
+        read_runs(runs[1:], "test")
 
 
-def test_only_images_that_all_runs_captioned_are_compared(runs):
-    path = runs[1] / "result" / "test.json"
-    results = json.loads(path.read_text())
-    path.write_text(json.dumps(results[:5]))
-    comparison = read_comparison(runs)
-    assert comparison.image_ids == [result["image_id"] for result in results[:5]]
-    assert any("MLE captioned 7 images" in sentence for sentence in comparison.missing)
-    path.write_text(json.dumps([{"image_id": "elsewhere", "caption": "a dog"}]))
+@pytest.mark.parametrize("part", ["run", "captions", "annotations"])
+def test_only_images_of_all_runs_and_of_the_data_are_compared(
+    make_run, runs, entries, tmp_path, part
+):
+    few = {entry["image_id"]: "a ball" for entry in entries[:5]}
+    (tmp_path / "few.json").write_text(json.dumps(entries[:5]))
+    if part == "run":
+        comparison = read_comparison([*runs, make_run("few", captions=few)])
+        assert "MLE (one) captioned 7 images that another run did not" in comparison.missing[0]
+    elif part == "captions":
+        comparison = read_comparison([make_run("few", captions=few)])
+    else:
+        score_with(runs[0], test_file=str(tmp_path / "few.json"))
+        comparison = read_comparison(runs[:1])
+    assert comparison.image_ids == list(few)
+    counts = (12, 5) if part == "annotations" else (5, 12)
+    sentence = "All runs captioned {} images, and the test split has {}. The examples and the human"
+    assert sentence.format(*counts) in comparison.missing[-1]
+    assert f"on {counts[0]} images of" in render(comparison)
+
+
+def test_captions_of_other_images_have_no_people_beside_them(make_run, runs):
+    other = make_run("other", captions={"elsewhere": "a dog"})
     with pytest.raises(UserError, match="no image of split test was captioned by all runs"):
-        read_comparison(runs)
-    comparison = read_comparison(runs[1:2])
+        read_comparison([*runs, other])
+    comparison = read_comparison([other])
     assert comparison.human is None and comparison.image_ids == ["elsewhere"]
     assert "none of the captioned images" in comparison.missing[0]
-
-
-def record(run, **values):
-    (run / "result" / "test" / "run.json").write_text(json.dumps(values))
-
-
-def score_with(run, **changes):
-    config = load_config(run / "config.yaml", (), changes)
-    write_config(config, run / "result" / "test" / "config.yaml")
 
 
 def test_captions_of_weights_that_were_not_trained_here_are_named_after_the_file(
     make_run, tmp_path
 ):
-    run = make_run("one")
-    record(run, checkpoint=str(run / "checkpoint_best.pth"))
-    assert read_runs([run], "test")[0].label == "MLE"
-    foreign = tmp_path / "blip.pth"
+    run, foreign = make_run("one"), tmp_path / "blip.pth"
     torch.save({}, foreign)
-    record(run, checkpoint=str(foreign))
-    read = read_runs([run], "test")[0]
-    assert (read.label, read.kind, read.checkpoint) == ("blip.pth", "weights", foreign)
-    assert read.log == [] and "not trained here" in render(read_comparison([run]))
+
+    def read(checkpoint):
+        record = json.dumps({"checkpoint": str(checkpoint)})
+        (run / "result" / "test" / "run.json").write_text(record)
+        return read_runs([run], "test")[0]
+
+    assert read(run / "checkpoint_best.pth").label == "MLE"
+    found = read(foreign)
+    assert (found.label, found.kind, found.checkpoint) == ("blip.pth", "weights", foreign)
+    assert found.log == [] and "not trained here" in render(read_comparison([run]))
 
 
 def test_the_data_are_those_of_the_scores_and_the_same_for_all_runs(make_run, world):
@@ -87,15 +108,12 @@ def test_the_data_are_those_of_the_scores_and_the_same_for_all_runs(make_run, wo
     assert comparison.human and comparison.image_path(comparison.image_ids[0]).exists()
     with raises_line(UserError, "different data sets: image_root"):
         read_comparison([run, make_run("two", image_root="/gone")])
-
-
-def test_parts_of_one_file_by_two_seeds_are_other_data(make_run):
     split = {"train_file": "scenes_test.json", "val_file": None, "test_file": None}
     split["split"] = {"val": 0.3, "test": 0.3}
-    run = make_run("one", **split, seed=1)
-    assert read_comparison([run, make_run("same", **split, seed=1)])
+    first = make_run("three", **split, seed=1)
+    assert read_comparison([first, make_run("same", **split, seed=1)])
     with pytest.raises(UserError, match=r"different data sets: split is .*\('seed', 1\)"):
-        read_comparison([run, make_run("two", **split, seed=2)])
+        read_comparison([first, make_run("four", **split, seed=2)])
 
 
 def test_people_are_scored_by_the_facts_that_any_run_has(make_run):
@@ -104,32 +122,6 @@ def test_people_are_scored_by_the_facts_that_any_run_has(make_run):
     assert "true_facts" in comparison.human.metrics and comparison.scenes
     page = render(comparison)
     assert "people are simulated" in page and "A person wrote" not in page
-
-
-@pytest.mark.parametrize("part", ["captions", "annotations"])
-def test_captions_or_references_of_only_a_part_of_the_split_are_told(
-    make_run, entries, tmp_path, part
-):
-    (tmp_path / "few.json").write_text(json.dumps(entries[:5]))
-    said = {entry["image_id"]: "a ball" for entry in entries[:7]}
-    run = make_run("one", captions=said if part == "captions" else None)
-    if part == "annotations":
-        score_with(run, test_file=str(tmp_path / "few.json"))
-    comparison = read_comparison([run])
-    count, sentence = {
-        "captions": (7, "Only 7 of the split's 12 images"),
-        "annotations": (12, "only 5 of the 12 captioned images"),
-    }[part]
-    assert any(sentence in each for each in comparison.missing)
-    assert f"on {count} images of" in render(comparison)
-
-
-def test_a_file_of_scores_in_another_shape_is_one_line(make_run):
-    run = make_run("one")
-    for content in ("[]", '{"metrics": {"CIDEr": 1.0}}', '{"metrics": []}'):
-        (run / "result" / "test" / "metrics.json").write_text(content)
-        with raises_line(UserError, "metrics.json"):
-            read_runs([run], "test")
 
 
 def test_each_image_holds_out_its_next_caption_in_turn():
@@ -155,7 +147,6 @@ def test_people_are_scored_by_objects_and_no_judge_is_asked(
     pytest.importorskip("textblob", reason="chair needs TextBlob")
     monkeypatch.setattr("captioning.metrics.judge.ChatServer.ask", lambda *_: pytest.fail("asked"))
     (tmp_path / "words.txt").write_text("circle, disc\nstar\n")
-    plain = make_run("plain")
     objects = {entry["image_id"]: [] for entry in entries}
     (tmp_path / "objects.json").write_text(json.dumps(objects))
     value = {"value": 25.0, "low": 20.0, "high": 30.0, "n": 12}
@@ -168,10 +159,9 @@ def test_people_are_scored_by_objects_and_no_judge_is_asked(
         judge_url="https://host.example/v1",
         judge_model="wise",
     )
-    comparison = read_comparison([plain, other])
-    assert "CHAIRi" in comparison.human.metrics and "CLAIR" not in comparison.human.metrics
-    assert 0 <= comparison.human.metrics["CHAIRi"].value < 50  # people mostly agree
-    assert "cap_len" in comparison.human.metrics
+    human = read_comparison([make_run("plain"), other]).human
+    assert {"CHAIRi", "cap_len"} <= human.metrics.keys() and "CLAIR" not in human.metrics
+    assert 0 <= human.metrics["CHAIRi"].value < 50  # people mostly agree
 
 
 @pytest.mark.parametrize("single", [5, 12])
