@@ -21,7 +21,7 @@ from tests.sources import (
 # root are programs; sweeps start `train`.
 SUBPACKAGES = (
     *("runtime", "files", "data", "scenes", "metrics", "rewards", "captioners", "config", "models"),
-    *("training", "train", "bulk", "report", "sweep"),
+    *("training", "train", "bulk", "report", "sweep", "demo"),
 )
 CAPTIONER_CLASS = re.compile(r"\w+(Captioner|Decoder)")
 OTHER_CLASSES = {"Captioner", "JSONDecoder"}  # the interface; the standard library's

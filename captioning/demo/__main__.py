@@ -41,12 +41,12 @@ QUICK_NOTE = (
 )
 
 
-def run(quick: bool, seed: int, device: Optional[str], overrides: Sequence[str]) -> None:
+def run(quick: bool, seed: int, device: str, overrides: Sequence[str]) -> None:
     """Draw, train, caption, score and report. Raises UserError if a step fails."""
     check_overrides(overrides, DEMO_KEYS, "the demo")
     name = ("-quick" if quick else "") + (f"-seed{seed}" if seed else "")
     data, folder = Path(f"data/scenes{name}"), Path(f"output/demo{name}")
-    overrides = [f"seed={seed}", *([f"device={device}"] if device else []), *overrides]
+    overrides = [f"seed={seed}", f"device={device}", *overrides]
     pretraining, runs, first = plan_demo(quick, data, folder, overrides)
     config, splits = pretraining.config(), QUICK_SPLITS if quick else SPLITS
     on_cpu = config.device == "cpu" or not torch.cuda.is_available()
@@ -66,8 +66,7 @@ def run(quick: bool, seed: int, device: Optional[str], overrides: Sequence[str])
         part = pretraining._replace(training=[*pretraining.training, batch])
         jobs = ranks_of(part.job(SweepRun.train), ranks)
         if first:
-            program = partial(train_first, pretraining, first, data)
-            jobs.append(Job("first", program, folder / "first.log"))
+            jobs.append(Job("first", partial(train_first, first, data), folder / "first.log"))
         clock = Clock([pretraining, *runs], splits["train"], first or runs[:2], data)
         with clock.bar:
             clock.bar.set_description_str("pre-training")
@@ -86,7 +85,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     add = parser.add_argument
     add("--quick", action="store_true", help="takes about 90 s; its results are less certain")
     add("--seed", type=int, default=0, help="seed of the world and the training")
-    add("--device", help="cpu, cuda, cuda:1; default: the GPU if there is one")
+    add("--device", default="auto", help="cpu, cuda, cuda:1; default: the GPU if there is one")
     add("overrides", nargs="*", metavar="key=value", help="for keys of all runs")
     arguments = parser.parse_intermixed_args(argv)
     stopped = "\nstopped; run the same command again to continue"

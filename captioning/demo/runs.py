@@ -1,12 +1,12 @@
 """Plans the runs of the demo: a pre-training, a sweep from it, and a short sweep before."""
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from captioning.files.writing import write_text
+from captioning.files.reading import read_json
+from captioning.files.writing import write_json
 from captioning.models import checkpoints
 from captioning.runtime import signals
 from captioning.sweep.runs import SweepRun, plan_runs
@@ -33,8 +33,18 @@ TRAINING_METRICS = "metrics=[length, facts]"
 # Keys that the demo sets for each run. eval_every and max_epoch are among them, because
 # pre-training and fine-tuning need different values.
 DEMO_KEYS = {
-    *("objective", "pretrained", "tokenizer", "train_file", "facts_file", "metrics", "seed"),
-    *("image_root", "ann_root", "output_dir", "eval_every", "max_epoch"),
+    "objective",
+    "pretrained",
+    "tokenizer",
+    "image_root",
+    "ann_root",
+    "train_file",
+    "facts_file",
+    "metrics",
+    "seed",
+    "output_dir",
+    "eval_every",
+    "max_epoch",
 }
 
 
@@ -59,29 +69,27 @@ def plan_demo(
     keys = [*(QUICK_FINETUNE if quick else ()), *shared]
     changes = (f"pretrained={pretraining.folder / checkpoints.BEST}", TRAINING_METRICS)
     runs = plan_runs(config, folder, VARIANTS, keys, changes)
-    changes = (f"pretrained={_first_weights(pretraining)}", TRAINING_METRICS, *FIRST)
+    weights = checkpoints.weights_path(pretraining.folder, FIRST_EPOCHS - 1)
+    changes = (f"pretrained={weights}", TRAINING_METRICS, *FIRST)
     variants = () if quick else VARIANTS[:2]
     return pretraining, runs, plan_runs(config, folder / "first", variants, keys, changes)
 
 
-def train_first(pretraining: SweepRun, runs: Sequence[SweepRun], data: Path) -> Optional[int]:
-    """Train the runs for the first captions from the captioner that is being pre-trained.
+def train_first(runs: Sequence[SweepRun], data: Path) -> Optional[int]:
+    """Train the runs for the first captions, when the weights with which they start are there.
 
     Returns the exit code of a run that failed or stopped; otherwise None.
     """
-    while not _first_weights(pretraining).exists():
+    weights = Path(runs[0].config().pretrained)
+    while not weights.exists():
         # Without these weights at the end, the user has replaced keep_checkpoints.
-        if signals.stop_requested() or checkpoints.best(pretraining.folder):
+        if signals.stop_requested() or checkpoints.best(weights.parent):
             return None
         time.sleep(0.2)
-    annotations = json.loads((data / "scenes_train.json").read_text())[:FIRST_IMAGES]
-    write_text(json.dumps(annotations), data / "scenes_first.json")
+    annotations = read_json(data / "scenes_train.json")
+    write_json(annotations[:FIRST_IMAGES], data / "scenes_first.json")
     for run in runs:
         code = run.train()
         if code or signals.stop_requested():
             return code
     return None
-
-
-def _first_weights(pretraining: SweepRun) -> Path:
-    return checkpoints.weights_path(pretraining.folder, FIRST_EPOCHS - 1)

@@ -20,13 +20,12 @@ from tests.chromium import open_page
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 RUNS = ("mle", "smile", "mle_smile")
-TEST_IMAGES = 30
 # The demo with each list of arguments, in one process, which imports once.
-PROGRAM = f"""
+PROGRAM = """
 import json, sys
-from captioning.demo import __main__, runs
+from captioning.demo import __main__
 
-runs.QUICK_SPLITS = {{"train": 500, "val": 8, "test": {TEST_IMAGES}}}
+__main__.QUICK_SPLITS = {"train": 500, "val": 8, "test": 30}
 for arguments in json.loads(sys.argv[1]):
     assert __main__.main(["--quick", *arguments]) == 0
     print("END OF DEMO", flush=True)
@@ -100,34 +99,13 @@ def kill_with_children(pid):
 def test_demo_that_was_killed_goes_on(finished):
     assert "demo-quick/pretrain has finished all of its" in finished.logs("pretrain")
     assert "resuming from output/demo-quick/mle/checkpoint_0" in finished.logs("mle")
-    steps = r"^\[(\d+)/(\d+)\] (.+?) \(about .+ to go in all\)$"
-    logged = re.findall(steps, finished.stderr, re.MULTILINE)[:4]  # of the first call
-    assert [(int(number), total) for number, total, _ in logged] == [
-        (number, "4") for number in range(1, 5)
-    ]
-    assert any("fine-tuning" in title for *_, title in logged)
-    # A status line every half minute, with the runs that have reported progress.
-    shares = r"^\[\d/4\] (MLE|SMILE|MLE \+ SMILE) \d+%.*; about .+ to go in all$"
-    assert re.search(shares, finished.stderr, re.MULTILINE)
+    # A status line every half minute.
+    assert re.search(r"\d%, about \d\d:\d\d to go in all", finished.stderr)
     assert "Warning" not in finished.stderr
     first = finished.stderr.partition("the first captions of the captioners")[2]
     assert re.search(r"\.png\n  MLE    a.* .+\n  SMILE  a.* .+\n", first)
     pretrained = json.loads((finished.folder / "pretrain" / "run.json").read_text())
     assert "[rank 1]" not in finished.logs("pretrain") and pretrained["processes"] == 2
-
-
-def test_demo_prints_the_scores_and_captions_of_its_runs(finished):
-    lines = [line for line in finished.greedy.splitlines() if line.strip()]
-    assert lines[0].split() == ["Humans", "MLE", "SMILE", "MLE+SMILE", "0.5:0.5"]
-    (lengths,) = (line for line in lines if line.startswith("Length"))
-    expected = [f"{finished.scores(run)['cap_len']:.1f}" for run in RUNS]
-    assert re.findall(r"(\d+\.\d+) \(", lengths)[1:] == expected
-    image = next(i for i, line in enumerate(lines) if line.startswith("data/scenes-quick/images/"))
-    for run, line in zip(RUNS, lines[image + 2 :]):
-        results = json.loads((finished.folder / run / "result" / "test.json").read_text())
-        captions = {f"scene_{result['image_id']:06d}.png": result["caption"] for result in results}
-        assert len(captions) == TEST_IMAGES and all(captions.values())
-        assert line.split("  ")[-1] == captions[lines[image].rpartition("/")[2]]
 
 
 def test_demo_shows_the_effect(finished):
@@ -143,10 +121,6 @@ def test_report_fits_the_screen(finished, browser):
         page.set_viewport_size({"width": width, "height": 3000})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("[...document.images].every(image => image.naturalWidth)")
-
-
-def test_report_says_that_its_numbers_are_weaker(finished):
-    assert "numbers are weaker" in (finished.folder / "report.html").read_text()
 
 
 def test_a_call_scores_only_what_has_no_scores_of_its_settings(finished):

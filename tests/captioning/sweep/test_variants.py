@@ -51,14 +51,6 @@ def test_what_two_ablations_share_is_run_once(settings_of):
     assert told[:3] == ["smile", "mle0.01", "mle"]  # mixtures first
 
 
-@pytest.mark.parametrize(
-    ("objective", "share"),
-    [("random", None), ("{mle: 1, reverse: 1}", None), ("{mle: 1, smile: 3}", 0.25)],
-)
-def test_the_share_of_mle_is_its_weight_among_mle_and_smile(scenes_config, objective, share):
-    assert mle_share(load_config(scenes_config, [f"objective={objective}"])) == share
-
-
 def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_of):
     variants = plan(objectives=OBJECTIVES)
     found = [settings_of(variant).build_objective().weights for variant in variants]
