@@ -8,7 +8,7 @@ from itertools import chain, islice
 from pathlib import Path
 
 from captioning.files.writing import write_text
-from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.intervals import Estimate
 from captioning.report.comparison import read_comparison
 from captioning.report.comparison_table import score_table
 from captioning.report.page import write_report

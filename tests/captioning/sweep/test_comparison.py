@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from captioning.config import load_config
-from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.intervals import Estimate
 from captioning.report.runs import Run
 from captioning.sweep.comparison import mean_over_seeds, mixtures_by_weight
 
