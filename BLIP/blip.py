@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from adapters.lora import AdaptedState
 from BLIP.cached_step import CachedStep
 from BLIP.inference import inference_copy
-from BLIP.med import TextDecoder, read_med_config
+from BLIP.kernels.static_step import CompiledStepFactory
+from BLIP.med import read_med_config
 from BLIP.sizes import MED_CONFIG, VitSizes
+from BLIP.text_decoder import TextDecoder
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder
 from decoding import DecodingSettings, Step, until_end
@@ -70,7 +72,7 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         self.prompt_ids = self.tokenizer.encode_prompt(prompt)  # (n,)
         self.max_tokens = max_tokens
         self.shift = FirstTokenShift(self.tokenizer) if first_token_shift else None
-        self.step_factory = CachedStep  # `inference_copy` may replace it by a compiled step
+        self.step_factory = CachedStep  # `for_inference` may replace it by a compiled step
         self.max_positions = sizes.max_position_embeddings
 
     def forward(
@@ -206,7 +208,15 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
     def for_inference(
         self, dtype: torch.dtype = torch.float32, compiled: bool = False
     ) -> "BlipCaptioner":
-        return inference_copy(self, dtype, compiled)
+        """Return a faster copy, see `inference_copy`.
+
+        compiled: compile the encoder and the decoding step; on a GPU the step is a CUDA graph.
+        """
+        copied = inference_copy(self, dtype, pack=not compiled)
+        if compiled:
+            copied.visual_encoder.compile()
+            copied.step_factory = CompiledStepFactory(mode="reduce-overhead")
+        return copied
 
     def compile_parts(self) -> None:
         for part in self.children():

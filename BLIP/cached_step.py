@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from BLIP.med import Attention, KeysValues, TextDecoder
+from BLIP.med import Attention, KeysValues
+from BLIP.text_decoder import TextDecoder
 
 
 class CachedStep:

@@ -26,8 +26,9 @@ from adapters.program import program_parser, run_program
 from BLIP.blip import BlipCaptioner
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of
 from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
-from BLIP.med import MedConfig, TextDecoder, read_med_config
+from BLIP.med import MedConfig, read_med_config
 from BLIP.sizes import VIT_SIZES
+from BLIP.text_decoder import TextDecoder
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import ImageEncoder
 from BLIP.weights.checkpoint import (

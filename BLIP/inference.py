@@ -9,13 +9,12 @@ from torch import nn
 from adapters.lora import is_adapted, merge_adapter
 from BLIP.kernels.inference_linear import InferenceLinear
 from BLIP.kernels.int8_linear import HalfEmbedding, int8_linear
-from BLIP.kernels.static_step import CompiledStepFactory
 
 ITM_HEADS = (".itm_head", ".vision_proj", ".text_proj")  # layers of `BlipItm`
 
 
 def inference_copy(
-    captioner: nn.Module, dtype: torch.dtype = torch.float32, compiled: bool = False
+    captioner: nn.Module, dtype: torch.dtype = torch.float32, pack: bool = True
 ) -> nn.Module:
     """Return a faster copy of a `BlipCaptioner` or `BlipItm`, in evaluation mode.
 
@@ -24,8 +23,8 @@ def inference_copy(
     copy, because autocast would cast every layer. LoRA is merged.
 
     The copy has its own linear weights and shares the other parameters, so that further training
-    needs a new copy. compiled: compile the encoder and the decoding step; on a GPU the step is a
-    CUDA graph. A `BlipItm` supports neither int8 nor `compiled`.
+    needs a new copy. pack: prepare the weights for oneDNN; torch.compile needs them as they are. A
+    `BlipItm` does not support int8.
     """
     shared = (*captioner.parameters(), *captioner.buffers(), captioner.tokenizer)
     inference = copy.deepcopy(captioner, {id(part): part for part in shared})
@@ -41,16 +40,13 @@ def inference_copy(
                     replacement = int8_linear(child, layer)
                 else:
                     own_dtype = torch.float32 if keeps_float32(layer) else dtype
-                    replacement = InferenceLinear(child, own_dtype, pack=not compiled)
+                    replacement = InferenceLinear(child, own_dtype, pack)
                 setattr(module, name, replacement)
     if dtype == torch.int8:
         embeddings = inference.text_decoder.bert["embeddings"]
         embeddings.word_embeddings = HalfEmbedding(embeddings.word_embeddings)
     device = next(captioner.parameters()).device.type
     inference.inference_context = partial(torch.autocast, device, enabled=False)
-    if compiled:
-        inference.visual_encoder.compile()
-        inference.step_factory = CompiledStepFactory(mode="reduce-overhead")
     return inference.eval()
 
 

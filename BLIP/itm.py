@@ -22,7 +22,6 @@ from BLIP.weights.checkpoint import (
     settings_in,
 )
 from BLIP.weights.download import fetch, without_secrets
-from decoding.caption_generator import captions_per_image
 
 MAX_TOKENS = 35  # as in BLIP's training for retrieval
 HEAD = "itm_head.weight"
@@ -91,7 +90,9 @@ class BlipItm(nn.Module):
 
         first: the token that replaces [DEC] at the start of each caption.
         """
-        captions_per_image(captions, len(encoded))
+        counts = [len(group) for group in captions]
+        if len(counts) != len(encoded) or len({*counts, 0}) != 2:
+            raise ValueError(f"{counts} captions for {len(encoded)} images; give each k captions")
         texts = [caption for group in captions for caption in group]
         tokens, mask = self.tokenizer.encode(texts, MAX_TOKENS)
         tokens[:, 0] = self.tokenizer.bert.token_to_id(first)

@@ -72,7 +72,7 @@ class Captioners:
         works = {"ours": generate(self.copies[precision])}
         if compiled:
             torch._dynamo.reset()  # otherwise earlier rows count towards the recompilation limit
-            copy = inference_copy(self.ours, DTYPES[precision], compiled=True)
+            copy = self.ours.for_inference(DTYPES[precision], compiled=True)
             works["compiled"] = generate(copy)
             if precision == "fp32" and not works["compiled"]().equal(works["ours"]()):
                 raise RuntimeError("the tokens differ")

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from BLIP.cached_step import CachedStep, append_tokens
-from BLIP.med import KeysValues, TextDecoder
+from BLIP.med import KeysValues
+from BLIP.text_decoder import TextDecoder
 
 
 class StaticCache(NamedTuple):
@@ -35,10 +36,10 @@ class StaticCache(NamedTuple):
 class CompiledStepFactory:
     """Makes a `CompiledStep` for each batch. All batches share one cache.
 
-    `inference_copy` puts it in place of the class `CachedStep`. On a GPU, kernel launches take most
-    of the time of a step with few rows. A CUDA graph replays all kernels in one launch, but needs
-    fixed shapes and addresses. Therefore finished images keep their rows, attention covers the
-    whole capacity, and a smaller batch uses a part of the cache.
+    `BlipCaptioner.for_inference` puts it in place of the class `CachedStep`. On a GPU, kernel
+    launches take most of the time of a step with few rows. A CUDA graph replays all kernels in one
+    launch, but needs fixed shapes and addresses. Therefore finished images keep their rows,
+    attention covers the whole capacity, and a smaller batch uses a part of the cache.
     """
 
     def __init__(self, **options: Any):

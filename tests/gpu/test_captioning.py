@@ -110,7 +110,7 @@ def compiled_like_eager(card, captioner, dtype, batch, length):
     torch._dynamo.reset()
     settings = DecodingSettings(num_beams=3, max_length=length)
     image = 3 * random_images(captioner, batch).to(card.device)
-    eager, compiled = inference_copy(captioner, dtype), inference_copy(captioner, dtype, True)
+    eager, compiled = inference_copy(captioner, dtype), captioner.for_inference(dtype, True)
     with torch.inference_mode():
         encoded = [(eager.encode(x), compiled.encode(x)) for x in (image, image.flip(0))]
     error = max(relative_error(b, a) for a, b in encoded)
