@@ -10,6 +10,7 @@ from typing import NamedTuple
 import matplotlib
 import numpy as np
 from markupsafe import Markup
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from captioning.config.objectives import objective_title
@@ -19,9 +20,8 @@ from captioning.report.runs import Run
 from captioning.training.run_log import CURVES
 from smile import OBJECTIVES
 
-WIDTH, HEIGHT = 4.3, 3.2  # inches; about as wide as a phone
+WIDTH, HEIGHT = 4.3, 3.0  # inches, without the legend; about as wide as a phone
 LEGEND_WIDTH, HANDLE_WIDTH = 66, 8  # in characters
-INK, FAINT = "#1c2733", "#c9d1d9"
 
 
 class Style(NamedTuple):
@@ -84,36 +84,36 @@ def assign_styles(kinds: Sequence[str]) -> list[Style]:
     return [own_styles.pop(kind, None) or next(further_styles) for kind in kinds]
 
 
-def new_figure(height: float = HEIGHT) -> Figure:
-    """Return an empty figure of the page's width. height: in inches."""
-    return Figure(figsize=(WIDTH, height), layout="constrained")
-
-
-def add_legend(figure: Figure) -> None:
-    """Put a legend above the axes, in as many columns as fit, and make room for it."""
-    labels = figure.axes[0].get_legend_handles_labels()[1]
-    columns = max(1, min(3, LEGEND_WIDTH // (max(map(len, labels)) + HANDLE_WIDTH)))
-    figure.set_figheight(figure.get_figheight() + 0.18 * (math.ceil(len(labels) / columns) - 1))
-    figure.legend(loc="outside upper left", ncols=columns, handlelength=2.6)
+def new_figure(x_label: str, y_label: str) -> tuple[Figure, Axes]:
+    """Return a figure of the page's width, and its axes."""
+    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+    ax = figure.add_subplot(xlabel=x_label, ylabel=y_label)
+    ax.grid()
+    return figure, ax
 
 
 def to_svg(figure: Figure, name: str, description: str) -> Markup:
-    """Return a figure as an <svg> element, which is also a whole file.
+    """Put a legend above the figure; return it as an <svg> element, which is also a whole file.
 
     name: a prefix of the ids in the element, which makes them unique in the page. description: the
     text for screen readers.
     """
+    labels = figure.axes[0].get_legend_handles_labels()[1]
+    columns = max(1, min(3, LEGEND_WIDTH // (max(map(len, labels)) + HANDLE_WIDTH)))
+    figure.set_figheight(HEIGHT + 0.18 * math.ceil(len(labels) / columns))
+    figure.legend(loc="outside upper left", ncols=columns, handlelength=2.6)
     buffer = io.StringIO()
-    with figure_context():
-        no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", facecolor="white", metadata=no_metadata)
+    no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(buffer, format="svg", facecolor="white", metadata=no_metadata)
     text = buffer.getvalue().partition("<svg ")[2]
     text = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)
     return Markup('<svg role="img" aria-label="{}" ').format(description) + Markup(text)
 
 
 class Curve(NamedTuple):
-    run: Run
+    """A line through the points x, y (n,). label: its text in the legend."""
+
+    label: str
     style: Style
     x: np.ndarray
     y: np.ndarray
@@ -129,13 +129,18 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
     }
     for part, (title, label) in {**losses, **CURVES}.items():
         if curves := _read_curves(runs, "step", part):
-            yield title, _draw(curves, part, title, "optimizer step", label)
+            yield title, _draw(curves, part, "optimizer step", label, _ends(title, curves))
     for choices in VALIDATION:
         for name, label in choices.items():
             if curves := _read_curves(runs, "val", name):
                 title = f"Validation: {label}"
-                yield title, _draw(curves, f"val-{name}", title, "epoch", label)
+                yield title, _draw(curves, f"val-{name}", "epoch", label, _ends(title, curves))
                 break
+
+
+def _ends(title: str, curves: Sequence[Curve]) -> str:
+    ends = "; ".join(f"{curve.label} ends at {curve.y[-1]:.3f}" for curve in curves)
+    return f"{title}: {ends}"
 
 
 def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
@@ -150,8 +155,21 @@ def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
         points = {e["step"]: e[name] for e in run.log if e.get("event") == event and name in e}
         if len(points) > 1:
             x, y = np.array(sorted(points.items()), dtype=float).T
-            curves.append(Curve(run, style, x + 1 if event == "val" else x, y))
+            curves.append(Curve(run.label, style, x + 1 if event == "val" else x, y))
     return curves
+
+
+def draw_lengths(rows: Sequence[Row]) -> Markup:
+    """Draw how many of each row's captions have 0, 1, 2... words, up to the 99th percentile."""
+    curves = []
+    for row, style in zip(rows, assign_styles([row.kind for row in rows])):
+        lengths = np.array(list(map(count_words, row.captions.values())))
+        shares = 100 * np.bincount(lengths) / len(lengths)
+        shares = shares[: math.ceil(np.quantile(lengths, 0.99)) + 1]
+        label = f"{row.label}, mean {lengths.mean():.1f}"
+        curves.append(Curve(label, style, np.arange(len(shares)), shares))
+    description = "Words a caption: " + "; ".join(curve.label for curve in curves)
+    return _draw(curves, "lengths", "words a caption", "captions (%)", description)
 
 
 def moving_average(values: np.ndarray) -> np.ndarray:
@@ -164,49 +182,19 @@ def moving_average(values: np.ndarray) -> np.ndarray:
     return np.convolve(values, window, "same") / counts
 
 
-def _draw(curves: list[Curve], name: str, title: str, x_label: str, y_label: str) -> Markup:
-    """Return a figure of curves. name: see `to_svg`.
+def _draw(
+    curves: Sequence[Curve], name: str, x_label: str, y_label: str, description: str
+) -> Markup:
+    """Return a figure of curves. name, description: see `to_svg`.
 
     Steps are noisy, so their moving averages are drawn, with the values faintly behind them.
     """
     with figure_context():
-        figure = new_figure()
-        ax = figure.add_subplot()
-        for run, (colour, marker, dashes), x, y in curves:
-            if x_label == "epoch":
-                ax.plot(x, y, dashes, marker=marker, color=colour, label=run.label)
-            else:
+        figure, ax = new_figure(x_label, y_label)
+        for label, (colour, marker, dashes), x, y in curves:
+            if x_label == "optimizer step":
                 ax.plot(x, y, color=colour, alpha=0.3, linewidth=0.8)
-                ax.plot(x, moving_average(y), dashes, color=colour, label=run.label)
-        ax.grid()
-        ax.set_xlabel(x_label)
-        ax.set_ylabel(y_label)
+                marker, y = "", moving_average(y)
+            ax.plot(x, y, dashes, marker=marker, markersize=4, color=colour, label=label)
         ax.locator_params("x", nbins=6, integer=True)
-        add_legend(figure)
-        ends = "; ".join(f"{curve.run.label} ends at {curve.y[-1]:.3f}" for curve in curves)
-        return to_svg(figure, name, f"{title}, {y_label} by {x_label}: {ends}")
-
-
-def length_histogram(rows: Sequence[Row]) -> Markup:
-    """Draw a histogram of the lengths of each row's captions."""
-    lengths_of = [np.array(list(map(count_words, row.captions.values()))) for row in rows]
-    # The axis ends at the 99th percentile. Longer captions are counted in the last bin.
-    last_bin = max(1, *(np.quantile(each, 0.99, method="inverted_cdf") for each in lengths_of))
-    with figure_context():
-        figure = new_figure(0.75 + 0.72 * len(rows))
-        axes = figure.subplots(len(rows), 1, sharex=True, sharey=True, squeeze=False)[:, 0]
-        styles = assign_styles([row.kind for row in rows])
-        for ax, row, style, lengths in zip(axes, rows, styles, lengths_of):
-            bins, counts = np.unique(np.minimum(lengths, last_bin), return_counts=True)
-            ax.bar(bins, 100 * counts / len(lengths), 0.82, color=style.colour)
-            ax.axvline(lengths.mean(), color=INK, linewidth=1, linestyle="--")
-            ax.set_title(row.label, fontsize=9, loc="left", fontweight="bold")
-            ax.set_title(f"mean {lengths.mean():.1f}", fontsize=8.5, loc="right")
-            ax.locator_params("y", nbins=2, integer=True)
-            ax.spines["left"].set_visible(False)
-            ax.grid(axis="y")
-        axes[-1].set_xlabel("words a caption")
-        axes[-1].locator_params("x", nbins=8, integer=True)
-        figure.supylabel("captions (%)", fontsize=9.5)
-        means = ", ".join(f"{row.label} {n.mean():.1f}" for row, n in zip(rows, lengths_of))
-        return to_svg(figure, "lengths", f"Words a caption, on average: {means}")
+        return to_svg(figure, name, description)

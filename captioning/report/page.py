@@ -1,7 +1,6 @@
 """Renders the report as one HTML file, which needs no other files and no network."""
 
 from collections.abc import Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Optional
 
@@ -10,9 +9,9 @@ import jinja2
 from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
 from captioning.metrics.scoring import skipped_lines
-from captioning.report.comparison import Comparison, Row
+from captioning.report.comparison import Comparison
 from captioning.report.comparison_table import score_cells, select_columns
-from captioning.report.figures import assign_styles, draw_curves, length_histogram
+from captioning.report.figures import assign_styles, draw_curves, draw_lengths
 from captioning.report.picture import load_picture
 from captioning.report.plane import draw_plane
 from captioning.report.runs import Run, differing_settings, recorded_commands, recorded_versions
@@ -63,7 +62,7 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
         skipped=_skipped(runs),
         plane=draw_plane(rows),
         curves=list(draw_curves(runs)),
-        lengths=length_histogram(_with_all_human_captions(comparison)),
+        lengths=draw_lengths(rows),
         examples=_evenly_spaced(comparison.image_ids),
         picture=lambda image_id: load_picture(comparison.image_path(image_id)),
         words=words,
@@ -87,14 +86,6 @@ def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
     """Return up to NUM_EXAMPLES ids at equal distances, whatever the captions are."""
     count = min(NUM_EXAMPLES, len(ids))
     return [ids[(2 * i + 1) * len(ids) // (2 * count)] for i in range(count)]
-
-
-def _with_all_human_captions(comparison: Comparison) -> list[Row]:
-    """Return the rows. The captions of the human row are all references, with numbers as keys."""
-    if not comparison.human:
-        return comparison.runs
-    captions = dict(enumerate(chain(*comparison.references.values())))
-    return [comparison.human._replace(captions=captions), *comparison.runs]
 
 
 def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -8,7 +8,6 @@ from markupsafe import Markup
 
 from captioning.report.comparison import Row
 from captioning.report.figures import (
-    add_legend,
     assign_styles,
     figure_context,
     new_figure,
@@ -66,8 +65,7 @@ def draw_plane(
     horizontal, vertical = axes
     positions = []
     with figure_context():
-        figure = new_figure()
-        ax = figure.add_subplot()
+        figure, ax = new_figure(f"{horizontal.label}  →", f"{vertical.label}  →")
         for name, joined in lines.items():
             points = [[axis.locate(row)[0] for axis in axes] for row in drawn(joined, axes)]
             ax.plot(*zip(*points), color="#9aa5b1", linewidth=1.2, label=name)
@@ -79,9 +77,5 @@ def draw_plane(
             ax.errorbar(x, y, y_bar, x_bar, color=style.colour, linewidth=1.2, capsize=2.5)
             ax.plot(x, y, style.marker, color=style.colour, markersize=7, label=row.label)
             positions.append(f"{row.label} at {x:.2f}, {y:.2f}")
-        ax.grid()
-        ax.set_xlabel(f"{horizontal.label}  →")
-        ax.set_ylabel(f"{vertical.label}  →")
-        add_legend(figure)
         description = f"{vertical.label} against {horizontal.label}: {'; '.join(positions)}"
         return to_svg(figure, "plane", description)

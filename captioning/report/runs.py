@@ -177,9 +177,9 @@ def _read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
 
 def check_unique(names: Sequence[Any], noun: str) -> None:
     """Raise UserError if a name is repeated. noun: the kind of thing named, such as "run"."""
-    repeated = next((name for name in names if names.count(name) > 1), None)
-    if repeated is not None:
-        raise UserError(f"{repeated} is named twice: name every {noun} once")
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{name} is named twice: name every {noun} once")
 
 
 def make_unique(labels: Sequence[str], *alternatives: Sequence[str]) -> list[str]:

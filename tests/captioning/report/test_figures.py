@@ -13,7 +13,7 @@ from captioning.report.comparison import Comparison, Row, read_comparison
 from captioning.report.figures import (
     assign_styles,
     draw_curves,
-    length_histogram,
+    draw_lengths,
     moving_average,
 )
 from captioning.report.picture import load_picture
@@ -105,14 +105,14 @@ def test_a_run_by_rewards_has_curves_of_reward_and_length(make_run):
     assert "ends at 10.000" in drawings[0] and "words per sampled caption" in drawings[1]
 
 
-def test_the_histogram_of_lengths_has_means_and_ids_of_its_own():
+def test_the_lengths_have_their_means_and_the_figure_ids_of_its_own():
     rows = [Row("Humans", "humans", {1: "a b", 2: "a b c d"}, {}), Row("MLE", "mle", {1: "a"}, {})]
-    drawing = length_histogram(rows)
-    assert drawing.startswith("<svg ") and "Humans 3.0, MLE 1.0" in drawing
+    drawing = draw_lengths(rows)
+    assert drawing.startswith("<svg ") and "Humans, mean 3.0; MLE, mean 1.0" in drawing
     ids = re.findall(r'\bid="([^"]+)"', drawing)
     used = re.findall(r'(?:href="#|url\(#)([^")]+)', drawing)
     assert all(name.startswith("lengths-") for name in ids) and set(used) <= set(ids)
-    assert drawing == length_histogram(rows)
+    assert drawing == draw_lengths(rows)
 
 
 def test_a_picture_is_embedded_in_less_than_100_kb_or_left_out(tmp_path):
