@@ -5,6 +5,7 @@ must not contain credentials, because logs and errors show addresses. A file in 
 under its name only when it is complete.
 """
 
+import asyncio
 import contextlib
 import io
 import os
@@ -13,30 +14,36 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, NamedTuple, Union
+from typing import Any, BinaryIO, Callable, NamedTuple, Optional, TypeVar, Union
 from urllib.parse import urlsplit
 
-from captioning.files.store_requests import (
-    LIBRARIES,
-    Missing,
-    StoreError,
-    call,
-    library_of,
-    retry,
-    system_of,
-)
 from captioning.files.writing import atomic_write, require_folder, user_errors
 from captioning.runtime.errors import UserError
 
+T = TypeVar("T")
 # [size in bytes or None, a value that changes when the file is written]. A list, as in JSON.
 Stamp = list[Any]
 
+# {supported scheme: the library that fsspec needs for it}. For hf it is datasets, which installs
+# both huggingface_hub, which implements the file system, and aiohttp.
+LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "hf": "datasets"}
 READ_ONLY = ("https", "hf")
+TRIES = 6  # requests in total, before a StoreError
+PAUSE_S = 0.5  # after the first failure; doubled after each further failure
+CONNECT_S, SILENCE_S = 10, 30  # of https servers
 PAGE = 1000  # names per page of an S3 listing
 CHUNK_BYTES = 1 << 22  # bytes per request when a file is read sequentially
 THREADS = 16  # requests at once
 # Names under which the libraries report a version or a modification time.
 VERSIONS = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "updated")
+
+
+class StoreError(UserError):
+    """A store does not answer or refuses access. Skipping the requested file would not help."""
+
+
+class Missing(UserError):
+    """A store has no file of this name."""
 
 
 class ByteRange(NamedTuple):
@@ -55,6 +62,10 @@ def is_store(name: str) -> bool:
 def is_bucket_address(name: str) -> bool:
     """Return whether an address is in a bucket, which can be listed and written."""
     return is_store(name) and not name.startswith(READ_ONLY)
+
+
+def library_of(address: str) -> str:
+    return LIBRARIES[address.partition("://")[0]]
 
 
 def check_address(address: str) -> None:
@@ -108,6 +119,87 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}" if in_store else str(Path(folder, name))
 
 
+# Requests
+
+
+def system_of(address: str) -> tuple[Any, str]:
+    """Return fsspec's file system for an address, and the path of the address within it."""
+    import fsspec
+
+    settings = {}
+    try:
+        if address.startswith("http"):
+            import aiohttp
+
+            timeout = aiohttp.ClientTimeout(None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
+            settings["client_kwargs"] = {"timeout": timeout, "trust_env": True}
+        return fsspec.core.url_to_fs(address, use_listings_cache=False, **settings)
+    except ImportError:
+        library = library_of(address)
+        raise UserError(f"{address}: needs the {library} library: pip install {library}") from None
+
+
+def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
+    """Call a method of the file system with the path of `address`; see `_retry`."""
+
+    def request() -> Any:
+        system, path = system_of(address)
+        return getattr(system, method)(path, *arguments, **settings)
+
+    return _retry(address, request)
+
+
+def _retry(address: str, request: Callable[[], T]) -> T:
+    """Return `request()`. Retry it after pauses, unless the file is missing or access is refused.
+
+    Raises UserError. The library's error may contain credentials, so that it is neither chained
+    nor quoted.
+    """
+    import tenacity
+
+    tries = tenacity.Retrying(
+        stop=tenacity.stop_after_attempt(TRIES),
+        wait=tenacity.wait_exponential(PAUSE_S),
+        retry=tenacity.retry_if_exception(
+            lambda error: isinstance(error, Exception) and _refusal(address, error) is None
+        ),
+        reraise=True,
+    )
+    try:
+        return tries(request)
+    except Exception as error:
+        problem = _refusal(address, error) or StoreError(
+            f"{address}: {TRIES} requests failed ({type(_cause(error)).__name__}): check the "
+            "address and the network, then run the same command again"
+        )
+    raise problem
+
+
+def _refusal(address: str, error: Exception) -> Optional[UserError]:
+    """Return the error to raise at once; None if the request may succeed later."""
+    error = _cause(error)
+    if isinstance(error, UserError):
+        return error
+    answer = getattr(error, "response", None)  # set in huggingface_hub's errors
+    status = getattr(error, "status", None) or getattr(answer, "status_code", None)
+    if isinstance(error, FileNotFoundError) or status == 404:
+        return Missing(f"{address}: no such file or bucket")
+    no_credentials = type(error).__name__ == "NoCredentialsError"
+    if isinstance(error, PermissionError) or status in (401, 403) or no_credentials:
+        where = library_of(address)
+        return StoreError(f"{address}: not allowed: give credentials where {where} finds them")
+    return None
+
+
+def _cause(error: Exception) -> Exception:
+    """Return the failed connection, or our own error, for which fsspec raises FileNotFoundError."""
+    known = (UserError, OSError, asyncio.TimeoutError)
+    return error.__cause__ if isinstance(error.__cause__, known) else error
+
+
+# Reading
+
+
 @contextlib.contextmanager
 def read_errors(name: str) -> Iterator[None]:
     """Within the block, turn an OSError into a UserError that names the file."""
@@ -115,39 +207,6 @@ def read_errors(name: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror or error}") from error
-
-
-def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
-    """Read ranges of files concurrently. The result for a range is its bytes or a UserError."""
-
-    def read(part: ByteRange) -> Union[bytes, UserError]:
-        try:
-            return read_range(*part)
-        except UserError as error:
-            return error
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(read, ranges))
-
-
-def read_range(name: str, first: int, count: int) -> bytes:
-    """Return `count` bytes of a file. Raises UserError."""
-    if is_store(name):
-
-        def request() -> bytes:
-            system, path = system_of(name)
-            data = system.cat_file(path, start=first, end=first + count)
-            if len(data) != count:
-                raise OSError("wrong number of bytes")
-            return data
-
-        return retry(name, request)
-    with read_errors(name), open_file(name) as file:
-        file.seek(first)
-        data = file.read(count)
-    if len(data) < count:
-        raise UserError(f"{name}: the file ends before byte {first + count}: it has changed")
-    return data
 
 
 def read_bytes(name: str) -> bytes:
@@ -163,6 +222,32 @@ def read_if_any(name: str) -> bytes:
         return b""
 
 
+def read_range(name: str, first: int, count: int) -> bytes:
+    """Return `count` bytes of a file. Raises UserError."""
+    if is_store(name):
+        data = call(name, "cat_file", start=first, end=first + count)
+    else:
+        with read_errors(name), open(name, "rb") as file:
+            file.seek(first)
+            data = file.read(count)
+    if len(data) != count:
+        raise UserError(f"{name}: the file ends before byte {first + count}: it has changed")
+    return data
+
+
+def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
+    """Read ranges of files concurrently. The result for a range is its bytes or a UserError."""
+
+    def read(part: ByteRange) -> Union[bytes, UserError]:
+        try:
+            return read_range(*part)
+        except UserError as error:
+            return error
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(read, ranges))
+
+
 def open_file(name: str) -> BinaryIO:
     """Open a file for reading with seek. Raises UserError."""
     if is_store(name):
@@ -172,11 +257,12 @@ def open_file(name: str) -> BinaryIO:
 
 
 class _StoredFile(io.RawIOBase):
-    """A seekable file in a store. A failed read is retried."""
+    """A file in a store. Unlike fsspec's, each read is a request that is retried."""
 
     def __init__(self, address: str):
-        self.address, self.position = address, 0
-        self.size = size_of(address, stamp(address))
+        self.address, self.position, self.size = address, 0, stamp(address)[0]
+        if self.size is None:
+            raise UserError(f"{address}: its server reports neither its size nor range support")
 
     def readable(self) -> bool:
         return True
@@ -197,6 +283,9 @@ class _StoredFile(io.RawIOBase):
         return count
 
 
+# Listing
+
+
 def list_files(folder: str, recursive: bool) -> Iterator[str]:
     """Yield the addresses of a folder's files, sorted by name. Raises UserError.
 
@@ -213,16 +302,14 @@ def list_files(folder: str, recursive: bool) -> Iterator[str]:
 
 
 def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
-    bucket, _, folder_key = place.partition("/")
-    query = {"Bucket": bucket, "Prefix": f"{folder_key}/" if folder_key else "", "MaxKeys": PAGE}
-    if not recursive:
-        query["Delimiter"] = "/"
+    bucket, _, key = place.partition("/")
+    query = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "MaxKeys": PAGE}
+    query.update({} if recursive else {"Delimiter": "/"})
     while True:
-        page = retry(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
-        for found in page.get("Contents", ()):
-            # Some programs create a key that ends in a slash to stand for a folder.
-            if not found["Key"].endswith("/"):
-                yield f"{bucket}/{found['Key']}"
+        page = _retry(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
+        names = (found["Key"] for found in page.get("Contents", ()))
+        # Some programs create a key that ends in a slash to stand for a folder.
+        yield from (f"{bucket}/{name}" for name in names if not name.endswith("/"))
         if not page.get("IsTruncated"):
             return
         query["ContinuationToken"] = page["NextContinuationToken"]
@@ -230,11 +317,9 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
 
 def names_in(folder: str) -> list[str]:
     """Return the names of the files in a folder, unsorted; [] if there is no such folder."""
-    if is_store(folder):
-        with contextlib.suppress(Missing):
+    with read_errors(folder), contextlib.suppress(FileNotFoundError, Missing):
+        if is_store(folder):
             return [name.rpartition("/")[2] for name in list_files(folder, recursive=False)]
-        return []
-    with read_errors(folder), contextlib.suppress(FileNotFoundError):
         return os.listdir(folder)
     return []
 
@@ -269,7 +354,7 @@ def stamp(name: str) -> Stamp:
     return [found.st_size, found.st_mtime_ns]
 
 
-def stamp_if_any(name: str) -> Union[Stamp, None]:
+def stamp_if_any(name: str) -> Optional[Stamp]:
     """Return the stamp of a file; None if it is missing or unreadable. Raises StoreError."""
     try:
         return stamp(name)
@@ -277,13 +362,6 @@ def stamp_if_any(name: str) -> Union[Stamp, None]:
         raise
     except UserError:
         return None
-
-
-def size_of(address: str, stamp: Stamp) -> int:
-    """Return the size in a file's stamp. Raises UserError if its server did not report it."""
-    if stamp[0] is None:
-        raise UserError(f"{address}: its server reports neither its size nor range support")
-    return stamp[0]
 
 
 def stamps(folder: str) -> dict[str, Stamp]:
@@ -300,7 +378,6 @@ def stamps(folder: str) -> dict[str, Stamp]:
     path = system_of(folder)[1]
     stamps = {}
     for name, info in found.items():
-        # Some programs create a name that ends in a slash to stand for a folder.
         if info["type"] == "file" and name != path and not name.endswith("/"):
             relative = name[len(path) + 1 :]
             if not {"", ".", ".."}.isdisjoint(relative.split("/")):
@@ -312,6 +389,9 @@ def stamps(folder: str) -> dict[str, Stamp]:
 def _stamp_of(info: Mapping[str, Any]) -> Stamp:
     version = next((info[name] for name in VERSIONS if info.get(name)), "")
     return [info["size"], str(version).strip('"')]
+
+
+# Writing
 
 
 @contextlib.contextmanager
@@ -348,7 +428,7 @@ def copy(source: str, address: str, size: int) -> Stamp:
 
 
 def _write_verified(address: str, size: int, write: Callable[[Any, str], Any]) -> Stamp:
-    """Call `write`, and return the file's stamp when the store has `size` bytes; see `retry`.
+    """Call `write`, and return the file's stamp when the store has `size` bytes; see `_retry`.
 
     write: writes the file; its arguments are fsspec's file system and the path within it.
     """
@@ -360,7 +440,7 @@ def _write_verified(address: str, size: int, write: Callable[[Any, str], Any]) -
             raise OSError("wrong number of bytes")
         return found
 
-    return retry(address, request)
+    return _retry(address, request)
 
 
 def put(content: bytes, name: str) -> None:
@@ -384,16 +464,10 @@ def require_writable(folder: str) -> None:
 def remove(name: str) -> None:
     """Remove a file, if it exists. Raises OSError for the disk, UserError for a store."""
     with contextlib.suppress(FileNotFoundError, Missing):
-        if is_store(name):
-            call(name, "rm_file")
-        else:
-            os.remove(name)
+        call(name, "rm_file") if is_store(name) else os.remove(name)
 
 
 def remove_folder(folder: str) -> None:
     """Remove a folder, if it exists. Raises OSError for the disk, UserError for a store."""
     with contextlib.suppress(FileNotFoundError, Missing):
-        if is_store(folder):
-            call(folder, "rm", recursive=True)
-        else:
-            shutil.rmtree(folder)
+        call(folder, "rm", recursive=True) if is_store(folder) else shutil.rmtree(folder)

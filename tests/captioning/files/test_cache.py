@@ -15,9 +15,8 @@ ADDRESS = "s3://bucket/within/a.bin"
 
 
 @pytest.fixture
-def store(s3, monkeypatch):
-    """Return the server, on which ADDRESS is DATA, read in pieces of 4,000 bytes."""
-    monkeypatch.setattr(stores, "CHUNK_BYTES", 4000)
+def store(s3):
+    """Return the server, on which ADDRESS is DATA."""
     s3.files.pipe_file(ADDRESS, DATA)
     s3.requests.clear()
     return s3
@@ -46,17 +45,15 @@ def test_another_version_takes_its_place(store):
 
 @pytest.mark.parametrize("change", ["gone", "other"])
 def test_what_changes_midway_is_one_line_and_never_there(store, change, monkeypatch):
-    original = stores.read_ranges
-
-    def spans(parts):
-        found = original(parts[:3]) + (original(parts[3:]) if change == "other" else [])
-        if change == "gone":
+    def call(address, method, *arguments):
+        original(address, method, *arguments)
+        if method == "get_file":
             store.files.rm_file(ADDRESS)
-            return found + original(parts[3:])
-        store.files.pipe_file(ADDRESS, DATA[::-1])
-        return found
+        if method == "get_file" and change == "other":
+            store.files.pipe_file(ADDRESS, DATA[::-1])
 
-    monkeypatch.setattr(stores, "read_ranges", spans)
+    original = stores.call
+    monkeypatch.setattr(stores, "call", lambda *given: call(*given) or original(*given))
     with pytest.raises(UserError, match=r"no such file|the file was replaced during the download"):
         local(ADDRESS)
     assert "a.bin" not in files()
@@ -64,7 +61,7 @@ def test_what_changes_midway_is_one_line_and_never_there(store, change, monkeypa
 
 def test_a_fetch_that_broke_off_leaves_no_copy_and_is_begun_again(store, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
-        patched.setattr(stores, "read_ranges", lambda parts: 1 / 0)
+        patched.setattr("captioning.files.cache.fetch", lambda *_: 1 / 0)
         local(ADDRESS)
     assert "a.bin" not in files()
     assert local(ADDRESS).read_bytes() == DATA
