@@ -11,8 +11,7 @@ from typing import NamedTuple, Optional
 
 from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, entries_of, option
 from captioning.scenes.facts import Statement, max_true_facts, read_caption, true_facts
-from captioning.scenes.make import read_scenes
-from captioning.scenes.world import Scene
+from captioning.scenes.world import Scene, read_scenes
 
 RANKS = (1, 5)
 

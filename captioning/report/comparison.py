@@ -15,8 +15,7 @@ from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
-from captioning.scenes.make import read_scenes
-from captioning.scenes.world import Scene
+from captioning.scenes.world import Scene, read_scenes
 from captioning.training.split_evaluation import metric_settings
 
 

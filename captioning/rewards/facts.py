@@ -6,7 +6,7 @@ from captioning.metrics.base import entries_of, option_files
 from captioning.metrics.facts import Facts, count_facts
 from captioning.rewards.interface import Reward, TrainingImages
 from captioning.scenes.facts import read_caption
-from captioning.scenes.make import read_scenes
+from captioning.scenes.world import read_scenes
 
 
 class FactsReward(Reward):

@@ -136,19 +136,6 @@ def image_name(image_id: int) -> str:
     return f"images/scene_{image_id:06d}.png"
 
 
-def read_scenes(path: Path) -> dict[int, Scene]:
-    """Return {image id: scene} from a scenes.json. Raises UserError if the file has none."""
-    try:
-        return {
-            int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
-            for number, (ground, *things) in read_json(path)["scenes"].items()
-        }
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(
-            f"{path}: does not describe scenes: make it with captioning.scenes"
-        ) from None
-
-
 def draw(scene: Scene, rng: random.Random) -> Image.Image:
     """Return an RGB image of SIDE x SIDE pixels.
 

@@ -5,7 +5,11 @@ import random
 from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
+from pathlib import Path
 from typing import NamedTuple
+
+from captioning.files.reading import read_json
+from captioning.runtime.errors import UserError
 
 SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "heart")
 # The colour and the brightness of each shade.
@@ -93,6 +97,19 @@ RELATIONS = {
     "below": lambda a, b: a.row > b.row,
     "near": lambda a, b: max(abs(a.column - b.column), abs(a.row - b.row)) == 1,
 }
+
+
+def read_scenes(path: Path) -> dict[int, Scene]:
+    """Return {image id: scene} from a scenes.json. Raises UserError if the file has none."""
+    try:
+        return {
+            int(number): Scene(ground, tuple(Thing(*thing) for thing in things))
+            for number, (ground, *things) in read_json(path)["scenes"].items()
+        }
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(
+            f"{path}: does not describe scenes: make it with captioning.scenes"
+        ) from None
 
 
 def true_relations(a: Thing, b: Thing) -> list[str]:

@@ -19,7 +19,7 @@ from captioning.rewards.trl import reward_function
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from captioning.scenes.facts import NOUNS, PLACES, describe_all
-from captioning.scenes.make import read_scenes
+from captioning.scenes.world import read_scenes
 from tests.programs import raises_line
 
 pytestmark = pytest.mark.usefixtures("no_java")

@@ -13,7 +13,8 @@ from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from captioning.scenes import make
 from captioning.scenes.facts import ANNOTATORS
-from captioning.scenes.make import SIDE, make_scenes, read_scenes
+from captioning.scenes.make import SIDE, make_scenes
+from captioning.scenes.world import read_scenes
 from tests.programs import one_error_line, raises_line, run_program, unchanged
 
 SPLITS = {"train": 6, "val": 2, "test": 3}
