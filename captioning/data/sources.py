@@ -14,7 +14,7 @@ from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.data.caption_files import of_images, read_references
 from captioning.data.division import divided
 from captioning.data.shards import Shards
-from captioning.files.cache import local, local_path_in
+from captioning.files.cache import download_once, local, local_path_in
 from captioning.files.stores import is_store, join
 from captioning.files.tables import is_row
 from captioning.files.tars import expand, is_tars
@@ -38,7 +38,6 @@ SHA256 = {
 STATS_AT_ONCE = 16  # a network disk answers several at once
 CHUNK = 256  # files that a thread looks for in a row
 SHOWN_FROM = 100_000  # with more photos there is a bar
-MAX_ANNOTATION_BYTES = 1 << 30  # COCO's training file has 80 MB
 
 
 # File names of known data sets; {} stands for the split. For another data set, the configuration
@@ -234,19 +233,3 @@ def _find_or_download(folder: str, name: str, known_name: Optional[str]) -> Path
     if name != known_name or is_store(place):
         return local(place)
     return download_once(BUCKET + name, Path(place), SHA256.get(name))
-
-
-def download_once(url: str, path: Path, sha256: Optional[str]) -> Path:
-    """Return `path`. If it does not exist, first download `url` to it.
-
-    sha256: the hash of the file; None if unknown. Raises UserError.
-    """
-    if path.exists():
-        return path
-    from BLIP.weights.download import DownloadError, download  # imported only for a download
-
-    try:
-        download(url, path, sha256=sha256, largest=MAX_ANNOTATION_BYTES)
-    except DownloadError as error:
-        raise UserError(f"{error}; without a network, save {url} as {path}") from error
-    return path

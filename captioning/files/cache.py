@@ -17,6 +17,8 @@ from captioning.files.reading import StrPath
 from captioning.files.writing import atomic_write, locked, replace, user_errors
 from captioning.runtime.errors import UserError
 
+MAX_DOWNLOAD = 1 << 30  # bytes of an annotation file; COCO's training file has 80 MB
+
 
 def cache_folder(folder: Optional[Path] = None) -> Path:
     """Return `folder`, else `smile` in XDG_CACHE_HOME or ~/.cache. The folder need not exist.
@@ -97,3 +99,19 @@ def fetch(address: str, path: Path, stamp: stores.Stamp) -> None:
             size = os.fstat(file.fileno()).st_size
             if stores.stamp(address) != stamp or stamp[0] not in (None, size):
                 raise UserError(f"{address}: the file was replaced during the download: try again")
+
+
+def download_once(url: str, path: Path, sha256: Optional[str]) -> Path:
+    """Return `path`. If it does not exist, first download `url` to it.
+
+    sha256: the hash of the file; None if unknown. Raises UserError.
+    """
+    if path.exists():
+        return path
+    from BLIP.weights.download import DownloadError, download  # imported only for a download
+
+    try:
+        download(url, path, sha256=sha256, largest=MAX_DOWNLOAD)
+    except DownloadError as error:
+        raise UserError(f"{error}; without a network, save {url} as {path}") from error
+    return path

@@ -15,8 +15,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from captioning.data.annotations import ImageId
 from captioning.data.caption_files import of_images
-from captioning.data.sources import download_once
-from captioning.files.cache import cache_folder
+from captioning.files.cache import cache_folder, download_once
 from captioning.files.reading import read_json
 from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
 from captioning.metrics.objects_in_text import (
