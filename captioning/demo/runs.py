@@ -81,11 +81,14 @@ def train_first(runs: Sequence[SweepRun], data: Path) -> Optional[int]:
     Returns the exit code of a run that failed or stopped; otherwise None.
     """
     weights = Path(runs[0].config().pretrained)
-    while not weights.exists():
-        # Without these weights at the end, the user has replaced keep_checkpoints.
-        if signals.stop_requested() or checkpoints.best(weights.parent):
+    last = checkpoints.epoch_path(weights.parent, FIRST_EPOCHS - 1)
+    # Wait for the checkpoint of this epoch, or of a later one. An empty list is smaller, too.
+    while checkpoints.epoch_checkpoints(weights.parent)[-1:] < [last]:
+        if signals.stop_requested():
             return None
         time.sleep(0.2)
+    if not weights.exists():  # the user has replaced the configuration's keep_checkpoints=all
+        return None
     annotations = read_json(data / "scenes_train.json")
     write_json(annotations[:FIRST_IMAGES], data / "scenes_first.json")
     for run in runs:

@@ -6,11 +6,14 @@ tests/e2e/test_demo.py runs it in processes, as a user does.
 import json
 import re
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from captioning.config import load_config
 from captioning.demo import __main__ as program
+from captioning.demo.runs import plan_demo, train_first
+from captioning.sweep.runs import SweepRun
 from tests.programs import one_error_line, run_program
 
 # batch_size: one that is odd is trained by one process.
@@ -74,6 +77,26 @@ def test_first_captions_of_the_full_demo_come_from_copies_in_pre_training(tmp_pa
     config = (tmp_path / "output/demo/first/smile/config.yaml").read_text()
     assert "pretrained: output/demo/pretrain/weights_02.pth\n" in config
     assert "objective: smile\n" in config
+
+
+def test_first_captions_wait_for_the_weights_of_their_epoch(tmp_path, monkeypatch):
+    """The best checkpoint, and those of earlier epochs, do not end the wait."""
+    data, folder = tmp_path / "data", tmp_path / "output"
+    pretraining, _, first = plan_demo(False, data, folder, [])
+    trained = []
+    monkeypatch.setattr(SweepRun, "train", lambda run: trained.append(run.folder.name))
+    data.mkdir(), pretraining.folder.mkdir(parents=True)
+    (data / "scenes_train.json").write_text("[]")
+    for name in ("checkpoint_01", "checkpoint_best"):
+        (pretraining.folder / f"{name}.pth").touch()
+    waiting = Thread(target=train_first, args=(first, data))
+    waiting.start()
+    waiting.join(0.5)
+    assert waiting.is_alive()
+    for name in ("weights_02", "checkpoint_02"):
+        (pretraining.folder / f"{name}.pth").touch()
+    waiting.join(10)
+    assert trained == ["mle", "smile"]
 
 
 def test_keys_that_the_demo_sets_are_refused(tmp_path):
