@@ -5,7 +5,6 @@ must not contain credentials, because logs and errors show addresses. A file in 
 under its name only when it is complete.
 """
 
-import asyncio
 import contextlib
 import io
 import os
@@ -14,36 +13,30 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, NamedTuple, Optional, TypeVar, Union
+from typing import Any, BinaryIO, NamedTuple, Optional, Union
 from urllib.parse import urlsplit
 
+from captioning.files.store_requests import (
+    LIBRARIES,
+    Missing,
+    StoreError,
+    call,
+    library_of,
+    retry,
+    system_of,
+)
 from captioning.files.writing import atomic_write, require_folder, user_errors
 from captioning.runtime.errors import UserError
 
-T = TypeVar("T")
 # [size in bytes or None, a value that changes when the file is written]. A list, as in JSON.
 Stamp = list[Any]
 
-# {supported scheme: the library that fsspec needs for it}. For hf it is datasets, which installs
-# both huggingface_hub, which implements the file system, and aiohttp.
-LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "hf": "datasets"}
 READ_ONLY = ("https", "hf")
-TRIES = 6  # requests in total, before a StoreError
-PAUSE_S = 0.5  # after the first failure; doubled after each further failure
-CONNECT_S, SILENCE_S = 10, 30  # of https servers
 PAGE = 1000  # names per page of an S3 listing
 CHUNK_BYTES = 1 << 22  # bytes per request when a file is read sequentially
 THREADS = 16  # requests at once
 # Names under which the libraries report a version or a modification time.
 VERSIONS = ("ETag", "etag", "blob_id", "LastModified", "last_modified", "Last-Modified", "updated")
-
-
-class StoreError(UserError):
-    """A store does not answer or refuses access. Skipping the requested file would not help."""
-
-
-class Missing(UserError):
-    """A store has no file of this name."""
 
 
 class ByteRange(NamedTuple):
@@ -62,10 +55,6 @@ def is_store(name: str) -> bool:
 def is_bucket_address(name: str) -> bool:
     """Return whether an address is in a bucket, which can be listed and written."""
     return is_store(name) and not name.startswith(READ_ONLY)
-
-
-def library_of(address: str) -> str:
-    return LIBRARIES[address.partition("://")[0]]
 
 
 def check_address(address: str) -> None:
@@ -117,87 +106,6 @@ def join(folder: str, name: str) -> str:
         return name
     in_store = is_store(folder) and not os.path.isabs(name)
     return f"{folder.rstrip('/')}/{name}" if in_store else str(Path(folder, name))
-
-
-# Requests
-
-
-def system_of(address: str) -> tuple[Any, str]:
-    """Return fsspec's file system for an address, and the path of the address within it."""
-    import fsspec
-
-    settings = {}
-    try:
-        if address.startswith("http"):
-            import aiohttp
-
-            timeout = aiohttp.ClientTimeout(None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-            settings["client_kwargs"] = {"timeout": timeout, "trust_env": True}
-        return fsspec.core.url_to_fs(address, use_listings_cache=False, **settings)
-    except ImportError:
-        library = library_of(address)
-        raise UserError(f"{address}: needs the {library} library: pip install {library}") from None
-
-
-def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
-    """Call a method of the file system with the path of `address`; see `_retry`."""
-
-    def request() -> Any:
-        system, path = system_of(address)
-        return getattr(system, method)(path, *arguments, **settings)
-
-    return _retry(address, request)
-
-
-def _retry(address: str, request: Callable[[], T]) -> T:
-    """Return `request()`. Retry it after pauses, unless the file is missing or access is refused.
-
-    Raises UserError. The library's error may contain credentials, so that it is neither chained
-    nor quoted.
-    """
-    import tenacity
-
-    tries = tenacity.Retrying(
-        stop=tenacity.stop_after_attempt(TRIES),
-        wait=tenacity.wait_exponential(PAUSE_S),
-        retry=tenacity.retry_if_exception(
-            lambda error: isinstance(error, Exception) and _refusal(address, error) is None
-        ),
-        reraise=True,
-    )
-    try:
-        return tries(request)
-    except Exception as error:
-        problem = _refusal(address, error) or StoreError(
-            f"{address}: {TRIES} requests failed ({type(_cause(error)).__name__}): check the "
-            "address and the network, then run the same command again"
-        )
-    raise problem
-
-
-def _refusal(address: str, error: Exception) -> Optional[UserError]:
-    """Return the error to raise at once; None if the request may succeed later."""
-    error = _cause(error)
-    if isinstance(error, UserError):
-        return error
-    answer = getattr(error, "response", None)  # set in huggingface_hub's errors
-    status = getattr(error, "status", None) or getattr(answer, "status_code", None)
-    if isinstance(error, FileNotFoundError) or status == 404:
-        return Missing(f"{address}: no such file or bucket")
-    no_credentials = type(error).__name__ == "NoCredentialsError"
-    if isinstance(error, PermissionError) or status in (401, 403) or no_credentials:
-        where = library_of(address)
-        return StoreError(f"{address}: not allowed: give credentials where {where} finds them")
-    return None
-
-
-def _cause(error: Exception) -> Exception:
-    """Return the failed connection, or our own error, for which fsspec raises FileNotFoundError."""
-    known = (UserError, OSError, asyncio.TimeoutError)
-    return error.__cause__ if isinstance(error.__cause__, known) else error
-
-
-# Reading
 
 
 @contextlib.contextmanager
@@ -283,9 +191,6 @@ class _StoredFile(io.RawIOBase):
         return count
 
 
-# Listing
-
-
 def list_files(folder: str, recursive: bool) -> Iterator[str]:
     """Yield the addresses of a folder's files, sorted by name. Raises UserError.
 
@@ -306,7 +211,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
     query = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "MaxKeys": PAGE}
     query.update({} if recursive else {"Delimiter": "/"})
     while True:
-        page = _retry(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
+        page = retry(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
         names = (found["Key"] for found in page.get("Contents", ()))
         # Some programs create a key that ends in a slash to stand for a folder.
         yield from (f"{bucket}/{name}" for name in names if not name.endswith("/"))
@@ -391,9 +296,6 @@ def _stamp_of(info: Mapping[str, Any]) -> Stamp:
     return [info["size"], str(version).strip('"')]
 
 
-# Writing
-
-
 @contextlib.contextmanager
 def create(name: str) -> Iterator[BinaryIO]:
     """Open a file to write. It appears when the block ends without an error. Raises UserError.
@@ -413,34 +315,24 @@ def create(name: str) -> Iterator[BinaryIO]:
             yield file
 
 
-def upload(path: Path, address: str) -> Stamp:
-    """Upload a file to a store; return its stamp in the store. Raises UserError."""
-    return _write_verified(
-        address, os.path.getsize(path), lambda system, target: system.put_file(str(path), target)
-    )
+def upload(path: Path, address: str) -> None:
+    """Upload a file to a store. Raises UserError."""
+    _write(address, os.path.getsize(path), "put_file", str(path))
 
 
-def copy(source: str, address: str, size: int) -> Stamp:
-    """Copy a file within a store; return the copy's stamp. size: in bytes. Raises UserError."""
-    return _write_verified(
-        address, size, lambda system, target: system.cp_file(system._strip_protocol(source), target)
-    )
+def copy(source: str, address: str, size: int) -> None:
+    """Copy a file of `size` bytes within a store. Raises UserError."""
+    _write(address, size, "cp_file", source)
 
 
-def _write_verified(address: str, size: int, write: Callable[[Any, str], Any]) -> Stamp:
-    """Call `write`, and return the file's stamp when the store has `size` bytes; see `_retry`.
-
-    write: writes the file; its arguments are fsspec's file system and the path within it.
-    """
-
-    def request() -> Stamp:
-        write(*system_of(address))
-        found = stamp(address)
-        if found[0] != size:
+def _write(address: str, size: int, method: str, source: str) -> None:
+    def request() -> None:
+        system, target = system_of(address)
+        getattr(system, method)(source, target)
+        if system.info(target)["size"] != size:
             raise OSError("wrong number of bytes")
-        return found
 
-    return _retry(address, request)
+    retry(address, request)
 
 
 def put(content: bytes, name: str) -> None:

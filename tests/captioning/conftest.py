@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from tokenizers import pre_tokenizers
 
-from captioning.files import stores
+from captioning.files import store_requests
 from tests.captioning import object_store
 
 CLIP_MERGES = ["t h", "th e</w>", "a n", "an d</w>", "c a", "ca t</w>", "d o", "do g</w>"]
@@ -135,7 +135,7 @@ def s3(s3_server, tmp_path, monkeypatch):
 
     for name, value in {**s3_server.variables, "XDG_CACHE_HOME": str(tmp_path / "cache")}.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(stores, "PAUSE_S", object_store.PAUSE_S)
+    monkeypatch.setattr(store_requests, "PAUSE_S", object_store.PAUSE_S)
     monkeypatch.setattr(s3fs.S3FileSystem, "retries", 1)
     if s3fs.S3FileSystem(use_listings_cache=False) is not s3_server.files:
         s3fs.S3FileSystem.clear_instance_cache()  # perhaps one without these variables

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from typing import Any, Callable, Optional
 
-from captioning.files import stores
+from captioning.files import store_requests
 
 PAUSE_S = 0.01  # before the first retry
 ERROR = b"<Error><Code>%s</Code><Message>told to fail</Message></Error>"
@@ -69,7 +69,7 @@ def quick_retries(rank: int) -> None:
     """A hook of `tests.processes`: retry requests without long pauses, as the fixture s3 does."""
     import s3fs
 
-    stores.PAUSE_S = PAUSE_S
+    store_requests.PAUSE_S = PAUSE_S
     s3fs.S3FileSystem.retries = 1
 
 

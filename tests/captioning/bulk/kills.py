@@ -55,11 +55,11 @@ def use_late_store(rank=0):
     """A hook of `tests.processes`: make late:// a store."""
     import fsspec
 
-    from captioning.files import stores
+    from captioning.files import store_requests
 
     fsspec.register_implementation("late", LateStore, clobber=True)
-    stores.LIBRARIES["late"] = "fsspec"
-    stores.PAUSE_S = 0.01
+    store_requests.LIBRARIES["late"] = "fsspec"
+    store_requests.PAUSE_S = 0.01
 
 
 def kill_before(operation, folder, rank):

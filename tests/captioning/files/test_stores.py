@@ -2,7 +2,7 @@
 
 import pytest
 
-from captioning.files import stores
+from captioning.files import store_requests, stores
 from captioning.runtime.errors import UserError
 
 
@@ -19,7 +19,7 @@ def test_an_address_that_nobody_answers_is_named_without_secrets(s3, monkeypatch
     import s3fs
 
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(stores, "TRIES", 2)
+    monkeypatch.setattr(store_requests, "TRIES", 2)
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(stores.StoreError) as error:
         stores.stamp("s3://bucket/a.bin")

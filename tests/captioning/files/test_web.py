@@ -9,7 +9,7 @@ pytest.importorskip("aiohttp", reason="aiohttp reads https://")
 
 from fsspec.implementations.http import HTTPFileSystem
 
-from captioning.files import stores
+from captioning.files import store_requests, stores
 
 DATA = bytes(range(256)) * 40
 
@@ -39,8 +39,8 @@ def server(monkeypatch):
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.answers, server.requests = {}, []
     server.url = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setitem(stores.LIBRARIES, "http", "aiohttp")
-    monkeypatch.setattr(stores, "PAUSE_S", 0.01)
+    monkeypatch.setitem(store_requests.LIBRARIES, "http", "aiohttp")
+    monkeypatch.setattr(store_requests, "PAUSE_S", 0.01)
     HTTPFileSystem.clear_instance_cache()
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     yield server
@@ -74,8 +74,8 @@ def test_a_proxy_of_the_environment_is_asked(server, monkeypatch):
 
 
 def test_a_silent_server_is_given_up(server, monkeypatch):
-    monkeypatch.setattr(stores, "SILENCE_S", 0.2)
-    monkeypatch.setattr(stores, "TRIES", 2)
+    monkeypatch.setattr(store_requests, "SILENCE_S", 0.2)
+    monkeypatch.setattr(store_requests, "TRIES", 2)
     server.answers["/a.jpg"] = {"Content-Length": 2 * len(DATA)}
     with pytest.raises(stores.StoreError, match=r"a\.jpg: 2 requests failed \("):
         stores.read_bytes(f"{server.url}/a.jpg")
