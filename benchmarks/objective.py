@@ -1,120 +1,81 @@
-"""Measures the fused objective from hidden states, compared with losses on full logits.
+"""Measures losses and gradients from hidden states, compared with losses on full logits.
 
-    bash scripts/benchmark.sh objective [--quick]
-    python -m benchmarks.topic objective --against FOLDER
+    bash scripts/benchmark.sh objective [--quick] [--against FOLDER]
 
 All contenders get hidden states (B, N, D) and a head (V, D), and compute the loss and all
-gradients. Memory is the growth to the peak during one call, without the bytes of the gradients.
-"beside other libraries", the peers are their cross-entropies, the head has no bias, and labels are
-not smoothed. In other rows, the package `smile` of the checkout FOLDER is the peer.
+gradients. "naive" is the definition on full logits. The cross-entropies of libraries take part in
+the rows of MLE, SMILE and their mixture; where the head has a bias and labels are smoothed, as in
+BLIP, they ignore both. With --against, the package `smile` of another checkout is the peer.
 """
 
 import argparse
 import contextlib
 import functools
+import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.measure import Cases, Work, compare
+from benchmarks.captioners import SMOOTHING
+from benchmarks.measure import Cases, Row, Work, compare
+from benchmarks.training import MIXTURE
 from smile import Objective
 from smile.alternatives import ALTERNATIVES
 
 ROUNDS = 5
-SMOOTHING = 0.1  # label smoothing of MLE, as in BLIP's configurations
-MIXTURE = {"mle": 0.01, "smile": 0.99}
-MAIN_OBJECTIVES = {"SMILE": "smile", "0.01 MLE + 0.99 SMILE": MIXTURE}
+MAIN = {"MLE": "mle", "SMILE": "smile", "0.01 MLE + 0.99 SMILE": MIXTURE}
 OBJECTIVES = {
-    **MAIN_OBJECTIVES,
-    "MLE": "mle",
+    **MAIN,
     "reverse subsetting": "reverse",
     "random subsetting": "random",
     **{name: name for name in ALTERNATIVES},
     "selective_eos": {"selective_eos": {"eos_token_id": 2}},
 }
-LIBRARY_COMPARISON = "beside other libraries"
-_OTHER_MODULES: dict[Path, dict[str, Any]] = {}  # those of other checkouts' packages
-# B captions, N tokens per caption, V words in the vocabulary, width D.
-USUAL_SIZES = (32, 20, 30524, 768), (8, 32, 151936, 896)  # BLIP; a small language model
-TINY_SIZES = (2, 5, 50, 8)
-LARGE_SIZES = (32, 20, 131072, 768), (32, 20, 262144, 768), (2, 512, 262144, 768)
 
 
-class Row(NamedTuple):
-    """What is measured. name: one of OBJECTIVES, or LIBRARY_COMPARISON. against: a checkout."""
-
-    device: torch.device
-    against: Optional[Path]
-    name: str
-    sizes: tuple[int, ...] = TINY_SIZES
-    bf16: bool = False
+# B captions, N tokens a caption, V words, width D, and label smoothing. BLIP alone smooths labels
+# and has a bias; the others are language models, the large ones on a GPU.
+Sizes = tuple[int, int, int, int, float]
+TINY, BLIP = (2, 5, 50, 8, SMOOTHING), (32, 20, 30524, 768, SMOOTHING)
+USUAL, LARGE = (8, 32, 151936, 896, 0.0), ((32, 20, 262144, 768, 0.0), (2, 512, 262144, 768, 0.0))
+# Computes a loss from hidden states (B, N, D), head (V, D), bias (V,) or None, and labels (B, N).
+Loss = Callable[..., Tensor]
+_OTHER_MODULES: dict[str, Any] = {}
 
 
 @contextlib.contextmanager
 def package_of(folder: Path) -> Iterator[Any]:
-    """Yield the package `smile` of a checkout. Its modules replace ours in this context."""
+    """Let `smile` be the package of the checkout `folder` in this context."""
 
     def take_out():
         return {x: sys.modules.pop(x) for x in [*sys.modules] if x.partition(".")[0] == "smile"}
 
     ours = take_out()
-    sys.modules.update(_OTHER_MODULES.get(folder, {}))
+    sys.modules.update(_OTHER_MODULES)
     sys.path.insert(0, str(folder))
     try:
-        import smile
-
-        yield smile
+        yield importlib.import_module("smile")
     finally:
         sys.path.remove(str(folder))
-        _OTHER_MODULES[folder] = take_out()
+        _OTHER_MODULES.update(take_out())
         sys.modules.update(ours)
 
 
-def contender_losses(row: Row) -> dict[str, Callable[..., Tensor]]:
-    """Return {contender: a function of hidden states, head (V, D), bias (V,) and labels (B, N)}.
-
-    "naive" computes full logits, "cross-entropy" is torch's without label smoothing, and "that of
-    FOLDER" is left out if that package lacks the objective.
-    """
-    has_bias = row.name != LIBRARY_COMPARISON
-
-    def fused(objective):
-        return lambda h, w, b, y: objective.from_hidden(h, w, b if has_bias else None, y).loss
-
-    if row.name == LIBRARY_COMPARISON:
-        ours = {f"our {x}": fused(Objective(OBJECTIVES[x])) for x in ("MLE", *MAIN_OBJECTIVES)}
-        return {**library_losses(row.device), **ours}
-    objective = Objective(OBJECTIVES[row.name], SMOOTHING)
-    found = {
-        "from hidden states": fused(objective),
-        "naive": lambda h, w, b, labels: objective(F.linear(h, w, b), labels).loss,
-    }
-    if "mle" in OBJECTIVES[row.name]:
-        found["cross-entropy"] = lambda h, w, b, labels: F.cross_entropy(
-            F.linear(h, w, b).flatten(0, 1), labels.flatten()
-        )
-    if row.against:
-        with contextlib.suppress(ValueError), package_of(row.against) as package:
-            other = fused(package.Objective(OBJECTIVES[row.name], SMOOTHING))
-            found[f"that of {row.against}"] = package_of(row.against)(other)  # imports when called
-    return found
-
-
-def library_losses(device: torch.device) -> dict[str, Callable[..., Tensor]]:
-    """Return {library: its cross-entropy} for the installed libraries. Bias is ignored."""
-    found = {"F.cross_entropy": lambda h, w, labels: F.cross_entropy(F.linear(h, w), labels)}
+def library_losses(device: torch.device) -> dict[str, Loss]:
+    """Return the cross-entropies of the installed libraries. They ignore the bias."""
+    found = {"F.cross_entropy": lambda h, w, y: F.cross_entropy(F.linear(h, w), y)}
     if hasattr(F, "linear_cross_entropy"):  # torch 2.13
         found["F.linear_cross_entropy"] = F.linear_cross_entropy
     with contextlib.suppress(ImportError):
         from cut_cross_entropy import linear_cross_entropy
 
         impl = "cce" if device.type == "cuda" else "torch_compile"
-        found[f"cut-cross-entropy, {impl}"] = functools.partial(linear_cross_entropy, impl=impl)
+        found["cut-cross-entropy"] = functools.partial(linear_cross_entropy, impl=impl)
     if device.type == "cuda":
         with contextlib.suppress(ImportError):
             from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
@@ -122,57 +83,81 @@ def library_losses(device: torch.device) -> dict[str, Callable[..., Tensor]]:
             found["Liger"] = liger_fused_linear_cross_entropy
 
     def flattened(loss):
-        return lambda h, w, _, labels: loss(h.flatten(0, 1), w, labels.flatten())
+        return lambda h, w, _, y: loss(h.flatten(0, 1), w, y.flatten())
 
     return {name: flattened(loss) for name, loss in found.items()}
 
 
-@functools.lru_cache(2)  # for TINY_SIZES and the row's sizes
-def random_inputs(sizes: tuple, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return (hidden states, head, bias), which require gradients, and labels; always the same."""
-    (B, N, V, D), generator = sizes, torch.Generator().manual_seed(0)
+def our_losses(name: str, smoothing: float, against: Any = None) -> dict[str, Loss]:
+    """Return the contenders for an objective of OBJECTIVES without those of libraries.
+
+    against: a checkout whose package takes part, unless it lacks the objective.
+    """
+
+    def from_hidden(objective):
+        return lambda h, w, b, y: objective.from_hidden(h, w, b, y).loss
+
+    objective = Objective(OBJECTIVES[name], smoothing)
+    found = {
+        "from hidden states": from_hidden(objective),
+        "naive": lambda h, w, b, y: objective(F.linear(h, w, b), y).loss,
+    }
+    if against:
+        with contextlib.suppress(ValueError), package_of(against) as package:
+            other = from_hidden(package.Objective(OBJECTIVES[name], smoothing))
+            found[f"that of {against}"] = package_of(against)(other)  # it may import when called
+    return found
+
+
+@functools.lru_cache(1)
+def random_inputs(sizes: Sizes, device: torch.device) -> tuple[tuple[Any, ...], Tensor]:
+    """Return hidden states, head and bias, which require gradients, and labels; always the same.
+
+    The bias is None without label smoothing.
+    """
+    (B, N, V, D, smoothing), generator = sizes, torch.Generator().manual_seed(0)
     hidden, head, bias = (torch.randn(x, generator=generator) for x in ((B, N, D), (V, D), (V,)))
     labels = torch.randint(V, (B, N), generator=generator)
-    inputs = (x.to(device).requires_grad_() for x in (hidden, head.mul_(D**-0.5), bias))
-    return tuple(inputs), labels.to(device)
+    hidden, head, bias = (x.to(device).requires_grad_() for x in (hidden, head.mul_(D**-0.5), bias))
+    return (hidden, head, bias if smoothing else None), labels.to(device)
 
 
-def build_work(contender: str, row: Row) -> Work:
-    """Return the work of a contender. It is called in TINY_SIZES first, which loads libraries."""
-    if row.sizes != TINY_SIZES:
-        build_work(contender, row._replace(sizes=TINY_SIZES))()
-    inputs, labels = random_inputs(row.sizes, row.device)
-    compute_loss = contender_losses(row)[contender]
+def gradients(loss: Loss, sizes: Sizes, device: torch.device, bf16: bool = False) -> Work:
+    """Return a work that computes a loss and its gradients, and returns them."""
+    inputs, labels = random_inputs(sizes, device)
+    leaves = [x for x in inputs if x is not None]
 
-    def call():
-        for tensor in inputs:
-            tensor.grad = None
+    def work():
+        for leaf in leaves:
+            leaf.grad = None
         torch.manual_seed(0)  # random subsetting samples words
-        with torch.autocast(row.device.type, torch.bfloat16, enabled=row.bf16):
-            loss = compute_loss(*inputs, labels)
-        loss.backward()
-        return [loss.detach(), *(x.grad for x in inputs if x.grad is not None)]
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            value = loss(*inputs, labels)
+        value.backward()
+        return [value.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
 
-    return call
-
-
-def measure(row: Row, rounds: int) -> dict[str, Any]:
-    works = {contender: build_work(contender, row) for contender in contender_losses(row)}
-    peers = library_losses(row.device) if row.name == LIBRARY_COMPARISON else [*works][-1:]
-    outputs = sum(x.nbytes for x in random_inputs(row.sizes, row.device)[0])
-    builder = functools.partial(build_work, row=row)
-    return compare(works, [*peers], rounds, builder=builder, outputs=outputs)
+    return work
 
 
 def cases(options: argparse.Namespace) -> Cases:
-    """Return a case for each objective, size and precision, and for LIBRARY_COMPARISON."""
-    rows, planned = [(LIBRARY_COMPARISON, TINY_SIZES)] if options.quick else [], {}
-    for sizes in () if options.quick else USUAL_SIZES:
-        rows += [(name, sizes, bf16) for bf16 in (False, True) for name in OBJECTIVES]
-        rows += [(LIBRARY_COMPARISON, sizes)]
-    for sizes in [TINY_SIZES] if options.quick else LARGE_SIZES:
-        rows += [(name, sizes) for name in MAIN_OBJECTIVES]
-    for row in (Row(options.device, options.against, *row) for row in rows):
-        title = "{}, B {}, N {}, V {:,}".format(row.name, *row.sizes) + ", bf16" * row.bf16
-        planned[title] = functools.partial(measure, row, options.rounds)
-    return planned
+    """Return a case for each objective, size and precision."""
+
+    def measure(name: str, sizes: Sizes, bf16: bool) -> Row:
+        libraries = library_losses(options.device) if name in MAIN else {}
+        contenders = our_losses(name, sizes[-1], options.against)
+        peers = [*contenders][-1:] if options.against or not libraries else [*libraries]
+        works = {
+            contender: gradients(loss, sizes, options.device, bf16)
+            for contender, loss in {**contenders, **libraries}.items()
+        }
+        return compare(works, peers, options.rounds)
+
+    large = LARGE if options.device.type == "cuda" else ()
+    return {
+        f"{name}, {'B {}, N {}, V {:,}'.format(*sizes)}{', bf16' * bf16}": functools.partial(
+            measure, name, sizes, bf16
+        )
+        for sizes in ([TINY] if options.quick else [BLIP, USUAL, *large])
+        for bf16 in (False, True)
+        for name in OBJECTIVES
+    }

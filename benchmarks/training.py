@@ -2,134 +2,105 @@
 
     bash scripts/benchmark.sh training [--quick]
 
-Both have the same sizes, captions and precision. A step is forward, backward and AdamW, with
-dropout. Both captioners share parameters and optimizer state, so that both fit in memory. On a GPU,
-peak memory is measured during a step. On a CPU, peak memory is measured in a new process, which
-builds one contender and its optimizer, and takes two steps.
+Both have the same sizes, initial weights, captions and precision. A step is forward, backward and
+AdamW, with dropout.
 """
 
 import argparse
-import copy
 import functools
 import itertools
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from benchmarks.captioners import hf_captioner, our_captioner, random_images
-from benchmarks.measure import Cases, Work, compare
-from benchmarks.objective import MIXTURE, SMOOTHING
+from benchmarks.captioners import SMOOTHING, VOCAB_SIZE, hf_captioner, our_captioner, random_images
+from benchmarks.measure import Cases, Row, compare
 from BLIP import BlipCaptioner
 from smile import Objective
 
 ROUNDS = 3
-OURS, OURS_SMILE, COMPILED = "ours", "ours, MLE + SMILE", "ours, compiled"
-OURS_5, THEIRS = "ours, 5 captions an image", "transformers"
-CPU_BATCH, GPU_BATCH = 4, 32
+MIXTURE = {"mle": 0.01, "smile": 0.99}
 TOKENS = (20, 27, 33, 40)  # lengths of captions in tokens, including prompt and end token
-CPU = torch.device("cpu")
 
 
-def random_captions(tiny: bool, num_images: int, per_image: int) -> list[list[str]]:
+def random_captions(tiny: bool, num_images: int, per_image: int = 1) -> list[list[str]]:
     """Return `per_image` random captions for each image. Their lengths cycle through TOKENS."""
     generator, lengths = torch.Generator().manual_seed(0), itertools.cycle(TOKENS)
 
-    # A caption consists of words w8, w9, ... of the dummy vocabulary. The prompt and the end token
-    # take 5 of its tokens.
     def caption():
-        ids = torch.randint(8, 60 if tiny else 30522, (next(lengths) - 5,), generator=generator)
+        count = next(lengths) - 5  # the prompt and the end token take 5 tokens
+        ids = torch.randint(8, VOCAB_SIZE[tiny], (count,), generator=generator)
         return " ".join(f"w{i}" for i in ids.tolist())
 
     return [[caption() for _ in range(per_image)] for _ in range(num_images)]
 
 
-class Training:
-    """Training steps of our captioner and of transformers'. Both captioners share parameters.
+def their_loss(ours: BlipCaptioner, theirs: nn.Module, image: Tensor, texts: list) -> Tensor:
+    """Return transformers' loss, MLE, on the tokens of our tokenizer.
 
-    tiny: whether sizes are tiny. with_peer: whether transformers' captioner is built, too.
+    image: (B, 3, S, S). texts: a list of one caption for each image.
     """
-
-    def __init__(self, tiny: bool, with_peer: bool, device: torch.device = CPU):
-        self.tiny, self.device = tiny, device
-        self.batch = GPU_BATCH if device.type == "cuda" and not tiny else CPU_BATCH
-        self.ours = our_captioner(tiny).train().to(device)
-        self.theirs = hf_captioner(self.ours, share=True).train().to(device) if with_peer else None
-        # Our runs use the fused AdamW. Users of transformers get torch's default.
-        settings = {"lr": 1e-5, "weight_decay": 0.05}
-        self.our_optimizer = torch.optim.AdamW(self.ours.parameters(), fused=True, **settings)
-        self.their_optimizer = torch.optim.AdamW(self.ours.parameters(), **settings)
-        self.their_optimizer.state = self.our_optimizer.state
-
-    @functools.cached_property
-    def compiled(self) -> BlipCaptioner:
-        """A copy of our captioner, compiled as by `compile: true`. It shares the parameters."""
-        shared = (*self.ours.parameters(), *self.ours.buffers(), self.ours.tokenizer)
-        captioner = copy.deepcopy(self.ours, {id(value): value for value in shared})
-        captioner.compile_parts()
-        return captioner
-
-    def loss(self, contender: str, image: Tensor, texts: list[list[str]]) -> Tensor:
-        """Return the loss of a contender.
-
-        image: (B, 3, S, S). texts: a list of captions for each image. The loss of transformers is
-        MLE, the only objective that it has, on the tokens of our tokeniser.
-        """
-        ours = self.ours
-        if contender != THEIRS:
-            return (self.compiled if contender == COMPILED else ours)(image, texts).loss
-        tokens, mask = ours.tokenizer.encode([ours.prompt + t for (t,) in texts], ours.max_tokens)
-        labels = tokens.masked_fill(mask == 0, -100)
-        labels[:, : len(ours.prompt_ids)] = -100
-        batch = {"input_ids": tokens, "attention_mask": mask, "labels": labels}
-        batch = {name: value.to(self.device) for name, value in batch.items()}
-        return self.theirs(pixel_values=image, **batch).loss
-
-    def step(self, contender: str, autocast: bool) -> Work:
-        """Return a function that takes one step of a contender. autocast: whether to use bf16."""
-        image = random_images(self.ours, self.batch).to(self.device)
-        texts = random_captions(self.tiny, self.batch, 5 if contender == OURS_5 else 1)
-        optimizer = self.their_optimizer if contender == THEIRS else self.our_optimizer
-        objective = Objective(MIXTURE if contender == OURS_SMILE else "mle", SMOOTHING)
-
-        def call():
-            model = self.compiled if contender == COMPILED else self.ours
-            model.text_decoder.objective = objective
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=autocast):
-                loss = self.loss(contender, image, texts)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            return loss.item()
-
-        return call
-
-
-def build_training(contender: str, tiny: bool, autocast: bool) -> Work:
-    """Return the work that measures memory on a CPU: build the contender and take two steps."""
-
-    def call():
-        step = Training(tiny, contender == THEIRS).step(contender, autocast)
-        step()  # creates the optimizer's state
-        step()
-
-    return call
+    tokens, mask = ours.tokenizer.encode([ours.prompt + t for (t,) in texts], ours.max_tokens)
+    labels = tokens.masked_fill(mask == 0, -100)
+    labels[:, : len(ours.prompt_ids)] = -100
+    tokens, mask, labels = (x.to(image.device) for x in (tokens, mask, labels))
+    return theirs(image, tokens, attention_mask=mask, labels=labels).loss
 
 
 def cases(options: argparse.Namespace) -> Cases:
     """Return cases for bf16, fp32 and, on a GPU, compilation. The slowest, compilation, is last."""
-    training = functools.cache(lambda: Training(options.quick, True, options.device))
+    tiny, device = options.quick, options.device
+    batch = 32 if device.type == "cuda" and not tiny else 4
+    texts, texts_of_5 = random_captions(tiny, batch), random_captions(tiny, batch, 5)
 
-    def measure(*further, autocast):
-        works = {
-            name: training().step(name, autocast) for name in (OURS, OURS_SMILE, *further, THEIRS)
-        }
-        builder = functools.partial(build_training, tiny=options.quick, autocast=autocast)
-        items = (training().batch, "images")
-        return compare(works, [THEIRS], options.rounds, items, builder)
+    def with_optimizer(model, fused=True):
+        model.train().to(device)
+        return model, torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.05, fused=fused)
 
-    rows = {"step, bf16 autocast": lambda: measure(OURS_5, autocast=True)}
-    if not options.quick:
-        rows["step, fp32"] = lambda: measure(autocast=False)
-    if options.device.type == "cuda":
-        rows["step, bf16, compiled"] = lambda: measure(COMPILED, autocast=True)
+    @functools.cache
+    def models():
+        ours = our_captioner(tiny)
+        # Our runs use the fused AdamW. Users of transformers get torch's default.
+        return with_optimizer(ours), with_optimizer(hf_captioner(ours), fused=None)
+
+    def measure(autocast: bool, five: bool = False, compiled: bool = False) -> Row:
+        (ours, our_optimizer), (theirs, their_optimizer) = models()
+        image = random_images(ours, batch).to(device)
+
+        def step(optimizer, loss_of):
+            def call():
+                with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                    loss = loss_of()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+                return loss.item()
+
+            return call
+
+        def our_step(objective="mle", texts=texts, model=ours, optimizer=our_optimizer):
+            objective = Objective(objective, SMOOTHING)
+
+            def loss():
+                model.text_decoder.objective = objective
+                return model(image, texts).loss
+
+            return step(optimizer, loss)
+
+        works = {"ours": our_step(), "ours, MLE + SMILE": our_step(MIXTURE)}
+        if five:
+            works["ours, 5 captions an image"] = our_step(texts=texts_of_5)
+        if compiled:
+            copy, optimizer = with_optimizer(our_captioner(tiny))
+            copy.compile_parts()
+            works["ours, compiled"] = our_step(model=copy, optimizer=optimizer)
+        peer = step(their_optimizer, lambda: their_loss(ours, theirs, image, texts))
+        works["transformers"] = peer
+        return compare(works, ["transformers"], options.rounds, (batch, "images"))
+
+    rows = {"step, bf16 autocast": lambda: measure(True, five=True)}
+    if not tiny:
+        rows["step, fp32"] = lambda: measure(False)
+    if device.type == "cuda":
+        rows["step, bf16, compiled"] = lambda: measure(True, compiled=True)
     return rows

@@ -158,19 +158,3 @@ RULES = [
 @pytest.mark.parametrize("rule", RULES)
 def test_repository_keeps_the_rule(repository, rule):
     assert rule(repository) == []
-
-
-def test_checks_on_a_gpu_are_imported_without_pytest(repository):
-    """scripts/gpu.sh runs them in images that lack it."""
-    waiting = {f"tests.gpu.{path.stem}" for path in (repository / "tests/gpu").glob("test_*.py")}
-    imported = set()
-    while waiting:
-        imported.add(name := waiting.pop())
-        path = repository / f"{name.replace('.', '/')}.py"
-        body = ast.parse(path.read_text()).body if name[:6] == "tests." and path.exists() else []
-        for node in body:  # what functions import is imported when they are called
-            if isinstance(node, ast.Import):
-                waiting |= {alias.name for alias in node.names} - imported
-            elif isinstance(node, ast.ImportFrom):
-                waiting |= {node.module} - imported
-    assert "tests.tiny" in imported and "pytest" not in imported

@@ -1,55 +1,70 @@
-"""Contenders do the same work. tests/benchmarks/test_measure.py runs the other topics."""
+"""Topics measure what they say, and contenders do the same work."""
 
-import shutil
+import json
 import sys
 
 import pytest
 import torch
+import transformers
 
 import smile
-from benchmarks import captioning, decoding, training
-from benchmarks.objective import (
-    LIBRARY_COMPARISON,
-    OBJECTIVES,
-    Row,
-    build_work,
-    contender_losses,
-    library_losses,
+from benchmarks.captioners import hf_captioner, our_captioner, random_images
+from benchmarks.objective import OBJECTIVES, TINY, gradients, library_losses, our_losses
+from benchmarks.training import random_captions, their_loss
+from BLIP.kernels.int8_linear import has_int8
+from tests.programs import run_program
+
+CPU = torch.device("cpu")
+OURS = ["from hidden states", "naive"]
+PEER = ["transformers"]
+CONTENDERS = {  # {topic: {start of a row's title: (its peers, the other contenders)}}
+    "captioning": {"fp32": (PEER, ["ours", *["int8"] * has_int8(CPU)]), "bf16": (PEER, ["ours"])},
+    "decoding": {"batch": (["plain"], ["guidance", "mmi"])},
+    "training": {"step": (PEER, ["ours", "ours, MLE + SMILE", "ours, 5 captions an image"])},
+    "objective": {
+        "SMILE": ([*library_losses(CPU)], OURS),
+        "focal": (["naive"], ["from hidden states"]),
+    },
+    "loader": {"80 x 60": (["original"], ["ours"])},
+}
+needs_peer = pytest.mark.skipif(
+    not hasattr(transformers, "BlipForConditionalGeneration"), reason="transformers has no BLIP"
 )
-from benchmarks.training import CPU, CPU_BATCH, Training, random_captions, random_images
 
 
-@pytest.mark.slow
-def test_a_compiled_copy_takes_part_on_a_gpu(needs_peer, quick_compiler):
-    row = captioning.Captioners(True, CPU).measure(1, "fp32", 3, 6, compiled=True)
-    assert "compiled" in row["contenders"] and quick_compiler.frame_count == 2
-
-
-def test_the_topic_of_decoding_measures_every_method_beside_plain_search(quick_rows):
-    rows = quick_rows("decoding")
-    assert list(rows) == [
-        f"batch {batch}, length {length}" for batch in (2, 3) for length in (6, 8)
-    ]
-    for row in rows.values():
-        assert row["peer"] == "plain" and set(row["contenders"]) == {*decoding.METHODS, "mmi"}
-
-
-@pytest.mark.parametrize(
-    ("name", "contenders"),
-    [
-        *((name, ("from hidden states", "naive")) for name in OBJECTIVES),
-        *((LIBRARY_COMPARISON, ("our MLE", library)) for library in library_losses(CPU)),
-    ],
-)
-def test_contenders_compute_the_same_objective(name, contenders):
-    if contenders[1].startswith("cut-cross-entropy") and shutil.which("c++") is None:
-        pytest.skip("cut-cross-entropy is compiled, and there is no C++ compiler")
-    ours, theirs = (
-        [x.clone() for x in build_work(who, Row(CPU, None, name))()] for who in contenders
+@needs_peer
+@pytest.mark.parametrize("topic", CONTENDERS)
+def test_a_topic_measures_its_contenders(topic, tmp_path):
+    code, _, _ = run_program(
+        "benchmarks", topic, "--quick", "--device", "cpu", "--output", tmp_path
     )
-    assert len(ours) == (3 if name == LIBRARY_COMPARISON else 4)
-    assert ours[2].shape == (50, 8)
-    torch.testing.assert_close(ours, theirs)
+    rows = json.loads((tmp_path / f"{topic}.json").read_text())["rows"]
+    assert code == 0
+    for start, (peers, others) in CONTENDERS[topic].items():
+        found = [row for row in rows if row["title"].startswith(start)]
+        assert found
+        for row in found:
+            assert row["failed"] == {} and row["peer"] in peers
+            assert row["contenders"].keys() == {*peers, *others}
+
+
+def computed(loss, sizes):
+    return [value.clone() for value in gradients(loss, sizes, CPU)()]
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_contenders_compute_the_same_objective(name):
+    ours, naive = (computed(loss, TINY) for loss in our_losses(name, TINY[-1]).values())
+    assert len(ours) == 4 and ours[2].shape == (50, 8)
+    torch.testing.assert_close(ours, naive)
+
+
+@pytest.mark.parametrize("library", library_losses(CPU))
+def test_libraries_compute_mle_without_smoothing_and_bias(library):
+    sizes = (*TINY[:-1], 0.0)
+    ours = computed(our_losses("MLE", 0.0)["from hidden states"], sizes)
+    assert len(ours) == 3
+    torch.testing.assert_close(ours, computed(library_losses(CPU)[library], sizes))
 
 
 OTHER = """
@@ -57,7 +72,7 @@ class Objective:
     def __init__(self, spec, label_smoothing):
         if spec != "mle":
             raise ValueError(spec)
-        self.spec, self.label_smoothing = spec, label_smoothing
+        self.label_smoothing = label_smoothing
 
     def from_hidden(self, *inputs):
         from smile.later import compute
@@ -80,27 +95,18 @@ def test_the_package_of_another_checkout_takes_part_where_it_has_the_objective(t
     package.mkdir()
     (package / "__init__.py").write_text(OTHER)
     (package / "later.py").write_text(LATER)
-    row = Row(CPU, tmp_path, "MLE")
-    found = [
-        [x.clone() for x in build_work(who, row)()]
-        for who in (f"that of {tmp_path}", "from hidden states")
-    ]
-    torch.testing.assert_close(*found)
+    losses, other = our_losses("MLE", TINY[-1], tmp_path), f"that of {tmp_path}"
+    torch.testing.assert_close(
+        computed(losses[other], TINY), computed(losses["from hidden states"], TINY)
+    )
     assert "later" not in vars(smile) and "smile.later" not in sys.modules
     assert smile is sys.modules["smile"]
-    assert f"that of {tmp_path}" not in contender_losses(row._replace(name="SMILE"))
+    assert list(our_losses("SMILE", TINY[-1], tmp_path)) == OURS
 
 
-def test_both_train_the_same_parameters_by_the_same_loss(needs_peer):
-    both = Training(tiny=True, with_peer=True)
-    both.ours.eval()
-    both.theirs.eval()
-    image, texts = random_images(both.ours, CPU_BATCH), random_captions(True, CPU_BATCH, 1)
-    names = (training.OURS, training.THEIRS)
-    for _ in range(2):
-        torch.testing.assert_close(*(both.loss(name, image, texts) for name in names))
-        for name in names:
-            both.step(name, autocast=False)()
-    weight = both.ours.text_decoder.bert["embeddings"].word_embeddings.weight
-    assert any(weight is parameter for parameter in both.theirs.parameters())
-    assert all(state["step"] == 4 for state in both.our_optimizer.state.values())
+@needs_peer
+def test_transformers_captioner_has_our_weights_and_our_loss():
+    ours = our_captioner(tiny=True).eval()
+    theirs = hf_captioner(ours).eval()
+    image, texts = random_images(ours, 4), random_captions(True, 4)
+    torch.testing.assert_close(their_loss(ours, theirs, image, texts), ours(image, texts).loss)

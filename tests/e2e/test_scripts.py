@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from benchmarks.__main__ import TOPICS
 from tests.programs import one_error_line
 
 # Records its folder, its variables and its arguments, and fails if FAILING is among these.
@@ -90,7 +91,6 @@ ODD = ["prompt=a photo of ", "b.yaml", "--resume"]
         (["caption.sh", "--url", "a"], {"gpus": 8}, ["-m", "captioning.caption", "--url", "a"]),
         (["demo.sh", "--quick", *ODD], {}, ["-m", "captioning.demo", "--quick", *ODD]),
         (["app.sh", "my run", "--port", "8"], {}, ["-m", "app", "my run", "--port", "8"]),
-        (["gpu.sh", "--out", "a b"], {}, ["-m", "benchmarks.gpu", "--out", "a b"]),
         # One process, without torchrun, where a number or a device is given.
         (["train.sh"], {"gpus": 4, "NPROC_PER_NODE": "1"}, COCO),
         (["train.sh", "--device", "cpu"], {"gpus": 4}, [*COCO, "--device", "cpu"]),
@@ -99,6 +99,15 @@ ODD = ["prompt=a photo of ", "b.yaml", "--resume"]
 )
 def test_a_script_runs_its_program_in_the_callers_folder(scripts, command, variables, given):
     assert scripts.launch(*command, **variables) == (None, given)
+
+
+def test_benchmark_sh_runs_each_topic_also_after_one_that_failed(scripts):
+    done, calls = scripts.run("benchmark.sh", "training", "loader", "--quick", FAILING="training")
+    assert done.returncode == 1
+    runs = [["-m", "benchmarks", topic, "--quick"] for topic in ("training", "loader")]
+    assert [words for _, _, words in calls] == runs
+    done, calls = scripts.run("benchmark.sh")
+    assert done.returncode == 0 and [words[2] for _, _, words in calls] == list(TOPICS)
 
 
 def test_a_configuration_that_the_caller_lacks_is_the_projects(scripts):

@@ -1,17 +1,13 @@
-"""What the checks on a GPU are given. `benchmarks/checks.py` calls them without pytest, too."""
-
-import os
+"""The fixture of the checks on a GPU. What they print, such as errors, scripts/gpu.sh shows."""
 
 import pytest
 import torch
 
-from benchmarks.checks import CheckContext
-
-REHEARSE = "GPU_REHEARSAL" in os.environ  # at tiny sizes, on the CPU
+from tests.gpu.card import REHEARSAL, Card
 
 
 @pytest.fixture(scope="module")
 def card(tmp_path_factory):
-    if not torch.cuda.is_available() and not REHEARSE:
+    if not torch.cuda.is_available() and not REHEARSAL:
         pytest.skip("there is no GPU; GPU_REHEARSAL=1 rehearses on the CPU")
-    return CheckContext(REHEARSE, tmp_path_factory.mktemp("gpu"))
+    return Card(tmp_path_factory.mktemp("gpu"))

@@ -7,9 +7,9 @@ import functools
 import torch
 
 from benchmarks.captioners import our_captioner, random_images
-from benchmarks.checks import relative_error
 from BLIP import inference_copy
 from decoding import DecodingSettings
+from tests.gpu.card import relative_error
 
 # How far the scores of two captions may be apart for their difference to be a tie.
 TIES = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
@@ -48,7 +48,7 @@ def texts(captioner, count):
     return [[" ".join(f"w{word}" for word in row)] for row in words.tolist()]
 
 
-def compare(found, expected, tie, card, what):
+def compare(found, expected, tie, what):
     """Assert that tokens are equal, except where scores show a tie."""
     width = max(found.token_ids.size(2), expected.token_ids.size(2))
     ours, theirs = (
@@ -58,13 +58,13 @@ def compare(found, expected, tie, card, what):
     differ = (ours != theirs).any(1)
     apart = (found.scores[:, 0].cpu() - expected.scores[:, 0].cpu()).abs()
     distinct = len({tuple(row) for row in theirs.tolist()})
-    card.note(
+    print(
         f"{what}: {int((~differ).sum())} of {len(ours)} captions equal ({distinct} distinct), "
         f"scores at most {float(apart.max()):.1e} apart"
     )
     assert distinct > 1 and torch.isfinite(apart).all()
-    assert not (apart[differ] > tie).any(), card.notes[-1]
-    assert differ.float().mean() <= 0.5, card.notes[-1]  # not all are ties
+    assert not (apart[differ] > tie).any()
+    assert differ.float().mean() <= 0.5  # not all are ties
 
 
 def test_encoder_decoder_and_gradients_are_those_of_the_cpu(card):
@@ -79,10 +79,10 @@ def test_encoder_decoder_and_gradients_are_those_of_the_cpu(card):
             logits = captioner.predictions(image, captions)[0]
             found.append([encoded, logits, loss, *torch.autograd.grad(loss, chosen)])
     errors = [relative_error(b, a) for a, b in zip(*found)]
-    card.note(
+    print(
         f"encoder {errors[0]:.1e}, decoder {errors[1]:.1e}, gradients at most {max(errors[2:]):.1e}"
     )
-    assert max(errors[:2]) < 1e-3 and max(errors) < 5e-3, card.notes[-1]
+    assert max(errors[:2]) < 1e-3 and max(errors) < 5e-3
 
 
 def test_beam_search_has_the_tokens_of_the_cpu(card):
@@ -94,8 +94,8 @@ def test_beam_search_has_the_tokens_of_the_cpu(card):
             found = on_card.generate_details(image.to(card.device), settings)
             copied = inference_copy(on_card).generate_details(image.to(card.device), settings)
         expected = on_cpu.generate_details(image, settings)
-        compare(found, expected, TIES[torch.float32], card, f"{beams} beams, fp32")
-        compare(copied, expected, TIES[torch.float32], card, f"{beams} beams, the copy")
+        compare(found, expected, TIES[torch.float32], f"{beams} beams, fp32")
+        compare(copied, expected, TIES[torch.float32], f"{beams} beams, the copy")
 
 
 def test_compiled_steps_have_the_tokens_of_eager_ones(card):
@@ -117,4 +117,4 @@ def compiled_like_eager(card, captioner, dtype, batch, length):
     assert error < TIES[dtype], f"the encoder's output differs by {error:.1e}"
     for a, b in (*encoded, tuple(x[:-1] for x in encoded[0])):
         expected, found = eager.generate_from(a, settings), compiled.generate_from(b, settings)
-        compare(found, expected, TIES[dtype], card, f"{dtype}, batch {len(a)}")
+        compare(found, expected, TIES[dtype], f"{dtype}, batch {len(a)}")

@@ -11,9 +11,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from benchmarks.captioners import our_captioner
-from benchmarks.checks import REPOSITORY, relative_error
-from benchmarks.training import random_captions, random_images
+from benchmarks.captioners import our_captioner, random_images
+from benchmarks.training import random_captions
+from tests.gpu.card import relative_error
 
 LABEL_BEYOND_VOCABULARY = """
 import sys, torch
@@ -106,6 +106,6 @@ def test_a_label_beyond_the_head_ends_the_process(card):
     message = "device-side assert" if card.on_gpu else "but the vocabulary has 11 tokens"
     for objective in ("smile",) if card.tiny else ("smile", "mle"):
         command = [sys.executable, "-c", LABEL_BEYOND_VOCABULARY, str(card.device), objective]
-        done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
         assert done.returncode != 0 and "the loss is" not in done.stdout, objective
         assert message in done.stderr, done.stderr[-500:]
