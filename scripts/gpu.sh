@@ -25,9 +25,8 @@ exec > >(tee "$OUT/log.txt") 2>&1
 PYTHONUSERBASE="$("$PYTHON" -m site --user-base || true)" # otherwise in HOME, which changes
 export PYTHONUSERBASE PYTHONPATH="$root${PYTHONPATH:+:$PYTHONPATH}" PYTHONSAFEPATH=1
 export PYTHONDONTWRITEBYTECODE=1 PYTHONUNBUFFERED=1 HF_HUB_OFFLINE=1
-for name in HOME XDG_CACHE_HOME TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR; do
-    export "$name=$temporary"
-done
+export HOME="$temporary" XDG_CACHE_HOME="$temporary"
+export TRITON_CACHE_DIR="$temporary" TORCHINDUCTOR_CACHE_DIR="$temporary"
 if [[ -n ${WHEELS:-} ]]; then
     "$PYTHON" -m pip install -q --no-index --no-deps --target "$temporary/site" "$WHEELS"/*.whl
     PYTHONPATH="$PYTHONPATH:$temporary/site"

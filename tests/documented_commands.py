@@ -36,6 +36,7 @@ FOREIGN = (
 )
 NEEDED_BY_SCRIPTS = (
     *("bash", "dirname", "nproc", "getconf", "env", "mkdir", "basename", "tr", "cksum", "cut"),
+    *("realpath", "mktemp", "tee", "timeout"),
 )
 # What an environment variable before a command may be called, besides what our scripts read.
 KNOWN_VARIABLES = {
@@ -131,7 +132,7 @@ class Stage:
         scripts = "".join(path.read_text() for path in self.repository.glob("scripts/*.sh"))
         scripts += (self.repository / "tests/fuzz/examples.py").read_text()
         for name in set(command.variables) - KNOWN_VARIABLES:
-            if not re.search(rf"\$\{{{name}\b|environ\.get\(.{name}\b", scripts):
+            if not re.search(rf"\$\{{{name}\b|\b{name}=|environ\.get\(.{name}\b", scripts):
                 raise Wrong(f"no script reads the variable {name}")
         for word in words:
             if OURS.fullmatch(word) and not (self.repository / word).exists():
