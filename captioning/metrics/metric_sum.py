@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple, Optional
 
-from captioning.metrics.registry import METRICS, metric_of
+from captioning.metrics.base import all_metrics
 
 
 class MetricSum(NamedTuple):
@@ -24,8 +24,9 @@ class MetricSum(NamedTuple):
 
         Raises a one-line ValueError.
         """
+        metrics = all_metrics()
         # A hyphen in a name, as in PAC-S, is not a minus.
-        names = "|".join(re.escape(name) for name in METRICS if "-" in name)
+        names = "|".join(re.escape(name) for name in metrics if "-" in name)
         term_of = re.compile(rf"\s*([+-]?)\s*((?:{names})(?![^\s+-])|[^\s+-]+)\s*")
         terms = list(term_of.finditer(text))
         is_matched = text and "".join(term[0] for term in terms) == text
@@ -33,8 +34,14 @@ class MetricSum(NamedTuple):
             raise ValueError("write it as METRIC, -METRIC or METRIC + METRIC")
         signs = {}
         for sign, name in (term.groups() for term in terms):
-            if name not in METRICS:
-                raise ValueError(f"{name!r} is no metric{_hint(name)}")
+            if name not in metrics:
+                known = {each.title.lower(): key for key, each in metrics.items()}
+                known |= {key.lower(): key for key in metrics}
+                near = difflib.get_close_matches(name.lower(), known, n=1)
+                hint = (
+                    f"did you mean {known[near[0]]}?" if near else f"there are {', '.join(metrics)}"
+                )
+                raise ValueError(f"{name!r} is no metric; {hint}")
             if name in signs:
                 raise ValueError(f"{name} occurs twice")
             signs[name] = -1 if sign == "-" else 1
@@ -44,11 +51,3 @@ class MetricSum(NamedTuple):
         """Return the sum; higher is better. None if a metric is missing or not finite."""
         values = [sign * scores.get(name, math.nan) for name, sign in self.signs.items()]
         return sum(values) if all(map(math.isfinite, values)) else None
-
-
-def _hint(name: str) -> str:
-    """Return a clause that suggests a metric with a similar name or title, else all metrics."""
-    known = {metric_of(each).title.lower(): each for each in METRICS}
-    known |= {each.lower(): each for each in METRICS}
-    near = difflib.get_close_matches(name.lower(), known, n=1)
-    return f"; did you mean {known[near[0]]}?" if near else f"; there are {', '.join(METRICS)}"

@@ -2,8 +2,7 @@
 
 from functools import partial
 
-from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
-from captioning.metrics.base import Metric, metric_of
+from captioning.metrics.base import Metric
 
 ReferenceMetric = partial(Metric, needs_references=True)
 
@@ -256,14 +255,3 @@ _DECLARED = {
     ),
 }
 METRICS_OF = {name: metrics for name, (_, metrics) in _DECLARED.items()}
-# {evaluator: the names of its metrics}
-EVALUATOR_METRICS = {
-    name: tuple(m.name for m in metrics) for name, (_, metrics) in _DECLARED.items()
-}
-DEFAULT_METRICS = DEFAULT_EVALUATORS  # the default of the configuration key `metrics`
-
-_PUBLISHED = ("cap_len", "lex_div", "R@1", "R@5", "CLIPScore", "PPL")  # columns of SMILE's paper
-_BY_NAME = {metric.name: metric for _, metrics in _DECLARED.values() for metric in metrics}
-# {metric: Metric}, in the order of columns in tables. The columns of the paper's table are first.
-METRICS = {name: _BY_NAME[name] for name in (*_PUBLISHED, *_BY_NAME)}
-__all__ = ["EVALUATORS", "metric_of"]

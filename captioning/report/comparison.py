@@ -8,9 +8,9 @@ from typing import NamedTuple, Optional, Union
 from captioning.data.annotations import Sample
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation, read_split, references
-from captioning.metrics.base import build_evaluators, option_files
-from captioning.metrics.bootstrap import Estimate
-from captioning.metrics.registry import EVALUATOR_METRICS, EVALUATORS, metric_of
+from captioning.metrics import EVALUATORS
+from captioning.metrics.base import build_evaluators, metric_of, option_files
+from captioning.metrics.intervals import Estimate
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
@@ -208,7 +208,7 @@ def _human_row(
     evaluators = []
     for name in dict.fromkeys(name for run in runs for name in run.scoring_config.metrics):
         kind = load(EVALUATORS[name])
-        computed = wanted.intersection(EVALUATOR_METRICS[name])
+        computed = wanted.intersection(metric.name for metric in kind.metrics)
         if kind.costly or not computed:
             continue
         # Use the options of the run that has most of this evaluator's metrics.

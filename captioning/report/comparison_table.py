@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from captioning.metrics.registry import METRICS, Metric, metric_of
+from captioning.metrics.base import Metric, all_metrics, metric_of
 from captioning.report.comparison import Row
 from captioning.runtime.table import format_table
 
@@ -49,7 +49,7 @@ def select_columns(rows: Sequence[Row], explained: bool = True) -> list[Metric]:
     explained: whether these are the metrics with a `meaning`, or the metrics without one.
     """
     present = {name for row in rows for name in row.metrics}
-    names = (name for name in dict.fromkeys([*FIRST, *METRICS, *sorted(present)]))
+    names = (name for name in dict.fromkeys([*FIRST, *all_metrics(), *sorted(present)]))
     metrics = (metric_of(name).in_report() for name in names if name in present)
     return [metric for metric in metrics if bool(metric.meaning) == explained]
 

@@ -15,7 +15,7 @@ from captioning.config import Config, every_key, keys_of, load_config
 from captioning.config.objectives import training_name, training_terms
 from captioning.data.caption_files import Captions, read_predictions
 from captioning.files.reading import read_json
-from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.intervals import Estimate
 from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
 from captioning.training import selection

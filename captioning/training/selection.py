@@ -9,8 +9,8 @@ from captioning.config.config import LAST
 from captioning.config.objectives import training_terms
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
+from captioning.metrics.base import metric_of
 from captioning.metrics.metric_sum import MetricSum
-from captioning.metrics.registry import metric_of
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line

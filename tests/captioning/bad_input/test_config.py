@@ -5,7 +5,7 @@ from ruamel.yaml import YAML
 
 from BLIP.med import MedConfig, read_med_config
 from captioning.config import config_class, load_config
-from captioning.metrics.registry import EVALUATORS
+from captioning.metrics import EVALUATORS
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
 

@@ -3,7 +3,7 @@
 import pytest
 
 from captioning.files.writing import write_json
-from captioning.metrics.evaluator import build_evaluators
+from captioning.metrics.base import build_evaluators
 from captioning.metrics.scoring import score
 
 SCENES = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from captioning.metrics.bootstrap import Estimate
+from captioning.metrics.intervals import Estimate
 from captioning.report.comparison import Comparison, Row, read_comparison
 from captioning.report.figures import (
     assign_styles,
