@@ -71,7 +71,9 @@ def describe(scene: Scene, detail: float, rng: random.Random) -> str:
         for previous, thing in zip(things, () if summarise else things[1:]):
             if len(text.split()) > MAX_WORDS:
                 break
-            relation = _true_relation(previous, thing, rng) if chance(0.05, 0.6) else None
+            relation = None
+            if chance(0.05, 0.6):
+                relation = _synonym(rng.choice(true_relations(previous, thing)), rng)
             phrase = _noun_phrase(thing, chance, rng, may_have_place=relation is None)
             text += f" {relation or 'and'} {phrase}"
     if chance(0.05, 0.6):
@@ -126,11 +128,6 @@ def _place(thing: Thing, chance, rng: random.Random) -> str:
     return f"{'on' if place in ('left', 'right') else 'at'} the {place}"
 
 
-def _true_relation(a: Thing, b: Thing, rng: random.Random) -> str:
-    """Return one of the relations that hold between thing a and thing b, in words."""
-    return _synonym(rng.choice(true_relations(a, b)), rng)
-
-
 def _synonym(word: str, rng: random.Random) -> str:
     return rng.choice(SYNONYMS.get(word, (word,)))
 
@@ -152,6 +149,11 @@ PLACES = {
     **{name: "middle" for name in SYNONYMS["middle"]},
     "upper": "top",
     "lower": "bottom",
+}
+# The relations that a word states, or two words together: "left" alone is a place.
+RELATION_WORDS = {
+    **{word: word for word in ("left of", "right of", "above", "below", "near")},
+    "next": "near",
 }
 SCENE_WORDS = {**dict(_with_synonyms(GROUNDS)), **{count: count for count in COUNTS}}
 
@@ -192,7 +194,8 @@ def read_caption(caption: str) -> Statement:
     pending_adjective = False  # whether an adjective still has no noun
     for i, word in enumerate(words):
         key, facts = word.strip(".,").lower(), ()
-        relation = _relation(key, words[i + 1 : i + 2])
+        two_words = " ".join([key, *words[i + 1 : i + 2]])
+        relation = RELATION_WORDS.get(two_words, RELATION_WORDS.get(key))
         if key in NOUNS:
             mention, pending_adjective = mention + 1, False
             facts = (Fact(NOUNS[key], mention),)
@@ -217,17 +220,6 @@ def read_caption(caption: str) -> Statement:
     return Statement(tuple(zip(words, complete)), mentions)
 
 
-def _relation(word: str, following: list[str]) -> Optional[str]:
-    """Return the relation that a word states, such as "left of"; None if it states none.
-
-    following: a list of the next word; empty after the last word. "left" states "left of" only if
-    the next word is "of".
-    """
-    if word in ("left", "right"):
-        return f"{word} of" if following == ["of"] else None
-    return {"above": "above", "below": "below", "near": "near", "next": "near"}.get(word)
-
-
 def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
     """Return the stated facts that are true.
 
@@ -236,9 +228,9 @@ def true_facts(statement: Statement, scene: Scene) -> frozenset[Fact]:
     no true fact.
     """
     facts = statement.facts()
-    matchings = _matchings(_distinct_mentions(statement, scene), len(scene.things))
     candidates = (
-        frozenset(fact for fact in facts if _holds(fact, matching, scene)) for matching in matchings
+        frozenset(fact for fact in facts if _holds(fact, matching, scene))
+        for matching in _matchings(_distinct_mentions(statement, scene), scene.things)
     )
     return max(candidates, key=len)
 
@@ -250,12 +242,10 @@ def max_true_facts(facts: Iterable[Fact], scene: Scene) -> int:
     if any thing has the property, and every relation counts.
     """
     of_scene, of_things = scene.facts(), scene.facts_of_things()
-    count = 0
-    for fact in facts:
-        possible = of_scene if fact.subject is None else of_things
-        if fact.other is not None or fact.what in possible:
-            count += 1
-    return count
+    return sum(
+        fact.other is not None or fact.what in (of_scene if fact.subject is None else of_things)
+        for fact in facts
+    )
 
 
 def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
@@ -281,31 +271,24 @@ def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
     return kept
 
 
-def _matchings(mentions: list[int], things: int) -> Iterator[dict[int, int]]:
-    """Yield all one-to-one matchings of maximal size, as {mention: index of a thing}.
-
-    things: the number of things in the scene.
-    """
-    if len(mentions) <= things:
-        for chosen in permutations(range(things), len(mentions)):
+def _matchings(mentions: list[int], things: tuple[Thing, ...]) -> Iterator[dict[int, Thing]]:
+    """Yield all one-to-one matchings of maximal size, as {mention: thing}."""
+    if len(mentions) <= len(things):
+        for chosen in permutations(things, len(mentions)):
             yield dict(zip(mentions, chosen))
     else:
-        for chosen in permutations(mentions, things):
-            yield dict(zip(chosen, range(things)))
+        for chosen in permutations(mentions, len(things)):
+            yield dict(zip(chosen, things))
 
 
-def _holds(fact: Fact, matching: dict[int, int], scene: Scene) -> bool:
-    """Whether a fact is true. matching: {mention: index of a thing}."""
+def _holds(fact: Fact, matching: dict[int, Thing], scene: Scene) -> bool:
+    """Whether a fact is true. matching: {mention: thing}."""
     if fact.subject is None:
         return fact.what in scene.facts()
-    if fact.subject not in matching:
-        return False
-    subject = scene.things[matching[fact.subject]]
+    subject, other = matching.get(fact.subject), matching.get(fact.other)
     if fact.other is None:
-        return fact.what in subject.facts()
-    if fact.other not in matching:
-        return False
-    return RELATIONS[fact.what](subject, scene.things[matching[fact.other]])
+        return subject is not None and fact.what in subject.facts()
+    return None not in (subject, other) and RELATIONS[fact.what](subject, other)
 
 
 def mark_words(caption: str, scene: Scene) -> list[tuple[str, Optional[bool]]]:

@@ -32,8 +32,8 @@ PROMPT = "a picture of"
 VERSION = 1  # has to be increased when a change makes other scenes from the same seed
 
 SIDE = 96  # pixels
-OVERSAMPLING = 2  # images are drawn larger by this factor, then reduced, for smooth edges
-UNIT = SIDE * OVERSAMPLING / 48  # pixels per unit; the world is 48 units wide
+DRAWN_SIDE = 192  # images are drawn larger, then reduced, for smooth edges
+UNIT = DRAWN_SIDE / 48  # pixels per unit of the world
 
 SHADE_COLOURS = {
     "crimson": "#a00c2a",
@@ -141,50 +141,48 @@ def draw(scene: Scene, rng: random.Random) -> Image.Image:
 
     rng: draws the positions of the marks on the ground, and small shifts of the things.
     """
-    side = SIDE * OVERSAMPLING
-    image = Image.new("RGB", (side, side), GROUND_COLOURS[scene.ground][0])
+    image = Image.new("RGB", (DRAWN_SIDE, DRAWN_SIDE), GROUND_COLOURS[scene.ground][0])
     canvas = ImageDraw.Draw(image)
     for _ in range(40):
-        _draw_ground_mark(canvas, scene.ground, rng.uniform(0, 48), rng.uniform(0, 48))
+        x, y = rng.uniform(0, DRAWN_SIDE), rng.uniform(0, DRAWN_SIDE)
+        _draw_ground_mark(canvas, scene.ground, x, y)
     for thing in scene.things:
         _draw_thing(canvas, thing, rng)
     return image.resize((SIDE, SIDE), Image.Resampling.BOX)
 
 
-# A mark is, for example, a blade of grass on the ground. x, y: in units of the world.
+# A mark is, for example, a blade of grass on the ground. x, y: in pixels.
 def _draw_ground_mark(canvas: ImageDraw.ImageDraw, ground: str, x: float, y: float):
     colour = GROUND_COLOURS[ground][1]
     if ground == "grass":
-        canvas.line(_to_pixels([(x, y), (x + 0.6, y - 2)]), colour, width=2)
+        canvas.line((x, y, x + 2.4, y - 8), colour, width=2)
     elif ground == "water":
-        canvas.arc(_to_pixels([(x, y), (x + 5, y + 2)]), 20, 160, colour, width=2)
+        canvas.arc((x, y, x + 20, y + 8), 20, 160, colour, width=2)
     elif ground == "stone":
-        canvas.line(_to_pixels([(x, y), (x + 3, y + 1), (x + 4, y + 4)]), colour, width=2)
+        canvas.line((x, y, x + 12, y + 4, x + 16, y + 16), colour, width=2)
     else:
-        r = 0.4 if ground == "sand" else 0.9
-        canvas.ellipse(_to_pixels([(x - r, y - r), (x + r, y + r)]), colour)
+        canvas.ellipse(_box(x, y, 1.6 if ground == "sand" else 3.6), colour)
 
 
 def _draw_thing(canvas: ImageDraw.ImageDraw, thing: Thing, rng: random.Random):
-    r, colour = RADIUS[thing.size], SHADE_COLOURS[thing.shade]
+    r, colour = UNIT * RADIUS[thing.size], SHADE_COLOURS[thing.shade]
     # The middle of the thing's cell, shifted a little, but so that the thing is within the image.
     x, y = (
-        min(max(8 + 16 * cell + rng.uniform(-1, 1), r), 48 - r)
+        min(max(32 + 64 * cell + rng.uniform(-4, 4), r), DRAWN_SIDE - r)
         for cell in (thing.column, thing.row)
     )
-    box = _to_pixels([(x - r, y - r), (x + r, y + r)])
     if thing.shape == "circle":
-        canvas.ellipse(box, colour)
+        canvas.ellipse(_box(x, y, r), colour)
     elif thing.shape == "ring":
-        canvas.ellipse(box, outline=colour, width=round(0.4 * r * UNIT))
+        canvas.ellipse(_box(x, y, r), outline=colour, width=round(0.4 * r))
     elif thing.shape == "heart":  # two circles above a triangle
         for side in (-0.48, 0.48):
             left, top = x + r * (side - 0.5), y - 0.9 * r
-            canvas.ellipse(_to_pixels([(left, top), (left + r, top + r)]), colour)
+            canvas.ellipse((left, top, left + r, top + r), colour)
     for points in POLYGONS.get(thing.shape, ()):
-        canvas.polygon(_to_pixels([(x + r * u, y + r * v) for u, v in points]), colour)
+        canvas.polygon([(x + r * u, y + r * v) for u, v in points], colour)
 
 
-def _to_pixels(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Convert points from units of the world to pixels of the enlarged image."""
-    return [(UNIT * x, UNIT * y) for x, y in points]
+def _box(x: float, y: float, r: float) -> tuple[float, float, float, float]:
+    """Return the corners of a square around a circle."""
+    return x - r, y - r, x + r, y + r
