@@ -60,6 +60,24 @@ def test_captions_are_scored_printed_and_recorded(files, tmp_path, monkeypatch):
     assert (first["cap_len"], second["cap_len"]) == (5, 2)
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("lines.jsonl", '{"image": "a/5.jpg", "captions": ["a man", "a boy"], "scores": [-1, -2]}'),
+        ("LIST.CSV", "image_path,caption\nb/5.jpg,a man\n"),
+        ("list.TSV", "id\ttext\n5\ta man\n"),
+        ("results.json", '{"5": ["a man"]}'),
+    ],
+)
+def test_predictions_of_other_kinds_are_scored_as_a_list_is(files, tmp_path, name, text):
+    """tests/captioning/data/test_caption_files.py has all kinds; of several captions the first."""
+    predictions, *rest = files(references={"5": ["a man on a horse"]})
+    expected = evaluate(predictions, *rest, "--metrics", "length", "repetition")
+    (tmp_path / name).write_text(text)
+    assert evaluate(tmp_path / name, *rest, "--metrics", "length", "repetition") == expected
+    assert expected.code == 0 and "Cap. Len.  2.00" in expected.out
+
+
 def test_several_captions_of_an_image_are_scored(files):
     """Ids as in Flickr8k's files; each caption has the references of its image."""
     texts = {"5#0": "a rider", "5#1": "a horse", "6": "a bus"}

@@ -1,0 +1,188 @@
+"""Scores of several evaluators, their table, and differences of two programs' captions."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from captioning.metrics import diversity
+from captioning.metrics.base import Evaluator, Metric, Scores, build_evaluators
+from captioning.metrics.intervals import RESAMPLES, Estimate
+from captioning.metrics.scoring import (
+    Difference,
+    compare,
+    format_comparison,
+    format_table,
+    p_value,
+    same_images,
+    score,
+)
+from captioning.runtime import signals
+from captioning.runtime.errors import UserError
+from tests.programs import refused, run_program
+
+pytestmark = pytest.mark.usefixtures("no_java")  # whose start takes seconds
+
+
+def test_the_table_has_the_published_order_intervals_skipped_metrics_and_a_remark():
+    metrics = {
+        "CIDEr": Estimate(12.5, 11.0, 14.1, 1),
+        "METEOR": Estimate(0.1954, 0.19, 0.21, 1),
+        "lex_div": Estimate(0.292, None, None, 1),
+        "cap_len": Estimate(9.893, 9.75, 10.04, 1),
+    }
+    skipped = {"SPICE": "it broke", "ROUGE_L": "it broke", "Bleu_1": "no words"}
+    scores = Scores(metrics, {}, {"tokenizer": "PTBTokenizer", "empty": 0, "seed": 7}, skipped)
+    remark = (
+        "CIDEr weights words by how rare they are in the references of these 99 captions, too few "
+        "for comparisons: give --cider_df"
+    )
+    assert format_table(scores, 99).splitlines() == [
+        "Cap. Len.    9.89   ±0.14",
+        "Lex. Div.   0.292",
+        "BLEU-1          -",
+        "METEOR      0.195  ±0.010",
+        "ROUGE-L         -",
+        "CIDEr      12.500  ±1.550",
+        "SPICE           -",
+        "±: half of the 95 % interval over images",
+        "99 captions, tokenizer: PTBTokenizer, seed: 7",
+        remark,
+        "BLEU-1 skipped: no words",
+        "ROUGE-L, SPICE skipped: it broke",
+    ]
+    assert remark not in format_table(scores, 100)
+    scores.settings["cider_df"] = "coco.json"
+    assert remark not in format_table(scores, 99)
+
+
+def test_a_table_without_intervals_or_scores():
+    assert (
+        format_table(Scores({"ttr": Estimate(0.5, None, None, 2)}), 2) == "TTR  0.500\n2 captions"
+    )
+    assert format_table(Scores(), 2) == "2 captions"
+
+
+def test_score_takes_results_or_a_mapping():
+    references = {5: ["a man on a horse"], 6: ["a cat"]}
+    results = [{"image_id": 5, "caption": "a man"}, {"image_id": 6, "caption": "a cat"}]
+    scores = score(results, references)
+    assert scores == score({5: "a man", 6: "a cat"}, references)
+    assert scores == score(results, {str(i): group for i, group in references.items()})
+    assert scores.per_caption["ROUGE_L"][1] == 1.0
+    with pytest.raises(UserError, match="nothing to score"):
+        score({}, references)
+
+
+class Broken(Evaluator):
+    metrics = (Metric("ITM", "ITM"), Metric("ITC", "ITC"))
+
+    def evaluate(self, captions):
+        raise UserError("no scene of image 5")
+
+
+class Undefined(Evaluator):
+    metrics = (Metric("wrong_facts", "Wrong %"),)
+
+    def evaluate(self, captions):
+        nothing = Estimate(float("nan"), None, None, 2)
+        return Scores({"wrong_facts": nothing}, {"wrong_facts": [None, None]}, {"scenes": 2})
+
+
+def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
+    monkeypatch.setattr(diversity, "zip", lambda *_: 1 / 0, raising=False)
+    own = [Broken(None, None), Undefined(None, None)]
+    chosen = [*own, *build_evaluators(["diversity", "length"])]
+    captions, references = {5: "a man", 6: "a"}, {5: ["a"], 6: ["b"]}
+    scores = score(captions, references, chosen)
+    assert list(scores.metrics) == ["cap_len"] and scores.settings == {"scenes": 2}
+    assert scores.per_caption == {"wrong_facts": [None, None], "cap_len": [2, 1]}
+    assert "undefined" in scores.skipped.pop("wrong_facts")
+    assert scores.skipped == {
+        **dict.fromkeys(("ITM", "ITC"), "no scene of image 5"),
+        **dict.fromkeys(chosen[2].metric_names, "ZeroDivisionError('division by zero')"),
+    }
+    monkeypatch.setattr(Broken, "evaluate", lambda *_: signals.raise_if_requested())
+    monkeypatch.setattr(signals, "stop_requested", lambda: True)
+    with pytest.raises(signals.Stopped):  # a request to stop is no failure of a metric
+        score(captions, references, chosen)
+
+
+def columns_of(**columns):
+    return Scores({}, columns)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.1, 0.2, -0.15])
+def test_p_is_that_of_the_normal_approximation(shift):
+    values = np.random.default_rng(1).normal(size=400)
+    values += shift - values.mean()
+    z = values.mean() / (values.std() / math.sqrt(400))
+    expected = math.erfc(abs(z) / math.sqrt(2))
+    assert p_value(values) == pytest.approx(expected, abs=0.03)
+
+
+def test_pairs_see_what_two_intervals_do_not():
+    random = np.random.default_rng(2)
+    images = random.normal(50, 20, size=200)  # easy and hard ones, the same for both
+    first, second = images + random.normal(0, 1, 200), images + 1 + random.normal(0, 1, 200)
+    found = compare(columns_of(CIDEr=first), columns_of(CIDEr=second))["CIDEr"]
+    assert found.difference == pytest.approx(second.mean() - first.mean())
+    assert 0 < found.low < found.difference < found.high
+    assert found.p == pytest.approx(1 / (1 + RESAMPLES)) and found.n == 200
+    back = compare(columns_of(CIDEr=second), columns_of(CIDEr=first))["CIDEr"]
+    assert (back.difference, back.p) == pytest.approx((-found.difference, found.p))
+
+
+def test_equal_captions_differ_by_0_and_a_single_image_has_no_interval():
+    same = columns_of(CIDEr=[1.0, 2.0, 0.0])
+    assert compare(same, same)["CIDEr"] == Difference(1, 1, 0, 0, 0, 1, 3)
+    found = compare(columns_of(CIDEr=[1.0]), columns_of(CIDEr=[2.0]))["CIDEr"]
+    assert found == Difference(1, 2, 1, None, None, None, 1)
+
+
+def test_what_a_set_has_alone_is_laid_side_by_side():
+    sets = [Scores({"lex_div": Estimate(v, n=3)}, {"cap_len": [2.0]}) for v in (0.4, 1.0)]
+    found = compare(*sets)
+    assert list(found) == ["cap_len", "lex_div"]
+    assert found["lex_div"].difference == pytest.approx(0.6) and found["lex_div"].p is None
+    assert format_comparison(found).splitlines()[2].split()[2:] == ["0.400", "1.000", "0.600"]
+
+
+def test_captions_without_a_value_are_left_out():
+    first = columns_of(PPL=[10.0, None, 30.0, 5.0], rank=[1, 2, 3, 4], ROUGE_L=[None] * 4)
+    second = columns_of(rank=[1, 2, 3, 5], PPL=[11.0, 2.0, None, 6.0], ROUGE_L=[1.0] * 4)
+    found = compare(first, second)
+    assert list(found) == ["PPL", "rank"]  # the table's order, then what has no column
+    assert (found["PPL"].first, found["PPL"].second, found["PPL"].n) == (7.5, 8.5, 2)
+    lines = format_comparison(found).splitlines()
+    assert lines[1].split()[:4] == ["PPL", "7.5", "8.5", "1.0"]
+    assert len(set(map(len, lines[:-1]))) == 1
+
+
+def test_the_second_takes_the_ids_and_the_order_of_the_first():
+    assert same_images({1: "a", 2: "b"}, {"2": "y", "1": ""}) == {1: "", 2: "y"}
+    assert list(same_images({2: "a", 1: "b"}, {1: "x", 2: "y"})) == [2, 1]
+    with pytest.raises(UserError, match="image_id 2 has a caption in the first file, none in"):
+        same_images({1: "a", 2: "b"}, {1: "x"})
+    with pytest.raises(UserError, match="image_id 3 has a caption in the second file, none in"):
+        same_images({1: "a"}, {1: "x", 3: "y"})
+
+
+def test_the_program_compares_two_files_in_one_command(tmp_path):
+    files = [str(tmp_path / name) for name in ("a.json", "b.json", "references.json")]
+    captions = ["a man", "a", "a cat"], ["a man rides", "a dog", "a cat"]
+    contents = [[{"image_id": i, "caption": c} for i, c in enumerate(each)] for each in captions]
+    for name, content in zip(files, [*contents, {str(i): ["a man"] for i in range(3)}]):
+        Path(name).write_text(json.dumps(content))
+    rest = ["--references", files.pop(), "--metrics", "length"]
+    given = ["--compare", *files, *rest, "--output_dir", tmp_path / "out"]
+    code, out, _ = run_program("captioning.evaluate", *given)
+    assert code == 0
+    assert out.splitlines()[1].split()[:5] == ["Cap.", "Len.", "1.67", "2.33", "0.67"]
+    written = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert list(written["differences"]) == ["cap_len"]
+    assert written["differences"]["cap_len"]["n"] == 3 and "--compare" in written["command"]
+    for wrong in ([*files, *rest], rest, [files[0], "--compare", *files, *rest]):
+        refused("captioning.evaluate", *wrong, part="captioning.evaluate: error: ")  # its usage
