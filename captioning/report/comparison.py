@@ -8,13 +8,11 @@ from typing import NamedTuple, Optional, Union
 from captioning.data.annotations import Sample
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation, read_split, references
-from captioning.metrics import EVALUATORS
-from captioning.metrics.base import build_evaluators, metric_of, option_files
+from captioning.metrics.base import build_evaluators, evaluator_classes, metric_of, option_files
 from captioning.metrics.intervals import Estimate
 from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
-from captioning.runtime.registry import load
 from captioning.scenes.world import Scene, read_scenes
 from captioning.training.split_evaluation import metric_settings
 
@@ -206,8 +204,8 @@ def _human_row(
         )
     settings = metric_settings(runs[0].scoring_config, samples, "cpu")
     evaluators = []
-    for name in dict.fromkeys(name for run in runs for name in run.scoring_config.metrics):
-        kind = load(EVALUATORS[name])
+    names = (name for run in runs for name in run.scoring_config.metrics)
+    for name, kind in evaluator_classes(names).items():
         computed = wanted.intersection(metric.name for metric in kind.metrics)
         if kind.costly or not computed:
             continue

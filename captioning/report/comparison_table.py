@@ -49,7 +49,7 @@ def select_columns(rows: Sequence[Row], explained: bool = True) -> list[Metric]:
     explained: whether these are the metrics with a `meaning`, or the metrics without one.
     """
     present = {name for row in rows for name in row.metrics}
-    names = (name for name in dict.fromkeys([*FIRST, *all_metrics(), *sorted(present)]))
+    names = dict.fromkeys([*FIRST, *all_metrics(), *sorted(present)])
     metrics = (metric_of(name).in_report() for name in names if name in present)
     return [metric for metric in metrics if bool(metric.meaning) == explained]
 

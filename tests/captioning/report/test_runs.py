@@ -139,7 +139,7 @@ def test_a_persons_caption_is_scored_against_those_of_the_others(runs, entries):
 
 
 def test_people_are_scored_without_asking_a_judge(make_run, monkeypatch):
-    monkeypatch.setattr("captioning.metrics.judge.ChatServer.ask", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr("captioning.files.chat.ChatServer.ask", lambda *_: pytest.fail("asked"))
     judged = make_run(
         "judged",
         scores={"CLAIR": {"value": 25.0}, "cap_len": {"value": 4.0}},
