@@ -8,22 +8,21 @@ workers, and it resumes by reading from the start.
 
 import io
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate, chain
-from typing import NamedTuple, Union
+from typing import Union
 
 import torch
 from PIL import Image
 
+from captioning.data.annotations import log_once
 from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset, group_and_position
 from captioning.data.image import open_image
 from captioning.data.randomness import derived_seed, permutation
 from captioning.data.tar_index import TarSample, read_rows, summaries
 from captioning.files import stores
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import log_line
 
 
 class Shards:
@@ -40,7 +39,7 @@ class Shards:
             raise UserError(f"{self.tars[0]}: no samples in {len(self.tars)} tars: {first}")
         left_out = [name for summary in self.summaries for name in summary["left_out"]]
         if left_out:
-            _log_once(
+            log_once(
                 f"{len(left_out):,} images of the tars are not used, such as {left_out[0]}: a "
                 "sample has one image, and its key ends at the first dot of the name"
             )
@@ -49,31 +48,20 @@ class Shards:
         return sum(summary["samples"] for summary in self.summaries)
 
     def __iter__(self) -> Iterator[TarSample]:
-        return self._samples(range(len(self.tars)))
+        return self._of_tars_with("samples")
 
     def with_prompts(self) -> Iterator[TarSample]:
         """Yield the samples of the tars that have prompts."""
-        return self._samples(n for n, summary in enumerate(self.summaries) if summary["prompts"])
+        return self._of_tars_with("prompts")
 
-    def _samples(self, numbers: Iterable[int]) -> Iterator[TarSample]:
-        for number in numbers:
-            yield from (row for row in self.rows(number) if isinstance(row, TarSample))
+    def _of_tars_with(self, count: str) -> Iterator[TarSample]:
+        for number, summary in enumerate(self.summaries):
+            if summary[count]:
+                yield from (row for row in self.rows(number) if isinstance(row, TarSample))
 
     def rows(self, number: int) -> list[Union[TarSample, str]]:
         """Return the samples of a tar, and the errors of those that cannot be used."""
         return read_rows(self.tars[number], self.summaries[number])
-
-
-@cache
-def _log_once(line: str) -> None:
-    log_line(line)
-
-
-class _TarRows(NamedTuple):
-    """The samples and errors of a tar, and the number of items up to the end of each of them."""
-
-    rows: list[Union[TarSample, str]]
-    items_up_to: list[int]
 
 
 @dataclass(eq=False, repr=False)
@@ -99,7 +87,9 @@ class ShardDataset(TrainingDataset):
         unit = "captions" if self.captions_per_image == 1 else "samples"
         self._sizes = [summary[unit] + summary["errors"] for summary in known]  # items of each tar
         self._up_to = list(accumulate(self._sizes))  # number of items up to the end of each tar
-        self._rows = OrderedDict()  # {tar: its _TarRows}, least recently used first
+        # {tar: its samples and errors, and the number of items up to the end of each of them},
+        # least recently used first
+        self._rows = OrderedDict()
         # {span of an image: bytes of the image, or the error of reading them}
         self._prefetched = {}
 
@@ -125,8 +115,7 @@ class ShardDataset(TrainingDataset):
             done += size
 
     def _groups(self, seed: int, epoch: int) -> Iterator[list[int]]:
-        group = []
-        size = 0
+        group, size = [], 0
         for tar in permutation(len(self._sizes), derived_seed("tars", seed, epoch)):
             group.append(tar)
             size += self._sizes[tar]
@@ -169,7 +158,7 @@ class ShardDataset(TrainingDataset):
         position, caption = group_and_position(items_up_to, item)
         return rows[position], [caption]
 
-    def _rows_of(self, tar: int) -> _TarRows:
+    def _rows_of(self, tar: int) -> tuple[list[Union[TarSample, str]], list[int]]:
         if tar not in self._rows:
             rows = self.samples.rows(tar)
             # With captions_per_image 1, each caption is an item, and each error is one item.
@@ -178,7 +167,7 @@ class ShardDataset(TrainingDataset):
             items = items_up_to[-1] if self.captions_per_image == 1 else len(rows)
             if items != self._sizes[tar]:
                 raise UserError(f"{self.samples.tars[tar]}: it has changed since training began")
-            self._rows[tar] = _TarRows(rows, items_up_to)
+            self._rows[tar] = rows, items_up_to
             # Keep the rows of two groups in memory: a batch may be at the end of one group and at
             # the beginning of the next group.
             most = 2 * self.shuffle_buffer + self._sizes[tar]

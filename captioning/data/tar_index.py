@@ -10,7 +10,7 @@ from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.columns import prompt_of
 from captioning.files.reading import read_lines
-from captioning.files.tars import BrokenTar, Sample, samples
+from captioning.files.tars import BrokenTar, samples
 from captioning.files.writing import user_errors, write_lines
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
@@ -18,7 +18,6 @@ from captioning.runtime.progress import progress
 
 VERSION = 3  # format of the cached files; a file of another version is rebuilt
 AT_ONCE = 16  # tars to read concurrently; reading from a store waits for the network
-
 
 # The first line of an index: the `version` of the format and the `stamp` of the tar, the numbers of
 # `samples`, `captions`, samples with `prompts` and `errors`, the `first` error or None, and the
@@ -52,25 +51,22 @@ def summaries(tars: list[str]) -> list[Summary]:
     Stopped if a stop is requested.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = list(pool.map(_cached_summary, tars))
-        missing = [number for number, summary in enumerate(found) if summary is None]
+        found = dict(zip(tars, pool.map(_cached_summary, tars)))
+        missing = [tar for tar, summary in found.items() if summary is None]
         if missing:
             with progress(len(missing), "indexing tars", unit="tar") as bar:
-                built = pool.map(_build_index, [tars[number] for number in missing])
-                for number, summary in zip(missing, built):
-                    found[number] = summary
+                for tar, summary in zip(missing, pool.map(_build_index, missing)):
+                    found[tar] = summary
                     bar.update()
-    if signals.stop_requested():
-        raise signals.Stopped
-    return found
+    signals.raise_if_requested()
+    return list(found.values())
 
 
 def _cached_summary(tar: str) -> Optional[Summary]:
     """Return the cached summary of a tar; None if the tar is not indexed or has changed since."""
     summary = next(read_lines(index_path(tar)), None)
-    if summary and summary["version"] == VERSION and summary["stamp"] == stores.stamp(tar):
-        return summary
-    return None
+    is_valid = summary and (summary["version"], summary["stamp"]) == (VERSION, stores.stamp(tar))
+    return summary if is_valid else None
 
 
 def _build_index(tar: str) -> Optional[Summary]:
@@ -96,6 +92,24 @@ def _build_index(tar: str) -> Optional[Summary]:
     return summary
 
 
+def _index_rows(tar: str, left_out: list[str]) -> Iterator[IndexRow]:
+    """Yield the samples of a tar. left_out: see `tars.samples`. Raises UserError."""
+    try:
+        for sample in samples(tar, with_data=False, left_out=left_out):
+            place = {"image": sample.name[len(tar) + 1 :], "position": sample.position}
+            try:
+                row = sample.row
+                captions = [text.strip() for text in row.get("captions", ()) if text.strip()]
+                if not captions:
+                    raise UserError(f"{sample.name} has no caption: add one")
+                texts = {"captions": captions, "prompt": prompt_of(row)}
+                yield {**place, "size": sample.size, **texts}
+            except UserError as error:
+                yield {"error": str(error)}
+    except BrokenTar as error:
+        yield {"error": str(error)}
+
+
 def read_rows(tar: str, summary: Summary) -> list[Union[TarSample, str]]:
     """Return the samples of a tar, and the errors of those that cannot be used.
 
@@ -108,39 +122,9 @@ def read_rows(tar: str, summary: Summary) -> list[Union[TarSample, str]]:
         if stores.stamp(tar) != summary["stamp"]:
             raise UserError(f"{tar}: it has changed since training began: start again")
         rows = _index_rows(tar, [])
-    return [row.get("error") or _sample_of(tar, **row) for row in rows]
+    return [row.get("error") or _sample_of(tar, row) for row in rows]
 
 
-def _sample_of(
-    tar: str, image: str, position: int, size: int, captions: list, prompt: Optional[str]
-):
-    name = f"{tar}/{image}"
-    return TarSample(name, tuple(captions), name, stores.ByteRange(tar, position, size), prompt)
-
-
-def _index_rows(tar: str, left_out: list[str]) -> Iterator[IndexRow]:
-    """Yield the samples of a tar. left_out: see `tars.samples`. Raises UserError."""
-    try:
-        for sample in samples(tar, with_data=False, left_out=left_out):
-            yield _index_row(sample, tar)
-    except BrokenTar as error:
-        yield {"error": str(error)}
-
-
-def _index_row(sample: Sample, tar: str) -> IndexRow:
-    try:
-        row = sample.row
-        captions = [text.strip() for text in row.get("captions", ()) if text.strip()]
-        if not captions:
-            raise UserError(f"{sample.name} has no caption: add one")
-        prompt = prompt_of(row)
-    except UserError as error:
-        return {"error": str(error)}
-    image, position, size = sample.name[len(tar) + 1 :], sample.position, sample.size
-    return {
-        "image": image,
-        "position": position,
-        "size": size,
-        "captions": captions,
-        "prompt": prompt,
-    }
+def _sample_of(tar: str, row: IndexRow) -> TarSample:
+    name, span = f"{tar}/{row['image']}", stores.ByteRange(tar, row["position"], row["size"])
+    return TarSample(name, tuple(row["captions"]), name, span, row["prompt"])

@@ -11,7 +11,7 @@ import tarfile
 from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from captioning.files import stores
 from captioning.files.columns import Row, row_of
@@ -20,11 +20,9 @@ from captioning.files.reading import parse_json
 from captioning.runtime.errors import UserError, one_line
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
-# Limits for a member of a tar, because a small compressed tar can be huge when unpacked. The second
-# limit is for the member's headers, such as long names, PAX records and maps of sparse files.
-MAX_MEMBER_BYTES = 1 << 30
-MAX_HEADER_BYTES = 1 << 20
-MAX_TEXT_BYTES = 1 << 24  # limit for a member with captions or other columns
+# Limits for a member of a tar, because a small compressed tar can be huge when unpacked.
+MAX_IMAGE_BYTES = 1 << 30
+MAX_TEXT_BYTES = 1 << 24  # larger texts are not captions
 
 _META = re.compile(r"__[^/]*__(/|$)")  # names of members with webdataset's metadata of the tar
 
@@ -104,21 +102,22 @@ def samples(
       sample, and images with the name of an earlier image
     """
     left_out, seen = [] if left_out is None else left_out, set()
+    mode = "r|*" if with_data else "r:"
     with stores.read_errors(url), stores.open_file(url) as file:
         try:
-            with _Tar.open(fileobj=file, mode="r|*" if with_data else "r:") as tar:
-                for key, members in groupby(tar.members_of_samples(), itemgetter(0)):
+            with tarfile.open(fileobj=file, mode=mode, tarinfo=_Member) as tar:
+                for key, members in groupby(_members(tar), itemgetter(0)):
                     image, texts = None, {}
                     for _, suffix, member in members:
                         name = f"{url}/{key}.{suffix}"
                         if suffix in ("json", "txt") and member.size <= MAX_TEXT_BYTES:
-                            texts.setdefault(suffix, tar.content(member))
+                            texts.setdefault(suffix, tar.extractfile(member).read())
                         elif is_image(name) and (image or name in seen):
                             left_out.append(name)
                         elif is_image(name):
-                            if member.size > MAX_MEMBER_BYTES:
+                            if member.size > MAX_IMAGE_BYTES:
                                 raise tarfile.ReadError(f"{member.name} has {member.size:,} bytes")
-                            data = tar.content(member) if with_data else None
+                            data = tar.extractfile(member).read() if with_data else None
                             image = name, key, member.offset_data, member.size, data
                     if image:
                         seen.add(image[0])
@@ -129,47 +128,26 @@ def samples(
             raise BrokenTar(f"{url}: cannot be read further: {one_line(error)}") from None
 
 
-class _Tar(tarfile.TarFile):
-    """A tar that is read sequentially. The size of headers is limited."""
+def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
+    """Yield (key of the sample, suffix, member) for each file that belongs to a sample."""
+    from webdataset.tariterators import base_plus_ext
 
-    def __init__(self, name=None, mode="r", fileobj=None, **settings: Any):
-        super().__init__(name, mode, _LimitedFile(fileobj), **settings)
-
-    def members_of_samples(self) -> Iterator[tuple[str, str, tarfile.TarInfo]]:
-        """Yield (key of the sample, suffix, member) for each file that belongs to a sample."""
-        from webdataset.tariterators import base_plus_ext
-
-        for member in self:
-            self.members = []  # tarfile would keep all
-            self.fileobj.left = MAX_HEADER_BYTES
-            key, suffix = base_plus_ext(member.name)
-            if key is None or not member.isreg() or member.issparse() or _META.match(member.name):
-                continue
+    for member in tar:
+        tar.members = []  # tarfile would keep all
+        key, suffix = base_plus_ext(member.name)
+        if key and member.isreg() and not member.issparse() and not _META.match(member.name):
             yield key, suffix.lower(), member
-        if self.fileobj.last != bytes(tarfile.BLOCKSIZE):
-            raise tarfile.ReadError("it has no end marker: it was cut off or is damaged")
-
-    def content(self, member: tarfile.TarInfo) -> bytes:
-        """Return the bytes of the member that was yielded last."""
-        self.fileobj.left += member.size
-        return self.extractfile(member).read()
+    if not getattr(tar, "has_end", False):
+        raise tarfile.ReadError("it has no end marker: it was cut off or is damaged")
 
 
-class _LimitedFile:
-    """A file of which `left` more bytes may be read. last: what was read last.
+class _Member(tarfile.TarInfo):
+    """A header that tells its tar when it is the end marker, which tarfile does not require."""
 
-    Without a limit, tarfile would read a header of any size into memory.
-    """
-
-    def __init__(self, file: Any):
-        self.file, self.left, self.last = file, MAX_HEADER_BYTES, b""
-
-    def read(self, size: int) -> bytes:
-        self.left -= size
-        if self.left < 0:
-            raise tarfile.ReadError(f"a header has more than {MAX_HEADER_BYTES:,} bytes")
-        self.last = self.file.read(size)
-        return self.last
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.file, name)
+    @classmethod
+    def fromtarfile(cls, tar: tarfile.TarFile) -> "_Member":
+        try:
+            return super().fromtarfile(tar)
+        except tarfile.EOFHeaderError:
+            tar.has_end = True
+            raise

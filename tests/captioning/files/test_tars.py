@@ -98,38 +98,25 @@ def test_any_damage_is_one_line(tmp_path, kind):
     assert len(errors) > 40 and all(len(error.splitlines()) == 1 for error in errors)
 
 
-def header(name, size, kind=tarfile.REGTYPE):
-    entry = tarfile.TarInfo(name)
-    entry.type, entry.size = kind, size
-    return entry.tobuf(tarfile.GNU_FORMAT)
-
-
-LONG = tarfile.GNUTYPE_LONGNAME
-SIZE = 1 << 24
-HUGE = {  # {what is said: what follows a sample}
-    "huge.jpg has 1,099,511,627,776 bytes": header("huge.jpg", 1 << 40),
-    "a header has more than 1,048,576 bytes": header("a", SIZE, LONG) + b"a" * SIZE,
-    "header has more than 1,048,576": (header("a", 1 << 17, LONG) + b"a" * (1 << 17)) * 200,
-}
-
-
-@pytest.mark.parametrize("line", HUGE)
-def test_what_is_huge_or_claims_to_be_is_not_read(tmp_path, line):
+def test_an_image_that_is_huge_or_claims_to_be_is_not_read(tmp_path):
     write_members(tmp_path / "a.tar", [("a.png", b"x"), ("b.png", b"y")])
     members = (tmp_path / "a.tar").read_bytes().rstrip(b"\0")
     members += bytes(-len(members) % 512)
+    huge = tarfile.TarInfo("huge.jpg")
+    huge.size = 1 << 40
     with gzip.open(tmp_path / "a.tar.gz", "wb", compresslevel=1) as file:
-        file.write(members + HUGE[line] + header("a", 0) + bytes(1024))
+        file.write(members + huge.tobuf(tarfile.GNU_FORMAT) + bytes(1 << 24))
     found = tars.samples(str(tmp_path / "a.tar.gz"))
     assert next(found).data == b"x"
+    line = "huge.jpg has 1,099,511,627,776 bytes"
     with memory_below(1 << 23), raises_line(tars.BrokenTar, line):
         list(found)
 
 
 def test_images_are_held_one_at_a_time_and_no_large_text_at_all(tmp_path):
     members = [(f"{n}.png", bytes(1 << 22)) for n in range(8)]
-    members += [(f"7.{suffix}", bytes(2 * SIZE)) for suffix in ("json", "mask.png", "seg")]
-    members += [(f"x{n}.txt", b"") for n in range(3000)]  # whose headers have 1.5 MB
+    members += [(f"7.{suffix}", bytes(1 << 25)) for suffix in ("json", "mask.png", "seg")]
+    members += [(f"x{n}.txt", b"") for n in range(3000)]
     write_members(tmp_path / "a.tar", members)
     with memory_below(4 << 22):  # the loop holds one, too, and a file is joined from parts
         for sample in tars.samples(str(tmp_path / "a.tar")):
