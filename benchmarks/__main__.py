@@ -12,7 +12,6 @@ if __name__ == "__main__":
 import argparse
 import importlib
 import platform
-import re
 import sys
 import time
 import traceback
@@ -69,9 +68,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def describe_machine() -> dict[str, Any]:
     """Return {name: value} of the processor, cores, threads, GPU, and versions of libraries."""
-    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return {
-        "cpu": cpu[1] if cpu else platform.machine(),
+        "cpu": next(names, platform.machine()),
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",

@@ -13,7 +13,6 @@ if __name__ == "__main__":
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from adapters.program import program_parser
 from captioning.config import Config, load_config
@@ -25,11 +24,11 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import run_program, show_warnings
 from captioning.runtime.progress import log_line
-from captioning.training.fine_tuning import FineTuning
+from captioning.training.fine_tuning import fine_tune
+from captioning.training.log import record_run
 from captioning.training.output_folder import OutputFolder, working_folder
-from captioning.training.run_log import record_run
 from captioning.training.selection import describe_selection, read_selection
-from captioning.training.split_evaluation import SplitEvaluation, remove_scores
+from captioning.training.validation import SplitEvaluation
 
 
 def parse_arguments(argv=None) -> argparse.Namespace:
@@ -63,24 +62,20 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     overrides: the key=value arguments of the command line. Raises UserError, Stopped.
     """
     output = OutputFolder(config.output_dir)
-    folder = output.folder
-    evaluation = SplitEvaluation(config, split, folder, device)
+    evaluation = SplitEvaluation(config, split, output.folder, device)
     output.begin()
     # Rank 0 chooses for all ranks. Otherwise machines that do not share the folder could choose
     # different weights.
     checkpoint = checkpoint_to_evaluate(config, overrides) if distributed.is_main() else None
-    checkpoint = distributed.broadcast_from_main(checkpoint and output.store_name(checkpoint))
+    checkpoint = distributed.broadcast_from_main(checkpoint)
     with distributed.first_on_each_machine():
-        captioner, load_message = captioner_from(config, output.local_path(checkpoint))
+        captioner, load_message = captioner_from(config, checkpoint)
     log_line(load_message)
-    results = evaluation.caption(captioner.to(device))
-    if distributed.is_main():
-        remove_scores(folder, split)  # earlier scores may be of other weights or settings
-        shown_checkpoint = stores.without_secrets(checkpoint)
-        record_run(config, folder / "result" / split, checkpoint=shown_checkpoint)
-    evaluation.score(results, split)
+    evaluation.run(captioner.to(device), split)
+    folder = output.folder / "result" / split
+    record_run(config, folder, checkpoint=stores.without_secrets(checkpoint))
     output.upload()
-    log_line(f"captions and scores are in {output.store_name(str(folder / 'result'))}")
+    log_line(f"captions and scores are in {stores.join(config.output_dir, 'result')}")
 
 
 def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
@@ -94,12 +89,11 @@ def checkpoint_to_evaluate(config: Config, overrides: Sequence[str]) -> str:
     """
     is_overridden = any(override.startswith("pretrained=") for override in overrides)
     folder = working_folder(config.output_dir)
-    best = checkpoints.best(folder)
-    name = stores.join(config.output_dir, (best or Path(checkpoints.BEST)).name)
-    if best and not (is_overridden and config.pretrained):
+    name = stores.join(config.output_dir, checkpoints.BEST)
+    if checkpoints.best(folder) and not (is_overridden and config.pretrained):
         if selection := read_selection(folder):
             log_line(f"{name} is of {describe_selection(selection)}")
-        return str(best)
+        return name
     if config.pretrained is None:
         raise UserError(f"nothing to evaluate: {name} does not exist, and pretrained is not set")
     if not is_overridden:
@@ -121,7 +115,7 @@ def _train_or_evaluate(arguments: argparse.Namespace) -> None:
     if arguments.evaluate:
         evaluate(config, device, arguments.eval_split, arguments.overrides)
     else:
-        FineTuning(config, device).run()
+        fine_tune(config, device)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from captioning import train
 from captioning.models import checkpoints
 from captioning.runtime import program
 from captioning.scenes.make import make_scenes
-from captioning.training.fine_tuning import FineTuning
-from captioning.training.sharding import MIN_TORCH
+from captioning.training.fsdp import MIN_TORCH
+from captioning.training.step import TrainingStep
 from tests.processes import Processes
 from tests.tiny import TINY_RUN
 
@@ -85,12 +85,12 @@ def before_steps(do: Callable) -> Callable[[int], None]:
     """
 
     def hook(rank: int) -> None:
-        original = FineTuning._optimizer_step
+        original = TrainingStep.__call__
 
         def step_of(self, batches, step):
             return original(self, do(rank, step, batches) or batches, step)
 
-        FineTuning._optimizer_step = step_of
+        TrainingStep.__call__ = step_of
 
     return hook
 
@@ -143,7 +143,7 @@ def saved_step(folder: Path, steps: int) -> int:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Return the weights of a run's best checkpoint, whole or sharded."""
+    """Return the weights of a run's best checkpoint."""
     return read_checkpoint(str(folder / checkpoints.BEST))["model"]
 
 

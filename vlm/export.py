@@ -33,11 +33,6 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, dict[str, Any]]:
         content = torch.load(checkpoint, map_location="cpu", weights_only=True)
         config, state = content["config"], content["model"]
         name, lora = config["vlm"], config["lora"]
-    except IsADirectoryError as error:
-        raise ValueError(
-            f"{checkpoint} is a folder; a sharded checkpoint must be gathered into a file first: "
-            f"python -m captioning.gather {checkpoint} whole.pth"
-        ) from error
     except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
         reason = getattr(error, "strerror", None) or "it is not a checkpoint"
         raise ValueError(f"{checkpoint} cannot be read: {reason}") from error

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from adapters.lora import CONFIG
 from BLIP.weights.download import fetch
 from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
-from BLIP.weights.sharded_checkpoint import is_sharded, read_non_tensors, read_weights
 
 StateDict = dict[str, Tensor]
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
@@ -64,6 +63,12 @@ TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.wo
 OTHER_SETTINGS = ("prompt", "first_token_shift")
 
 
+FOLDER_ADVICE = (
+    "give a file in it; shards of an earlier version become a file by captioning.gather of commit "
+    "f445f286"
+)
+
+
 class CheckpointError(ValueError):
     """A checkpoint is missing, damaged, not trusted or of another model.
 
@@ -95,9 +100,8 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     """Read a checkpoint from a path, URL or hf:// name. Return a dict.
 
     The dict has the state dict under "model". A checkpoint of a run also has "config", and CONFIG
-    if its weights are an adapter. The file is a .pth file, a .safetensors file or the folder of a
-    sharded checkpoint, whose optimizer state is not read. A bare state dict becomes
-    {"model": state_dict}.
+    if its weights are an adapter. The file is a .pth or a .safetensors file. A bare state dict
+    becomes {"model": state_dict}.
 
     No code in a file is run. A file with objects other than tensors, numbers and text is refused.
     With `trust_checkpoint`, a .pth file is read without these objects. mapped: memory-map the
@@ -105,17 +109,12 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     DownloadError.
     """
     path = fetch(source)
-    sharded = is_sharded(path)
-    if not (path.is_file() or sharded):
-        problem = "does not exist"
-        if path.is_dir():
-            problem = "is a folder, not a checkpoint: give a file in it"
+    if not path.is_file():
+        problem = f"is a folder: {FOLDER_ADVICE}" if path.is_dir() else "does not exist"
         raise CheckpointError(f"checkpoint {source} {problem}")
     try:
         if path.suffix == ".safetensors":
             content = load_file(path)
-        elif sharded:
-            content = {**read_non_tensors(path), "model": read_weights(path)}
         else:
             content = read_pickled(path, trust_checkpoint, mapped)
     except HoldsObjectsError as error:

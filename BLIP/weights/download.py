@@ -85,10 +85,7 @@ def fetch(source: str) -> Path:
         return FETCHERS[scheme](source)
     safe_url = without_secrets(source)
     if scheme in STORES:
-        raise DownloadError(
-            f"{safe_url} is in an object store: copy it to a file first, with python -m "
-            f"captioning.gather {safe_url} FILE"
-        )
+        raise DownloadError(f"{safe_url} is in an object store: copy it to a file first")
     _check_tls(source)
     name = Path(unquote(urlsplit(source).path)).name
     if not name:

@@ -42,7 +42,7 @@ from smile.objective import FIRST_TOKEN_MLE
 
 # Keys that are gone, with the value that has the meaning of today's program: checkpoints and files
 # of earlier runs may have it. Another value is an unknown key.
-GONE = {"input": "fast"}
+GONE = {"input": "fast", "resume": "auto", "reward_kl": 0, "checkpoint_format": "whole"}
 LAST = "last"  # the value of `select` that selects the last epoch instead of the best by metrics
 
 

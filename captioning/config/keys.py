@@ -80,7 +80,6 @@ class Keys(BaseModel):
     reward_samples: int = Field(5, gt=0, le=1000)
     reward_temperature: PositiveFloat = 1.0
     reward_baseline: Literal["others", "greedy"] = "others"
-    reward_kl: NonNegativeFloat = 0.0
     objective: Union[str, dict[str, Union[float, dict[str, Any]]], None] = "mle"
     label_smoothing: float = Field(0.1, ge=0, lt=1)
     first_token_mle: Optional[bool] = Field(None, validate_default=True)
@@ -129,10 +128,8 @@ class Keys(BaseModel):
     monitor: str = "Bleu_4"
     select: Upkeep[Optional[str]] = None
     bucket_batches: bool = False
-    resume: Upkeep[Literal["auto", "never"]] = "auto"
     checkpoint_every: Upkeep[Optional[PositiveInt]] = 1000
     keep_checkpoints: Upkeep[Union[PositiveInt, Literal["all"]]] = 2
-    checkpoint_format: Upkeep[Literal["whole", "sharded"]] = "whole"
     rank_timeout: Upkeep[PositiveFloat] = 1800.0
     eval_every: Upkeep[PositiveInt] = 1
     log_every: Upkeep[PositiveInt] = 10

@@ -73,7 +73,7 @@ def _format_parameters(spec, name: str) -> str:
 def describe_training(config: Config) -> str:
     """Return the first log line of a run: its objectives and rewards with their settings."""
     keys = {
-        "reward": ["reward", "reward_samples", "reward_baseline", "reward_kl"],
+        "reward": ["reward", "reward_samples", "reward_baseline"],
         "mle": ["label_smoothing"],
         "random": ["random_subset_size"],
     }

@@ -4,6 +4,6 @@ Importing this package lets BLIP's `read_checkpoint` also read checkpoints in ob
 """
 
 from BLIP.weights.download import FETCHERS, STORES
-from captioning.models.checkpoints import local_copy
+from captioning.files.cache import local
 
-FETCHERS.update(dict.fromkeys(STORES, local_copy))
+FETCHERS.update(dict.fromkeys(STORES, local))

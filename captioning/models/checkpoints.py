@@ -7,8 +7,8 @@ The files in a run's folder are:
 - weights_04.pth: only the weights of epoch 4 (`keep_checkpoints: all`)
 - checkpoint_best.pth: a hard link to the best epoch's checkpoint, or a copy
 
-A sharded checkpoint is a folder named like the file; see `BLIP.weights.sharded_checkpoint`. Earlier
-versions wrote a file checkpoint_04.json with a checksum, which is removed with its checkpoint.
+Earlier versions wrote a file checkpoint_04.json with a checksum, which is removed with its
+checkpoint.
 """
 
 import math
@@ -21,11 +21,9 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
-from BLIP.weights.checkpoint import check_finite, holds_tensors
+from BLIP.weights.checkpoint import FOLDER_ADVICE, check_finite, holds_tensors
 from BLIP.weights.safe_load import read_pickled
-from BLIP.weights.sharded_checkpoint import NON_TENSORS, is_sharded, read_non_tensors
-from captioning.files.cache import local, local_folder
-from captioning.files.stores import Missing, check_address, is_bucket_address, stamp, stamps
+from captioning.files.stores import check_address, is_bucket_address, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
@@ -35,7 +33,6 @@ from captioning.files.writing import (
     unfinished_writes,
     user_errors,
 )
-from captioning.models.sharded_checkpoint import check_shards
 from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
@@ -52,8 +49,6 @@ def save(content: dict[str, Any], path: Path) -> None:
     try:
         with atomic_write(path) as file:
             torch.save(content, file)
-            if is_sharded(path):  # `path` is a folder, which the rename could not replace
-                remove(path)
     except (OSError, RuntimeError) as error:
         reason = error
         # torch raises a RuntimeError after the OSError of a full disk.
@@ -112,16 +107,13 @@ def resolve(name: str) -> str:
     """
     if is_bucket_address(name):
         check_address(name)
-        name = name.rstrip("/")
-        files = stamps(name)
-        if not files or NON_TENSORS in files:
+        names = stamps(name)
+        if not names:
             return name
-        names = [file.removesuffix(f"/{NON_TENSORS}") for file in files]
+    elif os.path.isdir(name):  # Path.is_dir fails for long names
+        names = os.listdir(name)
     else:
-        folder = Path(name)
-        if not os.path.isdir(name) or is_sharded(folder):  # Path.is_dir fails for long names
-            return name
-        names = os.listdir(folder)
+        return name
     paths = [Path(n) for n in names if re.fullmatch(rf"{_STEM.pattern}\.pth", n)]
     chosen = BEST if BEST in names else max(paths, key=_position, default=None)
     if chosen is None:
@@ -135,25 +127,8 @@ def version_of(name: str) -> Union[float, str, None]:
     It is the modification time of a file on disk, or the version of an object in a store.
     """
     if is_bucket_address(name):
-        try:
-            return stamp(name)[1]
-        except Missing:
-            return stamp(f"{name}/{NON_TENSORS}")[1]
+        return stamp(name)[1]
     return os.path.getmtime(name) if os.path.exists(name) else None
-
-
-def local_copy(address: str) -> Path:
-    """Return the path of a local copy of a checkpoint in a store. Raises UserError.
-
-    The checkpoint may be sharded. The copy is in the cache.
-    """
-    try:
-        return local(address)
-    except Missing:
-        names = stamps(address)
-        if NON_TENSORS not in names:
-            raise
-        return local_folder(address, names)
 
 
 def epoch_checkpoints(folder: Path) -> list[Path]:
@@ -196,35 +171,25 @@ def keep_as_best(folder: Path, epoch: int) -> None:
     temporary = folder / f".{BEST}{SUFFIX}"
     with user_errors(folder / BEST):
         remove(temporary)
-        if source.is_dir():
-            shutil.copytree(source, temporary, copy_function=_link)
-            sync_folder(temporary)
-        else:
-            _link(source, temporary)
+        try:
+            os.link(source, temporary)
+        except OSError:  # the file system has no hard links
+            shutil.copyfile(source, temporary)
+            with open(temporary, "rb") as copy:
+                os.fsync(copy.fileno())
         replace(temporary, folder / BEST)
         # If both names already link to the same file, os.replace does nothing: remove the link.
         temporary.unlink(missing_ok=True)
         sync_folder(folder)
 
 
-def _link(source: str, path: str) -> None:
-    """Make a hard link, or a copy if the file system has no hard links."""
-    try:
-        os.link(source, path)
-    except OSError:
-        with open(source, "rb") as file, atomic_write(Path(path)) as copy:
-            shutil.copyfileobj(file, copy)
-
-
 def read(path: Path) -> dict[str, Any]:
-    """Read a run's checkpoint to the CPU; return the content that `RunState` saved.
+    """Read a run's checkpoint to the CPU; return the content that `Checkpointing` saved.
 
-    The tensors of a sharded checkpoint are not read: "model" is empty, and the additional key
-    "folder" is the checkpoint's path. Raises UserError for an incomplete checkpoint.
+    Raises UserError for an incomplete checkpoint.
     """
     try:
-        sharded = is_sharded(path)
-        content = {**read_non_tensors(path), "folder": path} if sharded else read_pickled(path)
+        content = read_pickled(path)
         _check_keys(content)
         check_finite(content["model"], "the file")
     except FileNotFoundError as error:
@@ -237,7 +202,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def _check_keys(content: Any) -> None:
-    """Raise ValueError unless a file's content has the keys that `RunState` saves."""
+    """Raise ValueError unless a file's content has the keys that `Checkpointing` saves."""
     kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
     for name, kind in kinds.items():
         part = content.get(name) if isinstance(content, dict) else None
@@ -247,10 +212,9 @@ def _check_keys(content: Any) -> None:
 
 def check_whole(path: Path) -> None:
     """Raise UserError if a bit of a checkpoint has changed, by the CRC-32 of each part of it."""
+    if path.is_dir():
+        raise UserError(f"{path} is a folder: {FOLDER_ADVICE}")
     try:
-        if is_sharded(path):
-            check_shards(path)
-            return
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
             # torch would take a record with attributes for a folder, and not read it.
@@ -291,6 +255,6 @@ def read_newest(folder: Path) -> Optional[NewestCheckpoint]:
     if problems:
         raise UserError(
             f"none of the checkpoints in {folder} can be read ({next(iter(problems.values()))}); "
-            "start again with resume=never or another output_dir"
+            "set another output_dir"
         )
     return None

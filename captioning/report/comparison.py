@@ -14,7 +14,7 @@ from captioning.metrics.scoring import score
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
 from captioning.scenes.world import Scene, read_scenes
-from captioning.training.split_evaluation import metric_settings
+from captioning.training.validation import metric_settings
 
 
 class Row(NamedTuple):

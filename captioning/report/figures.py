@@ -1,4 +1,4 @@
-"""Draws curves of training and of caption lengths as SVG, and defines how all figures look."""
+"""Draws the report's curves and histograms of caption lengths as SVG, and defines their styles."""
 
 import io
 import itertools
@@ -17,7 +17,7 @@ from captioning.config.objectives import objective_title
 from captioning.metrics.diversity import count_words
 from captioning.report.comparison import Row
 from captioning.report.runs import Run
-from captioning.training.run_log import CURVES
+from captioning.training.log import CURVES
 from smile import OBJECTIVES
 
 WIDTH, HEIGHT = 4.3, 3.0  # inches, without the legend; about as wide as a phone
@@ -129,8 +129,7 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
     }
     for part, (title, label) in {**losses, **CURVES}.items():
         if curves := _read_curves(runs, "step", part):
-            description = _ends(title, curves)
-            yield title, _draw(curves, part, "optimizer step", label, description, smooth=True)
+            yield title, _draw(curves, part, "optimizer step", label, _ends(title, curves))
     for choices in VALIDATION:
         for name, label in choices.items():
             if curves := _read_curves(runs, "val", name):
@@ -184,22 +183,16 @@ def moving_average(values: np.ndarray) -> np.ndarray:
 
 
 def _draw(
-    curves: Sequence[Curve],
-    name: str,
-    x_label: str,
-    y_label: str,
-    description: str,
-    smooth: bool = False,
+    curves: Sequence[Curve], name: str, x_label: str, y_label: str, description: str
 ) -> Markup:
-    """Return a figure of curves.
+    """Return a figure of curves. name, description: see `to_svg`.
 
-    - name, description: see `to_svg`
-    - smooth: whether moving averages are drawn, with the values faintly behind them
+    Steps are noisy, so their moving averages are drawn, with the values faintly behind them.
     """
     with figure_context():
         figure, ax = new_figure(x_label, y_label)
         for label, (colour, marker, dashes), x, y in curves:
-            if smooth:
+            if x_label == "optimizer step":
                 ax.plot(x, y, color=colour, alpha=0.3, linewidth=0.8)
                 marker, y = "", moving_average(y)
             ax.plot(x, y, dashes, marker=marker, markersize=4, color=colour, label=label)

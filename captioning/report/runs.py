@@ -19,7 +19,7 @@ from captioning.metrics.intervals import Estimate
 from captioning.models.checkpoints import BEST
 from captioning.runtime.errors import UserError
 from captioning.training import selection
-from captioning.training.run_log import read_log
+from captioning.training.log import read_log
 
 AnyRecord = TypeVar("AnyRecord", bound=BaseModel)
 EXCLUDED_KEYS = keys_of("machine")  # such as the device; they are not compared between runs

@@ -17,7 +17,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.jobs import Job, Observer, cores, start_server
 from captioning.runtime.progress import log_line
 from captioning.sweep.variants import Variant, keys_in
-from captioning.training.validation_history import is_scored, is_trained
+from captioning.training.selection import is_scored, is_trained
 
 # Modules of training runs. They are imported once, before the jobs are forked, because importing
 # takes seconds.

@@ -1,12 +1,24 @@
-"""Manages a run's output folder: on this disk, or in an object store with a local working copy."""
+"""A run's output folder: on this disk, or in an object store with a working copy on this disk.
 
+Finished files are copied to the store after each save, and fetched where the working copy is empty.
+A run has one writer: the process whose id is in the file WRITER of the store.
+"""
+
+import secrets
+import shutil
 from pathlib import Path, PurePosixPath
 
 from captioning.files import stores
-from captioning.files.cache import cache_folder, cache_key
-from captioning.models.checkpoints import local_copy
+from captioning.files.cache import cache_folder, cache_key, fetch
+from captioning.files.reading import read_json
+from captioning.files.writing import SUFFIX, user_errors, write_json
+from captioning.models.checkpoints import BEST, is_checkpoint_file
 from captioning.runtime import distributed
-from captioning.training.stored_run import StoredRun
+from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_line
+
+WRITER = "writer.json"  # here {"id": of the writer, "copied": {file: state}}, in the store the id
+SELECTED = "selected.json"  # see `captioning.training.selection.Selection`
 
 
 def working_folder(output_dir: str) -> Path:
@@ -18,50 +30,125 @@ def working_folder(output_dir: str) -> Path:
 
 
 class OutputFolder:
-    """The output folder of a run, on disk or in a store. On disk, `begin` and `upload` do nothing.
+    """The output folder of a run. On disk, `begin` and `upload` do nothing.
 
     folder: the folder on this disk. address: the folder's address in the store; None on disk.
-    stored_run: the run in the store; None on disk.
     """
 
     def __init__(self, output_dir: str):
         self.folder = working_folder(output_dir)
         self.address = output_dir.rstrip("/") if stores.is_store(output_dir) else None
-        self.stored_run = StoredRun(self.address, self.folder) if self.address else None
-        self._on_main_machine = True
+        self.id, self.copied = "", {}
 
     def begin(self) -> None:
-        """Download the run from the store; see `StoredRun.begin`. All ranks call this.
+        """Fetch the run if the working copy is empty, and become its writer. All ranks call this.
 
-        If rank 0 fails, raises UserError on all ranks.
+        Raises UserError on all ranks, also if another machine has continued the run.
         """
-        if self.stored_run:
-            distributed.run_on_main(self.stored_run.begin)
-            # Tokens are compared, not host names, because two machines may have the same name.
-            token = self.stored_run.token()
-            self._on_main_machine = distributed.broadcast_from_main(token) == token
+        if self.address:
+            distributed.run_on_main(self._begin)
 
     def upload(self) -> None:
-        """Upload new and changed files. All ranks call this.
+        """Copy new and changed files to the store, and remove those that are gone here.
 
-        If rank 0 fails, raises UserError on all ranks.
+        All ranks call this. Raises UserError on all ranks.
         """
-        if self.stored_run:
-            distributed.run_on_main(self.stored_run.upload)
+        if self.address:
+            distributed.run_on_main(self._upload)
 
-    def store_name(self, name: str) -> str:
-        """Return the store address of a file in the folder. Other names are returned unchanged."""
-        if not self.address or self.folder not in Path(name).parents:
-            return name
-        return f"{self.address}/{Path(name).relative_to(self.folder).as_posix()}"
+    def _begin(self) -> None:
+        writer = self._stored_writer()
+        path = self.folder / WRITER
+        record = read_json(path) if path.exists() else {"id": "", "copied": {}}
+        self.id = record["id"]
+        current = _states(self.folder)
+        with user_errors(self.folder):
+            if writer and writer == self.id:
+                self.copied = record["copied"]
+            elif current == record["copied"] and (writer or not current):
+                self._fetch()  # all that is here has been in the store
+            elif writer:
+                raise UserError(
+                    f"{self.address}: another machine has continued this run, and {self.folder} "
+                    "has files that the store never had: move it away to fetch the run"
+                )
+            else:  # the store was emptied, or nothing was copied yet
+                self._become_writer(self.folder)
+        log_line(f"{self.address} has its working copy in {self.folder}")
 
-    def local_path(self, name: str) -> str:
-        """Return the local path of a checkpoint, given what `store_name` returned for it.
+    def _fetch(self) -> None:
+        temporary = self.folder.with_name(f".{self.folder.name}{SUFFIX}")
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name, stamp in stores.stamps(self.address).items():
+            if name != WRITER:
+                fetch(f"{self.address}/{name}", temporary / name, stamp)
+        self.copied = _states(temporary)
+        self._become_writer(temporary)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        temporary.rename(self.folder)
 
-        The path is in the working copy on the machine of rank 0. Other machines download the
-        checkpoint to the cache.
-        """
-        if not self.address or not name.startswith(f"{self.address}/"):
-            return name
-        path = self.folder / name[len(self.address) + 1 :]
-        return str(path if self._on_main_machine and path.exists() else local_copy(name))
+    def _become_writer(self, folder: Path) -> None:
+        self.id = secrets.token_hex(8)
+        write_json({"id": self.id, "copied": self.copied}, folder / WRITER)
+        stores.put(self.id.encode(), f"{self.address}/{WRITER}")
+
+    def _upload(self) -> None:
+        current = _states(self.folder)
+        if current == self.copied:
+            return
+        if self._stored_writer() != self.id:
+            raise UserError(
+                f"{self.address}: another machine has continued this run; the files that this "
+                f"machine has written since then are in {self.folder}"
+            )
+        try:
+            names = current.keys() | self.copied.keys()
+            for name in sorted(names, key=lambda name: (_stage(name, name in current), name)):
+                target, state = f"{self.address}/{name}", current.get(name)
+                if state is None:
+                    stores.remove(target)
+                    del self.copied[name]
+                elif state != self.copied.get(name):
+                    # Another name of the same file, as of the best checkpoint, is in the store.
+                    same = (n for n, s in self.copied.items() if s == state)
+                    if source := next(same, None):
+                        stores.copy(f"{self.address}/{source}", target, state[0])
+                    else:
+                        stores.upload(self.folder / name, target)
+                    self.copied[name] = state
+        except UserError as error:
+            raise UserError(
+                f"{error}; nothing is lost: the run's files are in {self.folder}; run the same "
+                "command again on this machine to continue"
+            ) from error
+        finally:
+            with user_errors(self.folder):
+                write_json({"id": self.id, "copied": self.copied}, self.folder / WRITER)
+
+    def _stored_writer(self) -> str:
+        return stores.read_if_any(f"{self.address}/{WRITER}").decode()
+
+
+def _states(folder: Path) -> dict[str, list[int]]:
+    """Return {name: [size, time of change, inode]} of the finished files in a working copy."""
+    states = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if path.is_file() and path.name != WRITER and not path.name.endswith(SUFFIX):
+            stat = path.stat()
+            states[name.as_posix()] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
+    return states
+
+
+def _stage(name: str, is_here: bool) -> int:
+    """Return when an upload handles a file, so that the run in the store can always be resumed.
+
+    Outdated files other than checkpoints are removed first, such as scores of earlier weights. Then
+    logs, captions, scores, checkpoints, the best checkpoint and the record of its epoch are copied.
+    Old checkpoints are removed last.
+    """
+    is_checkpoint = is_checkpoint_file(name)
+    if not is_here:
+        return 9 if is_checkpoint else 0
+    return {BEST: 4, SELECTED: 5}.get(name, 3 if is_checkpoint else 1 + name.endswith(".json"))

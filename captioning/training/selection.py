@@ -1,25 +1,95 @@
-"""Selects the best epoch by the key `select`, and keeps its weights as checkpoint_best.pth."""
+"""Reads from a run's folder how epochs scored, which is selected, and whether the run is over."""
 
-from collections.abc import Iterator, Mapping
+import math
+import shutil
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from captioning.config import Config
+from captioning.config import Config, every_key, load_config
 from captioning.config.config import LAST
-from captioning.config.objectives import training_terms
 from captioning.files.reading import read_json
-from captioning.files.writing import write_json
 from captioning.metrics.base import metric_of
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import log_line
-from captioning.training.split_evaluation import SplitEvaluation
-from captioning.training.stored_run import SELECTED
-from captioning.training.validation_history import read_validations, reason_unavailable
+from captioning.training.output_folder import SELECTED, working_folder
 
 BLIP_METRICS = "CIDEr + Bleu_4"
 LENGTH_METRIC = "cap_len"  # caption length; shown with the metrics, because CIDEr depends on it
+
+
+def evaluation_name(epoch: int) -> str:
+    return f"val_epoch{epoch:02d}"
+
+
+def read_scores(folder: Path, name: str) -> Optional[dict[str, float]]:
+    """Return {metric: value} in result/NAME/ of a run's folder; None if it has no scores."""
+    path = folder / "result" / name / "metrics.json"
+    if not path.exists():
+        return None
+    return {metric: entry["value"] for metric, entry in read_json(path)["metrics"].items()}
+
+
+def remove_scores(folder: Path, name: str) -> None:
+    shutil.rmtree(folder / "result" / name, ignore_errors=True)
+
+
+class EpochScores(NamedTuple):
+    """The scores of one epoch on the validation split.
+
+    epoch: from 0. value: a sum of metrics, such as CIDEr + Bleu_4; None if one of the metrics is
+    missing. scores: {name of a metric: value}.
+    """
+
+    epoch: int
+    value: Optional[float]
+    scores: dict[str, float]
+
+
+def read_validations(folder: Path, epochs: int, metrics: Optional[str]) -> list[EpochScores]:
+    """Return the validations among the first `epochs` epochs, in order.
+
+    metrics: the sum that is `EpochScores.value`, such as "CIDEr + Bleu_4"; None for no value.
+    """
+    value_of = MetricSum.parse(metrics).of if metrics else lambda scores: None
+    pairs = ((epoch, read_scores(folder, evaluation_name(epoch))) for epoch in range(epochs))
+    return [EpochScores(epoch, value_of(scores), scores) for epoch, scores in pairs if scores]
+
+
+def metric_values(folder: Path, epochs: int, metrics: str) -> list[float]:
+    """Return the values of a sum of metrics in those of the first `epochs` epochs that have it."""
+    validations = read_validations(folder, epochs, metrics)
+    return [v.value for v in validations if v.value is not None]
+
+
+def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
+    """Return why a run is over after `epochs` epochs; None if the run continues."""
+    if epochs >= config.max_epoch:
+        return f"{config.output_dir} has finished all of its {epochs} epochs"
+    values = metric_values(folder, epochs, config.monitor)
+    since_best = len(values) - 1 - values.index(max(values)) if values else 0
+    if config.early_stopping is not None and since_best >= config.early_stopping:
+        return (
+            f"{config.output_dir} stopped early, after {epochs} epochs: {config.monitor} was best "
+            f"{since_best} validations ago, and early_stopping is {config.early_stopping}"
+        )
+    return None
+
+
+def count_plateaus(values: Sequence[float], patience: int) -> int:
+    """Return the number of plateaus, as torch's ReduceLROnPlateau counts them.
+
+    A plateau is a sequence of `patience` + 1 consecutive values that do not exceed the best value
+    so far. After a plateau, counting starts again at the next value.
+    """
+    best, waited, count = -math.inf, 0, 0
+    for value in values:
+        waited = 0 if value > best else waited + 1
+        best = max(best, value)
+        if waited > patience:
+            count, waited = count + 1, 0
+    return count
 
 
 class Selection(NamedTuple):
@@ -36,76 +106,6 @@ class Selection(NamedTuple):
     epochs: list[dict[str, Any]]
 
 
-def check_select(config: Config, evaluation: SplitEvaluation) -> None:
-    """Raise UserError if `select` names metrics that will not be computed."""
-    if config.select in (None, LAST):
-        return
-    if reason := reason_unavailable(config.select, evaluation):
-        raise UserError(f"select is {config.select}, but {reason}; name other metrics, or last")
-
-
-def resolve_select(
-    config: Config, checkpoint: Optional[Mapping[str, Any]], evaluation: SplitEvaluation
-) -> Config:
-    """Return the configuration with a value for `select`, which is chosen here if it is None.
-
-    A resumed run keeps the value in its checkpoint. A new run that trains only with MLE selects the
-    best epoch by BLIP_METRICS. Any other run selects the last epoch, because CIDEr and BLEU punish
-    the longer captions of SMILE. If the metrics cannot be computed, the last epoch is selected.
-    checkpoint: the content of the checkpoint to resume from, or None.
-    """
-    select = config.select
-    if select is None:
-        by_blips_rule = "coco" in config.metrics and training_terms(config) == ["mle"]
-        saved_select = checkpoint["config"].get("select") if checkpoint else None
-        select = saved_select or (BLIP_METRICS if by_blips_rule else LAST)
-        if select != LAST and (reason := reason_unavailable(select, evaluation)):
-            log_line(f"the last epoch will be selected, not the best by {select}: {reason}")
-            select = LAST
-    return config.model_copy(update={"select": select})
-
-
-def keep_selected(select: str, folder: Path, epochs: int) -> Optional[str]:
-    """Make the selected epoch's weights checkpoint_best.pth, and record the epoch.
-
-    Only called on rank 0. select: "last" or metrics. epochs: the number of finished epochs. Selects
-    the epoch with the highest value: the latest of several such epochs, or the last epoch if none
-    has a value. If the weights of this epoch have been removed, the previous choice stays, or the
-    newest epoch is taken. Returns a line for the log if the choice changed or could not be made.
-    Raises UserError.
-    """
-    validations = read_validations(folder, epochs, None if select == LAST else select)
-    newest_epoch = epochs - 1
-    previous = best_epoch(folder)
-    message = None
-    candidates = [v for v in validations if v.value is not None]
-    best = max(candidates, key=lambda v: (v.value, v.epoch), default=None)
-    selected = newest_epoch if best is None else best.epoch
-    if selected not in (newest_epoch, previous) and not checkpoints.weights_of(folder, selected):
-        fallback = newest_epoch if previous is None else previous
-        message = (
-            f"epoch {selected + 1} is best by select: {select}, but its weights were not kept "
-            f"(keep_checkpoints); {checkpoints.BEST} has the weights of epoch {fallback + 1}"
-        )
-        selected = fallback
-    elif selected != previous:
-        message = (
-            f"{checkpoints.BEST} now has the weights of epoch {selected + 1}, by select: {select}"
-        )
-    if selected != previous or selected == newest_epoch:
-        checkpoints.keep_as_best(folder, selected)
-    selection = Selection(select, selected, [v._asdict() for v in validations])
-    if selection != read_selection(folder):
-        write_json(selection._asdict(), folder / SELECTED)
-    return message
-
-
-def best_epoch(folder: Path) -> Optional[int]:
-    """Return the epoch of checkpoint_best.pth; None without this file or selected.json."""
-    selection = read_selection(folder)
-    return selection.epoch if selection and checkpoints.best(folder) else None
-
-
 def read_selection(folder: Path) -> Optional[Selection]:
     """Return the content of selected.json; None without this file. Raises UserError."""
     path = folder / SELECTED
@@ -114,6 +114,12 @@ def read_selection(folder: Path) -> Optional[Selection]:
     except TypeError as error:
         keys = ", ".join(Selection._fields)
         raise UserError(f"{path} must have exactly the keys {keys}; remove the file") from error
+
+
+def best_epoch(folder: Path) -> Optional[int]:
+    """Return the epoch of checkpoint_best.pth; None without this file or selected.json."""
+    selection = read_selection(folder)
+    return selection.epoch if selection and checkpoints.best(folder) else None
 
 
 def shown_metrics(selection: Selection) -> list[str]:
@@ -146,3 +152,32 @@ def summary(folder: Path) -> Iterator[str]:
             cells.append(f"{column.title} {value}")
         chosen = "  (selected)" if epoch["epoch"] == selection.epoch else ""
         yield f"  epoch {epoch['epoch'] + 1}: {', '.join(cells) or 'no scores'}{chosen}"
+
+
+def is_trained(config: Config) -> bool:
+    """Return whether the run of a configuration is over and started from its `pretrained`."""
+    folder = working_folder(config.output_dir)
+    paths, record = checkpoints.epoch_checkpoints(folder), folder / "config.yaml"
+    if not paths or not record.exists():
+        return False
+    # Compare dumps, because config.yaml is a dump, too: `model_dump` removes secrets in addresses.
+    if load_config(record).model_dump()["pretrained"] != config.model_dump()["pretrained"]:
+        return False
+    newest = int(paths[-1].stem.rpartition("_")[2])
+    return reason_finished(config, folder, newest + 1) is not None
+
+
+def is_scored(config: Config, split: str = "test", results: Optional[Path] = None) -> bool:
+    """Return whether the split has been captioned and scored with the current best weights.
+
+    results: the folder that contains the folder `result`; by default the run's folder.
+    """
+    folder = working_folder(config.output_dir)
+    scores_file = (results or folder) / "result" / split / "metrics.json"
+    config_file = scores_file.with_name("config.yaml")
+    weights = folder / checkpoints.BEST
+    if not all(path.exists() for path in (scores_file, config_file, weights)):
+        return False
+    if scores_file.stat().st_mtime < weights.stat().st_mtime:
+        return False
+    return every_key(load_config(config_file)) == every_key(config)

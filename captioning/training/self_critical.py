@@ -6,7 +6,7 @@ mean reward of the image's other samples (arXiv 2003.09971).
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from captioning.config import Config
 from captioning.data.annotations import Sample
 from captioning.metrics.diversity import count_words
-from captioning.models.build import captioner_from
 from captioning.rewards.interface import Reward, Sampled, TrainingImages
 from captioning.rewards.registry import REWARDS
 from captioning.runtime.registry import load
@@ -28,20 +27,11 @@ class SelfCritical(nn.Module):
     Captions are sampled, and their log-probabilities computed, in evaluation mode (without
     dropout), so that both use the same distribution. An objective besides the reward is computed in
     training mode.
-
-    start: a copy of the captioner at the start of training, for the KL penalty; None without one.
     """
 
-    def __init__(
-        self,
-        captioner: nn.Module,
-        config: Config,
-        rewards: Mapping[str, Reward],
-        start: Optional[nn.Module] = None,
-    ):
+    def __init__(self, captioner: nn.Module, config: Config, rewards: Mapping[str, Reward]):
         super().__init__()
         self.captioner, self.config, self.rewards = captioner, config, rewards
-        self._start = [start]  # in a list, so that its weights are not registered as parameters
         # Samples come from the whole distribution, without truncation.
         limits = {"top_p": 1.0, "top_k": 0, "min_length": 0, "max_length": config.max_tokens}
         self.greedy = DecodingSettings(num_beams=1, **limits)
@@ -58,8 +48,7 @@ class SelfCritical(nn.Module):
         """Return the REINFORCE loss, plus the objective if the configuration has one.
 
         The expected gradient of the REINFORCE loss is the gradient of minus the expected reward.
-        The reward includes -reward_kl * log(p / p_start); the expectation of this term is the KL
-        penalty. The loss sums over a caption's tokens, because a mean over tokens would change the
+        The loss sums over a caption's tokens, because a mean over tokens would change the
         gradient, and averages over captions. The output's `tokens` is the number of sampled
         captions.
         """
@@ -76,27 +65,23 @@ class SelfCritical(nn.Module):
             ids = sampled.token_ids.clone()
             temperature = config.reward_temperature
             logprobs = captioner.log_likelihoods(encoded, ids, temperature).sum(-1)  # (B, k)
-            log_ratio = logprobs.detach() - self._logprobs_of_start(image, ids, logprobs)
         objective_output = captioner(image, captions) if config.objective else None
 
         # Computed last, while a GPU still works on the likelihoods.
         rewards_by_name = self._rewards(image_ids, sampled_captions)
         rewards = self._weighted(rewards_by_name, logprobs)
-        penalised = rewards - config.reward_kl * log_ratio
         if config.reward_baseline == "greedy":
             rewards_of_greedy = self._rewards(image_ids, greedy_captions)
             baseline = self._weighted(rewards_of_greedy, logprobs).expand_as(rewards)
         else:
-            baseline = (penalised.sum(1, keepdim=True) - penalised) / (penalised.size(1) - 1)
-        loss = -((penalised - baseline) * logprobs).mean()
+            baseline = (rewards.sum(1, keepdim=True) - rewards) / (rewards.size(1) - 1)
+        loss = -((rewards - baseline) * logprobs).mean()
 
         parts = {"reward": rewards.mean()}
         if len(rewards_by_name) > 1:
             for name in config.reward:
                 parts[name] = logprobs.new_tensor(rewards_by_name[name]).mean()
         parts["baseline"] = baseline.mean()
-        if config.reward_kl:
-            parts["kl"] = log_ratio.mean()
         lengths = [float(count_words(text)) for group in sampled.captions for text in group]
         parts["length"] = logprobs.new_tensor(lengths).mean()
         if objective_output is not None:
@@ -110,21 +95,6 @@ class SelfCritical(nn.Module):
             [Sampled(text, ended) for text, ended in zip(captions, flags)]
             for captions, flags in zip(generated.captions, has_end)
         ]
-
-    def _logprobs_of_start(self, image: Any, ids: Tensor, logprobs: Tensor) -> Tensor:
-        """Return log-probabilities (B, k) of captions under `start`.
-
-        Without `start`, returns `logprobs`, so that the KL term is 0.
-        """
-        (start,) = self._start
-        if start is None:
-            return logprobs.detach()
-        with torch.no_grad():
-            per_token = start.log_likelihoods(
-                start.encode(image), ids, self.config.reward_temperature
-            )
-        torch.clear_autocast_cache()
-        return per_token.sum(-1)
 
     def _rewards(self, image_ids: Sequence[Any], captions: list[list[Sampled]]) -> dict[str, Any]:
         return {name: reward(image_ids, captions) for name, reward in self.rewards.items()}
@@ -144,18 +114,6 @@ def build_rewards(
     """
     images = TrainingImages.of(samples, config.image_root, str(device))
     return {name: load(REWARDS[name])(images, config) for name in config.reward}
-
-
-def load_start(config: Config, device: torch.device) -> Optional[nn.Module]:
-    """Return a frozen copy of the captioner at the start of training, for the KL penalty.
-
-    It has the weights of `pretrained`, or without `pretrained` the same random weights as the
-    captioner. Returns None without reward_kl.
-    """
-    if not config.reward_kl:
-        return None
-    captioner, _ = captioner_from(config, config.pretrained, for_training=True)
-    return captioner.to(device).eval().requires_grad_(False)
 
 
 @contextmanager

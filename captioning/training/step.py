@@ -1,8 +1,9 @@
 """Takes one optimizer step: forward and backward on accumulated batches, a check, the update."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor, nn
@@ -13,21 +14,31 @@ from captioning.data.randomness import derived_seed
 from captioning.models.precision import Precision
 from captioning.models.prompts import prompt_is_question
 from captioning.runtime import distributed, signals
-from captioning.training.nonfinite_report import BatchReport, NotFiniteError, nonfinite_part
-from captioning.training.optimizer import clip_gradients
+from captioning.runtime.errors import UserError
+from captioning.training.schedule import clip_gradients
 from smile import ObjectiveOutput
 
 # These values are counts, which are summed over batches. All other values are means over tokens.
 COUNTS = ("skipped_images", "stop_requested")
 TOKENS = 0  # the index of the number of tokens in `TrainingStep._sums`
+# The lowest loss scale. A gradient that overflows at this scale is an error.
+MIN_SCALE = 1.0
+MAX_SHOWN = 8  # the most image ids and batches in an error message
+
+
+class NotFiniteError(Exception):
+    """Raised by a step that is not finite, before the weights change.
+
+    Its text is "reward", "loss" or "gradient".
+    """
 
 
 class StepResult(NamedTuple):
     """The values of a step, for the log.
 
-    sums: {name: sum over all batches and ranks}. "tokens" is the number of tokens. "loss" and each
-    part of the loss are multiplied by the number of tokens before summing. COUNTS are counts.
-    values: values that need no averaging, {"grad_norm": norm before clipping}.
+    - sums: {name: sum over all batches and ranks}. "tokens" is the number of tokens. "loss" and
+      each part of the loss are multiplied by the number of tokens before summing. COUNTS are counts
+    - values: values that need no averaging, {"grad_norm": norm before clipping}
     """
 
     sums: dict[str, float]
@@ -37,9 +48,9 @@ class StepResult(NamedTuple):
 class TrainingStep:
     """Trains a model on accumulated batches.
 
-    learner: the captioner, or the `SelfCritical` that wraps the captioner. model: the learner, or
-    the DistributedDataParallel that wraps the learner. batches: reports of the batches of the
-    latest step, for the error message of a step that is not finite.
+    - model: the learner, or the DistributedDataParallel that wraps the learner
+    - learner: the captioner, or the `SelfCritical` that wraps the captioner
+    - batches: (image ids, parts of the loss by name) of each batch of the latest step on this rank
     """
 
     def __init__(
@@ -53,7 +64,7 @@ class TrainingStep:
         self.config, self.model, self.learner = config, model, learner
         self.optimizer, self.precision, self.scaler = optimizer, precision, precision.scaler
         self.batch_count = config.accumulation_steps
-        self.batches: list[BatchReport] = []
+        self.batches: list[tuple[list, dict[str, Tensor]]] = []
 
     def __call__(self, batches: Iterator[Batch], step: int) -> StepResult:
         """Train on the batches of one step. step: the step's number in the run, from 0.
@@ -76,11 +87,10 @@ class TrainingStep:
         # Copy all values from the GPU at once. This is the step's only synchronisation with the
         # GPU, unless the objective reads the labels.
         *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
-        names = ["tokens", *self.batches[-1].parts, *COUNTS]
+        names = ["tokens", *self.batches[-1][1], *COUNTS]
         width = len(names)
         sums = [dict(zip(names, values[i : i + width])) for i in range(0, len(values), width)]
-        problem = nonfinite_part(sums, norm, self.scaler)
-        if problem:
+        if problem := self._nonfinite_part(sums, norm):
             for buffer, value in saved_buffers:
                 buffer.copy_(value)
             raise NotFiniteError(problem)
@@ -89,6 +99,49 @@ class TrainingStep:
         self.optimizer.zero_grad(set_to_none=True)
         summed = {name: sum(batch_sums[name] for batch_sums in sums) for name in names}
         return StepResult(summed, {"grad_norm": norm})
+
+    def _nonfinite_part(self, batches: list[dict[str, float]], norm: float) -> str:
+        """Return which of "reward", "loss" and "gradient" is not finite; "" if there is no error.
+
+        With float16, a gradient that overflows is no error as long as the loss scale is above
+        MIN_SCALE: the scaler skips the step and lowers the loss scale. batches: for each batch
+        {name: sum over all ranks}. norm: the gradient's norm.
+        """
+        if not all(math.isfinite(value) for sums in batches for value in sums.values()):
+            return "loss" if all(math.isfinite(s.get("reward", 0)) for s in batches) else "reward"
+        overflows = self.scaler.is_enabled() and self.scaler.get_scale() > MIN_SCALE
+        return "" if math.isfinite(norm) or overflows else "gradient"
+
+    def raise_nonfinite(self, part: str, step: int, repeat: str) -> NoReturn:
+        """Raise the UserError that ends the run, the same on all ranks. All ranks call this.
+
+        - part: the text of the NotFiniteError
+        - step: the step's number in the run, from 1
+        - repeat: the end of the message, which says how to repeat the step
+        """
+        reports = [
+            (distributed.rank(), ids[:MAX_SHOWN], all(v.isfinite() for v in parts.values()))
+            for ids, parts in self.batches
+        ]
+        gathered = distributed.gather_on_main(reports)
+
+        def fail():
+            reports = [report for of_rank in gathered for report in of_rank]
+            # Name the images of the batches that are not finite. If every batch is finite, as when
+            # only the gradient is not, name the images of all batches.
+            failed = [report for report in reports if not report[2]] or reports
+            images = "; ".join(
+                f"rank {rank} had images {ids}" for rank, ids, _ in failed[:MAX_SHOWN]
+            )
+            advice = "lower init_lr, set clip_grad_norm, or use another precision than "
+            advice += self.config.precision
+            if part == "reward":
+                advice = f"remove a term from the key reward, which is {self.config.reward}"
+            raise UserError(
+                f"the {part} is not finite at step {step} ({images}); {advice}; {repeat}"
+            )
+
+        distributed.run_on_main(fail)
 
     def _accumulate_gradients(
         self, batches: Iterator[Batch], step: int
@@ -138,7 +191,7 @@ class TrainingStep:
         with self.precision.autocast():
             output = self.model(*inputs, **prompts)
         parts = {"loss": output.loss.detach(), **output.parts}
-        self.batches.append(BatchReport(batch["image_id"], parts))
+        self.batches.append((batch["image_id"], parts))
         return output
 
     def _sums(self, output: ObjectiveOutput, batch: Batch) -> Tensor:
@@ -147,8 +200,14 @@ class TrainingStep:
         The sums are, in this order: the number of tokens; the loss and the parts of the loss, each
         multiplied by the number of tokens; and COUNTS.
         """
-        parts = self.batches[-1].parts
+        _, parts = self.batches[-1]
         means = torch.stack([torch.ones_like(parts["loss"]), *parts.values()]).double()
         counts = torch.tensor([batch["skipped"], bool(signals.stop_requested())]).double()
         counts = counts.to(self.precision.device, non_blocking=True)
         return torch.cat([means * output.tokens, counts])
+
+
+def token_means(sums: Mapping[str, float]) -> dict[str, float]:
+    """Return means per token: each sum divided by sums["tokens"], without "tokens" and COUNTS."""
+    tokens = max(sums["tokens"], 1)
+    return {n: total / tokens for n, total in sums.items() if n not in ("tokens", *COUNTS)}

@@ -3,7 +3,6 @@
 tests/captioning/bad_input/test_checkpoints.py has the files that are refused.
 """
 
-import io
 import re
 
 import pytest
@@ -11,8 +10,6 @@ import torch
 from safetensors.torch import save_file
 
 from BLIP.weights.checkpoint import CheckpointError, load_weights, read_checkpoint
-from BLIP.weights.safe_load import PickledError
-from BLIP.weights.sharded_checkpoint import _Unpickler
 
 TIED = [f"text_decoder.cls.predictions.decoder.{name}" for name in ("weight", "bias")]
 
@@ -71,9 +68,3 @@ def test_a_position_embedding_that_does_not_fit_is_refused(make_captioner, shape
     state = {**captioner.state_dict(), "visual_encoder.pos_embed": torch.ones(shape)}
     with pytest.raises(CheckpointError, match=re.escape(message)):
         load_weights(captioner, state, "file.pth")
-
-
-def test_the_index_of_a_sharded_checkpoint_may_name_dtypes_of_torch_and_no_function():
-    assert _Unpickler(io.BytesIO(b"ctorch\nfloat16\n.")).load() is torch.float16
-    with pytest.raises(PickledError, match=r"could run code \(torch\.load\)"):
-        _Unpickler(io.BytesIO(b"ctorch\nload\n.")).load()

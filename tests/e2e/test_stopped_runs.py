@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from captioning.metrics.diversity import Length
-from captioning.training.split_evaluation import caption_images
+from captioning.training.validation import caption_images
 from tests.runs import (
     Run,
     be_quick,
@@ -117,8 +117,8 @@ def test_another_number_of_processes_keeps_the_order_of_images(run, config, tmp_
     other = Run(config, tmp_path / "run", "max_epoch=2", processes=2, hook=be_quick)
     assert other.wait()[0] == 2
     assert (
-        "stopped with 8 images per step (8 batch_size, 1 processes, 1 "
-        "accumulation_steps); with 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
+        "images per step were 8 (8 batch_size, 1 processes, 1 accumulation_steps), "
+        "are 16 (8 batch_size, 2 processes, 1 accumulation_steps)"
     ) in other.said()
     run("max_epoch=2", "batch_size=4", processes=2, hook=recorder(tmp_path / "after"))
     found = {**items(tmp_path / "before", 1), **items(tmp_path / "after", 2)}

@@ -13,7 +13,7 @@ from captioning.bulk.work import Batch
 from captioning.data import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.scenes.make import make_scenes
-from captioning.training.fine_tuning import FineTuning
+from captioning.training.step import TrainingStep
 from tests.gpu.card import relative_error
 from tests.tiny import TINY_RUN, log_of
 
@@ -49,18 +49,18 @@ def weights(folder):
 
 @contextlib.contextmanager
 def stopped_after(steps):
-    step_of = FineTuning._optimizer_step
+    step_of = TrainingStep.__call__
 
     def step(self, batches, number):
         if number + 1 == steps:
             os.kill(os.getpid(), signal.SIGTERM)
         return step_of(self, batches, number)
 
-    FineTuning._optimizer_step = step
+    TrainingStep.__call__ = step
     try:
         yield
     finally:
-        FineTuning._optimizer_step = step_of
+        TrainingStep.__call__ = step_of
 
 
 def test_a_resumed_run_has_the_loss_curve_of_one_that_was_never_stopped(card):

@@ -7,11 +7,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import torch
 
 from captioning.config import load_config
-from captioning.training.fine_tuning import FineTuning
+from captioning.training.fine_tuning import fine_tune
+from captioning.training.step import TrainingStep
 from tests.runs import write_config
 from tests.soak.disturbed import BrokenPromise
 
@@ -58,15 +60,16 @@ def slope(steps: Sequence[int], values: Sequence[float]) -> float:
 def train_and_sample(config: Path, folder: Path, every: int, *overrides: str) -> list[Sample]:
     """Train in this process; take a sample after `every` steps."""
     samples: list[Sample] = []
+    call = TrainingStep.__call__
 
-    class Watched(FineTuning):
-        def _optimizer_step(self, batches, step):
-            if step % every == 0:
-                samples.append(take_sample(step))
-            return super()._optimizer_step(batches, step)
+    def watched(self, batches, step):
+        if step % every == 0:
+            samples.append(take_sample(step))
+        return call(self, batches, step)
 
     settings = load_config(config, overrides, {"output_dir": str(folder)})
-    Watched(settings, torch.device("cpu")).run()
+    with mock.patch.object(TrainingStep, "__call__", watched):
+        fine_tune(settings, torch.device("cpu"))
     return samples
 
 

@@ -102,10 +102,9 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path):
     expected = logits_of(captioner.model, batch)
     torch.testing.assert_close(logits_of(merged, batch), expected, rtol=1e-4, atol=1e-5)
     assert not any("lora" in name for name, _ in merged.named_parameters())
-    gather = f"{tmp_path} is a folder; a sharded checkpoint must be gathered into a file first: "
     for source, target, line in (
         (path, folder, f"{folder} exists and is not an empty folder: give a new folder"),
-        (tmp_path, f"{folder}2", gather + f"python -m captioning.gather {tmp_path} whole.pth"),
+        (tmp_path, f"{folder}2", f"{tmp_path} cannot be read: Is a directory"),
     ):
         refused("vlm.export", source, target, part=f"error: {line}")
 

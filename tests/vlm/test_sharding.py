@@ -10,7 +10,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs tr
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
 from captioning.models import checkpoints
-from captioning.training.run_state import RunState
+from captioning.training.checkpointing import Checkpointing
 from tests.runs import (
     Run,
     assert_close_runs,
@@ -33,7 +33,7 @@ augmentation: none
 SHORT = ("max_epoch=1", "checkpoint_every=2")
 ONE = ("batch_size=8", *SHORT)
 TWO = ("batch_size=4", *SHORT)
-DIVIDED = (*TWO, "sharding=fsdp", "checkpoint_format=sharded", "rank_timeout=20")
+DIVIDED = (*TWO, "sharding=fsdp", "rank_timeout=20")
 LORA = "lora={r: 2, alpha: 4, dropout: 0.0}"
 
 
@@ -53,12 +53,7 @@ def finished(config):
 
 
 def test_it_learns_as_in_one_process(finished):
-    divided = finished(*DIVIDED, "vit_grad_ckpt=true")
-    assert_close_runs(divided, finished(*ONE))
-    parts = [".metadata", "__0_0.distcp", "__1_0.distcp", "checksums.json", "rest.pth"]
-    assert sorted(path.name for path in (divided / checkpoints.BEST).iterdir()) == parts
-    for path in checkpoints.saved(divided):
-        checkpoints.check_whole(path)
+    assert_close_runs(finished(*DIVIDED, "vit_grad_ckpt=true"), finished(*ONE))
 
 
 def test_one_process_ddp_and_fsdp_train_the_same_adapter(finished):
@@ -77,17 +72,17 @@ def test_in_bf16_it_follows_one_process_and_saves_float32(finished):
 
 
 def with_a_full_disk(rank):
-    """A hook: from the end of the epoch on, rank 1 cannot write files above 20 kB."""
+    """A hook: from the end of the epoch on, rank 0 cannot write files above 20 kB."""
     be_quick(rank)
-    save_epoch = RunState.save_epoch
+    save_epoch = Checkpointing.save_epoch
 
     def save(self, *given):
-        if rank == 1:
+        if rank == 0:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
         save_epoch(self, *given)
 
-    RunState.save_epoch = save
+    Checkpointing.save_epoch = save
 
 
 def test_one_rank_cannot_write_and_the_run_ends_as_if_it_could(finished, config, tmp_path):

@@ -183,4 +183,4 @@ def test_a_bad_checkpoint_that_is_the_only_one_ends_the_run_and_stays(tmp_path):
     begin = f"none of the checkpoints in {tmp_path} can be read ({bad} {message}"
     with unchanged(tmp_path), raises_line(UserError, start=begin) as error:
         checkpoints.read_newest(tmp_path)
-    assert str(error.value).endswith("); start again with resume=never or another output_dir")
+    assert str(error.value).endswith("); set another output_dir")

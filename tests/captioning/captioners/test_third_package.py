@@ -48,7 +48,7 @@ def results(registered, scenes, tmp_path_factory):
         "begun": (0, *train[:-1], "max_epoch=1"),
         "resumed": (0, *train),
         "another width": (2, *train, "fake_width=7"),
-        "fp16": (2, *train, "resume=never", "precision=fp16"),
+        "fp16": (2, *other, "precision=fp16"),
         **{key: (2, *other, f"{key}={value}") for key, value in LACKING.items()},
         "split": (0, *train, "--evaluate", "--eval_split", "test"),
         "captions": (

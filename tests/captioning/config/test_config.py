@@ -209,9 +209,9 @@ def test_every_shipped_configuration_is_valid(repository):
             "objective={'random': 0.5, 'smile': 2.0}, first_token_mle=None, random_subset_size=7",
         ),
         (
-            ["reward={cider: 1}", "objective=smile", "reward_kl=0.2"],
+            ["reward={cider: 1}", "objective=smile"],
             "objective=smile, first_token_mle=True, reward={'cider': 1.0}, reward_samples=5, "
-            "reward_baseline=others, reward_kl=0.2",
+            "reward_baseline=others",
         ),
     ],
 )

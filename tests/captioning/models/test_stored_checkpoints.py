@@ -6,15 +6,13 @@ import pytest
 import torch
 
 from app.checkpoints import load_checkpoints
-from BLIP import read_checkpoint
 from captioning.config import load_config
 from captioning.data import read_split, references
 from captioning.metrics.base import option_files
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from, load_trained
-from captioning.models.sharded_checkpoint import save_sharded
 from captioning.runtime.errors import UserError
-from tests.programs import raises_line, run_program
+from tests.programs import raises_line
 
 RUN = "s3://bucket/runs/a"
 CPU = torch.device("cpu")
@@ -55,24 +53,6 @@ def test_a_file_and_the_best_or_newest_of_a_run_are_read_from_a_store(s3, traine
     assert checkpoints.version_of(best) == version
     s3.files.pipe_file(best, b"other")
     assert checkpoints.version_of(best) != version
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_a_sharded_checkpoint_of_a_store_is_gathered_into_a_file(s3, tmp_path):
-    pytest.importorskip("torch.distributed.checkpoint", reason="this torch has no processes")
-    weights = {"a.w": torch.arange(6.0).reshape(3, 2)}
-    save_sharded(
-        {"model": {}, "config": {"seed": 3}},
-        {f"model.{name}": weight for name, weight in weights.items()},
-        tmp_path / "checkpoint_04.pth",
-    )
-    for path in (tmp_path / "checkpoint_04.pth").iterdir():
-        s3.files.put_file(str(path), f"{RUN}/checkpoint_04.pth/{path.name}")
-    assert checkpoints.resolve(RUN) == checkpoints.resolve(f"{RUN}/checkpoint_04.pth")
-    assert checkpoints.version_of(f"{RUN}/checkpoint_04.pth")
-    assert run_program("captioning.gather", RUN, tmp_path / "whole.pth").code == 0
-    assert same(read_checkpoint(str(tmp_path / "whole.pth"))["model"], weights)
 
 
 def test_a_missing_or_refused_checkpoint_of_a_store_is_one_line(s3):

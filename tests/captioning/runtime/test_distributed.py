@@ -17,8 +17,8 @@ from captioning.config import load_config
 from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import run_program
-from captioning.training.fine_tuning import FineTuning
-from tests.captioning.training import conftest as training
+from captioning.training.fine_tuning import fine_tune
+from captioning.training.step import TrainingStep
 from tests.processes import Launched, Processes
 from tests.programs import raises_line
 from tests.runs import Run, be_quick
@@ -29,10 +29,23 @@ def _train_an_epoch(arguments):
     """Save the first gradient and the last weights of each rank."""
     path, folder, *overrides = arguments
     config = load_config(path, ["max_epoch=1", *overrides], {"output_dir": str(folder)})
-    tuning = training.without_dropout(FineTuning(config, distributed.start("cpu")))
-    gradient = training.first_gradient(tuning)
-    torch.save((gradient, tuning.captioner.state_dict()), folder / f"rank{distributed.rank()}.pth")
-    tuning.close()
+    call, gradient = TrainingStep.__call__, {}
+
+    def watched(step, batches, number):
+        named = step.learner.eval().named_parameters()
+
+        def keep(*_, **__):
+            if not gradient:
+                gradient.update({n: p.grad.clone() for n, p in named if p.grad is not None})
+
+        step.optimizer.register_step_pre_hook(keep)
+        result = call(step, batches, number)
+        saved = (gradient, step.learner.state_dict())
+        torch.save(saved, folder / f"rank{distributed.rank()}.pth")
+        return result
+
+    TrainingStep.__call__ = watched
+    fine_tune(config, distributed.start("cpu"))
     distributed.stop()
 
 

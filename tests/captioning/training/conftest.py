@@ -1,23 +1,86 @@
 """Runs on the tiny scenes, and validations with given scores."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
 
 from captioning.config import load_config
 from captioning.training import fine_tuning
+from captioning.training.batches import training_batches
+from captioning.training.step import TrainingStep
+from captioning.training.validation import SplitEvaluation
+
+CPU = torch.device("cpu")
+
+
+class SetUp(BaseException):
+    """Ends a run before its first step."""
+
+
+class Tuning:
+    """A run that a test starts, once or several times with `run`.
+
+    - before_step: called with (step, batches, number) before each step, from 0; it may return
+      other batches
+    - step: the `TrainingStep` of the latest call, from its first step on
+    """
+
+    def __init__(self, config, monkeypatch):
+        self.config, self.folder, self.step = config, Path(config.output_dir), None
+        self.monkeypatch, self.before_step = monkeypatch, lambda step, batches, number: None
+
+    def run(self):
+        original = TrainingStep.__call__
+
+        def call(step, batches, number):
+            self.step = step
+            return original(step, self.before_step(step, batches, number) or batches, number)
+
+        with self.monkeypatch.context() as patch:
+            patch.setattr(TrainingStep, "__call__", call)
+            fine_tuning.fine_tune(self.config, CPU)
+        return self
+
+    def set_up(self):
+        """Run up to the first step, without it; the next `run` begins at the same step."""
+
+        def stop(step, batches, number):
+            self.number = number
+            raise SetUp
+
+        before, self.before_step = self.before_step, stop
+        with pytest.raises(SetUp):
+            self.run()
+        self.before_step = before
+        return self
+
+    @property
+    def captioner(self):
+        """The captioner, from the first step on. Not of a run with rewards."""
+        return self.step.learner
+
+    def batches(self, epoch=0):
+        """Return the batches of an epoch."""
+        samples = fine_tuning.read_split(self.config, "train")
+        preprocessing = fine_tuning.preprocessing_of(self.config)
+        loader = training_batches(self.config, samples, preprocessing)
+        loader.set_epoch(epoch)
+        try:
+            return list(loader)
+        finally:
+            loader.close()
 
 
 @pytest.fixture
-def run(request, scenes_config, tmp_path):
-    """Return a function that sets up a run with overrides, in a folder of the test."""
+def run(request, scenes_config, tmp_path, monkeypatch):
+    """Return a function that makes a `Tuning` with overrides, in a folder of the test."""
     given = getattr(request.module, "GIVEN", [])
 
     def make(*overrides, folder="run", **flags):
         flags = {"output_dir": str(tmp_path / folder), **flags}
-        config = load_config(scenes_config, [*given, *overrides], flags)
-        return fine_tuning.FineTuning(config, torch.device("cpu"))
+        return Tuning(load_config(scenes_config, [*given, *overrides], flags), monkeypatch)
 
     return make
 
@@ -25,35 +88,26 @@ def run(request, scenes_config, tmp_path):
 @pytest.fixture
 def done(run):
     """Return a function that does a run with overrides, and returns it; see `run`."""
-
-    def do(*overrides, **named):
-        tuning = run(*overrides, **named)
-        tuning.run()
-        return tuning
-
-    return do
+    return lambda *overrides, **named: run(*overrides, **named).run()
 
 
 @pytest.fixture
-def resumed(run, monkeypatch):
+def resumed(run):
     """Return a function that stops a run in the second step of its second epoch, and resumes it."""
 
     def resume(*overrides):
         broken = run(*overrides, "checkpoint_every=1")
-        step = fine_tuning.FineTuning._optimizer_step
 
-        def fail(self, batches, number):
+        def fail(step, batches, number):
             if number == 4:  # the second of the second epoch
                 raise KeyboardInterrupt
-            return step(self, batches, number)
 
-        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(fine_tuning.FineTuning, "_optimizer_step", fail)
+        broken.before_step = fail
+        with pytest.raises(KeyboardInterrupt):
             broken.run()
         tuning = run(*overrides, "num_workers=2")
-        assert (tuning.progress.epoch, tuning.progress.steps) == (1, 1)
-        tuning.run()
-        return tuning
+        assert tuning.set_up().number == 4
+        return tuning.run()
 
     return resume
 
@@ -68,27 +122,31 @@ def scored(monkeypatch):
         path = self.folder / "result" / name / "metrics.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"metrics": {k: {"value": v} for k, v in scores.items()}}))
-        return scores
 
-    monkeypatch.setattr(fine_tuning.SplitEvaluation, "run", run)
+    monkeypatch.setattr(SplitEvaluation, "run", run)
     return by_epoch
 
 
-def without_dropout(tuning):
-    """Return the run, in which dropout and the like stay switched off."""
-    tuning.captioner.eval()
-    tuning.step.model.train = lambda: None
-    return tuning
+def without_dropout(step, *_):
+    """Keep dropout and the like switched off; for `Tuning.before_step`."""
+    step.learner.eval()
 
 
 def first_gradient(tuning):
-    """Train an epoch; return the gradients at the first step, as the optimizer gets them."""
-    found = {}
+    """Return the gradients of the run's first step, as the optimizer gets them."""
+    found, before = {}, tuning.before_step
 
-    def keep(*_, **__):
-        named = tuning.captioner.named_parameters()
-        found.setdefault("first", {n: p.grad.clone() for n, p in named if p.grad is not None})
+    def watch(step, batches, number):
+        def keep(*_, **__):
+            named = step.learner.named_parameters()
+            found.update({n: p.grad.clone() for n, p in named if p.grad is not None})
+            raise SetUp
 
-    tuning.optimizer.register_step_pre_hook(keep)
-    tuning._train_epoch(0)
-    return found["first"]
+        step.optimizer.register_step_pre_hook(keep)
+        return before(step, batches, number)
+
+    tuning.before_step = watch
+    with pytest.raises(SetUp):
+        tuning.run()
+    tuning.before_step = before
+    return found

@@ -73,7 +73,7 @@ def test_the_encoder_has_its_rate_and_the_decoder_its_schedule(done):
     tuning = done(
         "model=lstm", "encoder_lr=1e-4", "lr_schedule=exponential", "lr_decay=0.5", "init_lr=1e-2"
     )
-    rates = [group["lr"] for group in tuning.optimizer.param_groups]
+    rates = [group["lr"] for group in tuning.step.optimizer.param_groups]
     assert rates == pytest.approx([5e-3, 5e-5])
     logged = [line["learning_rate"] for line in log_of(tuning.folder, "step")]
     assert logged == pytest.approx([1e-2] * 3 + [5e-3] * 3)
@@ -142,8 +142,8 @@ def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
     }.items():
         name = key.partition("=")[0]
         with pytest.raises(UserError, match=f"{name} depends on Bleu_4, but {reason}"):
-            run("model=lstm", f"metrics={metrics}", key)
-    run("model=lstm", "metrics=[length]", key, "monitor=-cap_len")
+            run("model=lstm", f"metrics={metrics}", key).run()
+    run("model=lstm", "metrics=[length]", key, "monitor=-cap_len").set_up()
 
 
 @pytest.mark.parametrize(
@@ -157,14 +157,13 @@ def test_a_run_that_goes_by_bleu_needs_it(run, monkeypatch, key):
 )
 def test_what_cannot_be_trained_is_one_line(run, more, message):
     with pytest.raises(UserError, match=message) as error:
-        run("model=lstm", *more.split())
+        run("model=lstm", *more.split()).run()
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.slow
 def test_under_compile_the_loop_over_words_stays_as_it_is(run, scored, quick_compiler):
     small = ["encoder=squeezenet1_1", "captions_per_image=1", "dropout=0"]
-    tuning = run("model=sat", "compile=true", "max_epoch=1", *small)
+    tuning = run("model=sat", "compile=true", "max_epoch=1", *small).run()
     assert tuning.captioner.encoder._compiled_call_impl is not None
     assert tuning.captioner.decoder._compiled_call_impl is None
-    tuning.run()

@@ -9,17 +9,19 @@ from captioning.data import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from captioning.training.setup import mean_image
+from captioning.training import fine_tuning
+from captioning.training.batches import mean_image, training_batches
 
 
 @pytest.fixture
 def dataset(run):
     """Return the training data of a run, with numbers for images."""
-    tuning = run("drop_image=0.3")
+    config = run("drop_image=0.3").config
+    preprocessing = fine_tuning.preprocessing_of(config)
+    loader = training_batches(config, fine_tuning.read_split(config, "train"), preprocessing)
+    loader.close()
     settings = {"transform": lambda image: torch.rand(2), "is_deterministic": False}
-    found = replace(tuning.loader.dataset.dataset, **settings)
-    tuning.close()
-    return found
+    return replace(loader.dataset.dataset, **settings)
 
 
 def test_the_share_is_dropped_and_all_other_draws_stay(dataset):
@@ -38,16 +40,16 @@ def test_the_share_is_dropped_and_all_other_draws_stay(dataset):
 
 def test_the_mean_is_of_the_training_images_as_they_are_evaluated(run, scenes):
     """Also without dropped images, so that its likelihood is defined."""
-    tuning = run("null_image=mean", "skip_bad_images=true")
-    transform = evaluation_transform(32)
-    images = [transform(load_image(scenes / s.image)).double() for s in tuning.samples]
+    tuning = run("null_image=mean", "skip_bad_images=true").set_up()
+    transform, samples = evaluation_transform(32), fine_tuning.read_split(tuning.config, "train")
+    images = [transform(load_image(scenes / s.image)).double() for s in samples]
     expected = torch.stack(images).mean(0)
     torch.testing.assert_close(tuning.captioner.null_image.image.double(), expected)
-    samples = [tuning.samples[0]._replace(image="none.png"), *tuning.samples[1:]]
+    samples = [samples[0]._replace(image="none.png"), *samples[1:]]
+    preprocessing = fine_tuning.preprocessing_of(tuning.config)
     configs = [tuning.config.model_copy(update={"seed": seed}) for seed in (1, 2)]
-    first, second = (mean_image(config, samples, tuning.preprocessing) for config in configs)
+    first, second = (mean_image(config, samples, preprocessing) for config in configs)
     assert torch.equal(first, second)  # the replacement of an unreadable image is the same
-    tuning.close()
 
 
 @pytest.mark.slow
@@ -82,6 +84,5 @@ def test_a_mean_stays_that_of_the_first_training(run, scored, tmp_path):
     content["model"]["null_image.image"].fill_(7)
     torch.save(content, path)
     further = run("null_image=mean", "image_size=64", pretrained=str(path), folder="further")
-    null = further.captioner.null_image.image
+    null = further.set_up().captioner.null_image.image
     assert null.shape == (3, 64, 64) and torch.allclose(null, torch.full_like(null, 7))
-    further.close()

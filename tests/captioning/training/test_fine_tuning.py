@@ -10,7 +10,7 @@ import torch
 from captioning.config import load_config
 from captioning.data import normalise
 from captioning.runtime.errors import UserError
-from captioning.training import fine_tuning
+from captioning.training.selection import read_scores
 from tests.captioning.training.conftest import first_gradient
 from tests.tiny import log_of
 
@@ -39,13 +39,15 @@ def test_a_run_learns_and_leaves_everything(done):
     assert [set(entry) for entry in captions] == [{"image_id", "caption"}] * 5
     record = json.loads((folder / "run.json").read_text())
     assert torch.__version__.startswith(record["versions"]["torch"]) and record["processes"] == 1
-    assert load_config(folder / "config.yaml") == tuning.config
+    assert load_config(folder / "config.yaml") == tuning.config.model_copy(
+        update={"select": "last"}
+    )
     assert any((folder / "tensorboard").iterdir())
 
 
 DROPS_IMAGES = ["drop_image=0.4", "null_image=learnt"]
 REWARDED = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "max_tokens=12"]
-REWARDED += ["reward_samples=3", "reward_kl=0.1", "objective={smile: 0.1}"]
+REWARDED += ["reward_samples=3", "objective={smile: 0.1}"]
 SLOW = [["drop_image=0.4", "null_image=mean"], REWARDED]
 
 
@@ -65,55 +67,45 @@ def test_an_interrupted_run_ends_as_the_undisturbed_one(run, resumed, scored, se
 SCORED = ["metrics=[coco, length]"]  # by the fixture `scored`
 
 
-def test_the_best_epoch_is_remembered_over_a_resume(run, done, scored, capsys):
+def test_the_best_epoch_is_remembered_over_a_resume(done, scored, capsys):
     scored.update({e: {"CIDEr": c, "Bleu_4": 0.0} for e, c in enumerate((0.3, 0.9, 0.5))})
     done("max_epoch=2", "lr_schedule=exponential", "select=CIDEr + Bleu_4", *SCORED)
     capsys.readouterr()
-    second = run("max_epoch=3", "lr_schedule=exponential", *SCORED)  # `select` is the run's
-    assert "weights are random" not in capsys.readouterr().err
-    second.run()
+    second = done("max_epoch=3", "lr_schedule=exponential", *SCORED)  # `select` is the run's
+    shown = capsys.readouterr().err
+    assert "weights are random" not in shown and "resuming from" in shown
     assert torch.load(second.folder / "checkpoint_best.pth")["epoch"] == 1
 
 
-def test_a_new_run_moves_the_old_one_aside(run, done, scored, capsys):
-    """Neither its checkpoints nor its scores may be taken for the new one's."""
-    scored.update({0: {"CIDEr": 0.1}, 1: {"CIDEr": 0.9}})
-    done("max_epoch=2")
-    new = done("max_epoch=2", "resume=never", "seed=7")
-    old = new.folder.with_name("run.1")
-    assert f"moved the files of {new.folder} to {old}" in capsys.readouterr().err
-    best = [torch.load(f / "checkpoint_best.pth") for f in (old, new.folder)]
-    assert [b["epoch"] for b in best] == [1, 1]
-    assert [b["config"]["seed"] for b in best] == [42, 7]
-    for path in new.folder.glob("*.pth"):
-        path.unlink()
-    assert run("max_epoch=2").progress.epoch == 0
-    assert new.folder.with_name("run.2").exists()
+def test_weights_that_no_run_can_resume_from_are_not_replaced(done, scored):
+    folder = done("max_epoch=1").folder
+    (folder / "checkpoint_00.pth").unlink()
+    best = (folder / "checkpoint_best.pth").read_bytes()
+    with pytest.raises(UserError, match="has weights of an earlier run, but no checkpoint to resu"):
+        done("max_epoch=1")
+    assert (folder / "checkpoint_best.pth").read_bytes() == best
 
 
 def test_scores_of_an_epoch_go_when_it_is_trained_again(run, scored):
-    run("max_epoch=2").run()
-    tuning = run("max_epoch=2")
-    (tuning.folder / "checkpoint_01.pth").write_bytes(b"damaged")
+    folder = run("max_epoch=2").run().folder
+    (folder / "checkpoint_01.pth").write_bytes(b"damaged")
     scored[1] = {"CIDEr": 5.0}
-    again = run("max_epoch=2")
-    assert again.progress.epoch == 1
-    again.run()
-    assert fine_tuning.read_scores(again.folder, "val_epoch01")["CIDEr"] == 5.0
+    assert run("max_epoch=2").set_up().number == 3
+    run("max_epoch=2").run()
+    assert read_scores(folder, "val_epoch01")["CIDEr"] == 5.0
 
 
 def test_two_epochs_are_those_of_a_plain_loop(run, scored):
     """AdamW, its settings, warm-up and the cosine, written out, to the very bit."""
     settings = dict(warmup_steps=2, min_lr=1e-4, weight_decay=0.3, batch_size=8)
     overrides = [f"{key}={value}" for key, value in settings.items()]
-    tuning = run(*NO_DROPOUT, "max_epoch=2", "log_every=1", *overrides)
+    tuning = run(*NO_DROPOUT, "max_epoch=2", "log_every=1", *overrides).set_up()
     plain = copy.deepcopy(tuning.captioner)
     optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=0.3, fused=True)
     rates = iter([0.0, 5e-4, 1e-3] + [5.5e-4] * 3)
     losses = []
     for epoch in range(2):
-        tuning.loader.set_epoch(epoch)
-        for batch in tuning.loader:
+        for batch in tuning.batches(epoch):
             optimizer.param_groups[0]["lr"] = next(rates)
             optimizer.zero_grad()
             loss = plain(normalise(batch["image"]), batch["captions"]).loss
@@ -129,7 +121,7 @@ def test_two_epochs_are_those_of_a_plain_loop(run, scored):
 
 def one_step(run, **settings):
     overrides = [f"{key}={value}" for key, value in settings.items()]
-    return first_gradient(run(*NO_DROPOUT, "max_epoch=1", "resume=never", *overrides))
+    return first_gradient(run(*NO_DROPOUT, "max_epoch=1", *overrides))
 
 
 def test_a_gradient_is_clipped(run, scored):
@@ -144,10 +136,8 @@ def test_a_gradient_is_clipped(run, scored):
 
 
 def test_dropout_depends_on_the_rank_and_the_batchs_number(run, monkeypatch):
-    tuning = run()
-    tuning.captioner.train()
-    tuning.loader.set_epoch(0)
-    batch = next(iter(tuning.loader))
+    tuning = run().set_up()
+    batch = tuning.batches()[0]
     batch["image"] = normalise(batch["image"])
 
     def loss(rank, number):
@@ -170,17 +160,17 @@ def test_bf16_follows_float32(run, scored):
 @pytest.mark.slow
 def test_compiled_parts_give_the_same_gradient(run, scored, quick_compiler):
     eager = one_step(run, batch_size=24)
-    tuning = run(*NO_DROPOUT, "max_epoch=1", "resume=never", "batch_size=24", "compile=true")
+    tuning = run(*NO_DROPOUT, "max_epoch=1", "batch_size=24", "compile=true")
+    compiled = first_gradient(tuning)
     parts = (tuning.captioner.visual_encoder, tuning.captioner.text_decoder)
     assert all(part._compiled_call_impl is not None for part in parts)
-    compiled = first_gradient(tuning)
     assert quick_compiler.frame_count > 1
     torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-5)
 
 
 def test_too_few_batches_to_accumulate_is_one_line(run):
     with pytest.raises(UserError, match="accumulation_steps is 9, but an epoch has only 3 batches"):
-        run("accumulation_steps=9")
+        run("accumulation_steps=9").run()
 
 
 def test_it_validates_every_few_epochs_and_after_the_last(done, scored):

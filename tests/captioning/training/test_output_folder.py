@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,10 +10,8 @@ from captioning.files import stores
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json, write_text
 from captioning.models import checkpoints
-from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.training.output_folder import OutputFolder
-from captioning.training.stored_run import SELECTED, WRITER, StoredRun
+from captioning.training.output_folder import SELECTED, OutputFolder
 from tests.programs import raises_line
 
 ADDRESS = "s3://bucket/run"
@@ -75,9 +72,8 @@ def uploaded(output, epoch):
     return output
 
 
-def epoch_aside(output):
-    aside = output.folder.with_name(f"{output.folder.name}.1")
-    return checkpoints.read_newest(aside)[1]["epoch"]
+def newest(output):
+    return checkpoints.read_newest(output.folder)[1]["epoch"]
 
 
 def rounds(output):
@@ -109,7 +105,7 @@ def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, killed_at):
         _check_what_is_there(on(f"two{number}").folder, *done[-1])
         if finished:
             break
-    assert number == 3 * 5 + 1 + 1  # files of an epoch, the token, what is removed
+    assert number == 3 * 5 + 1  # files of an epoch, what is removed
     assert set(stores.stamps(ADDRESS)) == {
         *("writer.json", "log.jsonl", "selected.json", "checkpoint_best.pth"),
         *(f"checkpoint_{epoch:02d}.pth" for epoch in (1, 2)),
@@ -139,26 +135,7 @@ def _check_what_is_there(folder, epoch, kept):
         assert read_json(folder / SELECTED)["epoch"] <= checkpoints.read(best)["epoch"]
 
 
-@pytest.mark.slow
-def test_a_checkpoint_in_parts_is_known_by_its_last_file(s3, on, killed_at):
-    def write(folder, text):
-        folder.mkdir(exist_ok=True)
-        for name in ("rest.pth", "__0_0.distcp", ".metadata"):
-            write_text(text, folder / name)
-
-    for number in range(5):  # the marker is removed first and written last
-        output = on(f"parts{number}")
-        write(output.folder / checkpoints.BEST, "first")
-        output.upload()
-        write(output.folder / checkpoints.BEST, "second")
-        finished = killed_at(number, output.upload)
-        folder = on(f"other{number}").folder / checkpoints.BEST
-        texts = {path.read_text() for path in folder.iterdir()} if folder.exists() else set()
-        assert len(texts) <= 1 and (texts == {"second"}) == finished == (number == 4)
-        s3.files.rm("bucket/run", recursive=True)
-
-
-def test_what_was_not_written_stays_where_it_is(s3, on):
+def test_what_was_not_written_is_written_by_the_next_call(s3, on):
     output = on("one")
     save(output.folder, 0)
     s3.refused = "checkpoint_00.pth"
@@ -166,43 +143,35 @@ def test_what_was_not_written_stays_where_it_is(s3, on):
         output.upload()
     s3.refused = None
     assert "checkpoint_00.pth" not in stores.stamps(ADDRESS)
-    again = on("one")  # no other machine has written
-    assert checkpoints.read_newest(again.folder)[1]["epoch"] == 0
+    again = on("one")
+    assert newest(again) == 0
     again.upload()
-    uploaded(on("two"), 1)
-    save(again.folder, 7)  # on the machine that was overtaken
-    assert checkpoints.read_newest(on("one").folder)[1]["epoch"] == 1
-    assert epoch_aside(again) == 7
+    assert "checkpoint_00.pth" in stores.stamps(ADDRESS)
 
 
-def test_another_machine_than_rank_0s_reads_a_copy(s3, on, tmp_path, monkeypatch):
-    output = uploaded(on("one"), 0)
-    path = str(output.folder / "checkpoint_00.pth")
-    name = output.store_name(path)
-    assert name == f"{ADDRESS}/checkpoint_00.pth" and output.local_path(name) == path
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "two"))
-    other = OutputFolder(ADDRESS)
-    copy = other.local_path(name)
-    assert copy.startswith(str(tmp_path / "two")) and not other.folder.exists()
-    assert checkpoints.read(Path(copy))["epoch"] == 0
-    # Another machine may have the same name and an earlier run's files, or share the disk.
-    other.folder.mkdir(parents=True)
-    for left in ("checkpoint_00.pth", WRITER):
-        (other.folder / left).write_bytes(b"of an earlier run")
-    token = (output.folder / WRITER).read_bytes()
-    monkeypatch.setattr(distributed, "run_on_main", lambda do: None)
-    monkeypatch.setattr(distributed, "broadcast_from_main", lambda value: token)
-    for machine, found in {"two": copy, "one": path}.items():
-        assert on(machine).local_path(name) == found
-    on_disk = OutputFolder(str(tmp_path))
-    assert on_disk.store_name(path) == on_disk.local_path(path) == path
+def test_a_run_has_one_writer_and_an_earlier_state_is_not_lost(s3, on, tmp_path):
+    first = uploaded(on("first"), 0)
+    second = uploaded(on("second"), 1)
+    there = stores.stamps(ADDRESS)
+    save(first.folder, 7)
+    with raises_line(UserError, "another machine has continued this run", str(first.folder)):
+        first.upload()
+    with raises_line(UserError, "another machine has continued this run", "move it away"):
+        on("first")
+    assert stores.stamps(ADDRESS) == there and newest(first) == 7
+    second.upload()
+    first.folder.rename(tmp_path / "away")
+    assert newest(on("first")) == 1
+    # A folder without files of its own is replaced.
+    assert newest(on("second")) == 1
 
 
-def test_a_store_that_was_emptied_begins_anew_and_the_copy_stays(s3, on):
+def test_a_store_that_was_emptied_gets_the_run_again(s3, on):
     output = uploaded(on("one"), 0)
     s3.files.rm("bucket/run", recursive=True)
-    assert checkpoints.read_newest(on("one").folder) is None
-    assert epoch_aside(output) == 0
+    on("one").upload()
+    assert {"checkpoint_00.pth", "writer.json"} == set(stores.stamps(ADDRESS))
+    assert newest(on("two")) == newest(output) == 0
 
 
 def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
@@ -219,28 +188,10 @@ def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
     assert not s3.requests
 
 
-def test_a_machine_that_was_overtaken_writes_no_more(s3, on):
-    first = uploaded(on("first"), 0)
-    second = uploaded(on("second"), 1)
-    there = stores.stamps(ADDRESS)
-    save(first.folder, 2)
-    with raises_line(UserError, "another machine has continued this run", str(first.folder)):
-        first.upload()
-    assert stores.stamps(ADDRESS) == there
-    second.upload()
-
-
-def test_a_folder_fetched_up_to_its_name_is_not_the_other_machines(s3, on, monkeypatch):
-    """Killed after the download, it must not be taken for the copy that wrote last."""
-    first = uploaded(on("first"), 0)
+def test_a_fetch_that_was_killed_is_done_again(s3, on, monkeypatch):
+    uploaded(on("first"), 0)
     with monkeypatch.context() as patch:
-
-        def killed(self):
-            raise Killed
-
-        patch.setattr(StoredRun, "_write_record", killed)
+        patch.setattr(OutputFolder, "_become_writer", lambda *_: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             on("second")
-    uploaded(on("second"), 1)
-    assert not checkpoints.epoch_path(first.folder, 1).exists()
-    assert checkpoints.epoch_path(on("first").folder, 1).exists()
+    assert newest(uploaded(on("second"), 1)) == 1

@@ -5,55 +5,30 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from captioning import train
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
+from captioning.training.checkpointing import resume_content
 from captioning.training.output_folder import OutputFolder
-from captioning.training.resume import resume_content
-from captioning.training.run_state import Progress
 from tests.processes import Processes
 from tests.programs import raises_line
 from tests.tiny import leave_an_epoch
 
 
 def resumed(config):
-    return resume_content(config, OutputFolder(config.output_dir))
-
-
-def test_a_folder_that_cannot_be_moved_is_one_line(at, tmp_path, monkeypatch):
-    (tmp_path / "result").mkdir()
-
-    def refuse(*_):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("pathlib.Path.rename", refuse)
-    with pytest.raises(UserError, match=r"cannot write .*\.1: Permission denied"):
-        resumed(at())
-
-
-@pytest.mark.parametrize("key", ["image_root", "ann_root", None])
-def test_a_folder_with_more_than_a_run_is_not_moved(at, tmp_path, monkeypatch, key):
-    (tmp_path / "result").mkdir()
-    (tmp_path / "photos").mkdir()
-    if key is None:
-        monkeypatch.chdir(tmp_path / "photos")
-    config = at(*([f"{key}={tmp_path / 'photos'}"] if key else []))
-    with pytest.raises(UserError, match=r"because .*photos is in it: set another output_dir"):
-        resumed(config)
-    assert (tmp_path / "result").is_dir()
+    return resume_content(config, OutputFolder(config.output_dir), num_items=24)
 
 
 def test_other_training_data_are_refused(run, tmp_path):
-    training = run("checkpoint_every=1")
-    training.state.save_step(training.folder, Progress(0, 1), 1)
-    training.close()
+    training = run("max_epoch=1").run()
     config = training.config
     for name in (config.train_file, config.val_file, config.test_file):
         entries = json.loads(Path(config.ann_root, name).read_text())
         (tmp_path / name).write_text(json.dumps(entries[: len(entries) // 2 + 1]))
-    with pytest.raises(UserError, match=r"had \d+ training items, now there are \d+: restore"):
-        run("checkpoint_every=1", f"ann_root={tmp_path}")
+    with pytest.raises(UserError, match=r"it had 24 training items, now there are 13\); set the"):
+        run("max_epoch=1", f"ann_root={tmp_path}").run()
 
 
 @pytest.mark.slow
@@ -85,10 +60,23 @@ def test_a_run_of_before_a_key_existed_goes_on(at):
         resumed(at("augmentation=none"))
 
 
+def test_a_run_with_a_key_that_is_gone_goes_on_if_the_key_had_no_effect(at, tmp_path):
+    leave_an_epoch(at())
+    path = tmp_path / "checkpoint_00.pth"
+    content = torch.load(path)
+    content["config"] |= {"resume": "auto", "checkpoint_format": "whole", "reward_kl": 0.0}
+    torch.save(content, path)
+    assert resumed(at())["epoch"] == 0
+    content["config"]["reward_kl"] = 0.2
+    torch.save(content, path)
+    with raises_line(UserError, "'reward_kl': finish it with the version that began it (f445f286"):
+        resumed(at())
+
+
 def test_a_run_that_has_run_more_epochs_than_asked_is_refused(at):
     leave_an_epoch(at(), epoch=2)
     assert resumed(at())["epoch"] == 2
-    with pytest.raises(UserError, match=r"max_epoch is 2, but the run in .* has finished 3 epochs"):
+    with pytest.raises(UserError, match="; max_epoch is 2, but 3 epochs have begun"):
         resumed(at("max_epoch=2"))
 
 
@@ -113,7 +101,7 @@ ROWS = [  # the settings of the run, another setting, parts of the error line
     ([], "tokenizer=other.txt", "had other settings (tokenizer was '", "', is 'other.txt'); set"),
     (["skip_bad_images=true"], "skip_bad_images=false", "(skip_bad_images was True, is False)"),
     *(
-        ([f"lr_schedule={name}"], "max_epoch=4", "(max_epoch was 3, is 4)", f"lr_schedule {name} ")
+        ([f"lr_schedule={name}"], "max_epoch=4", "(max_epoch was 3, is 4: ", f"lr_schedule {name} ")
         for name in ("cosine", "cosine_steps", "cosine_restarts")
     ),
     (
@@ -121,11 +109,11 @@ ROWS = [  # the settings of the run, another setting, parts of the error line
             *("model=lstm", "teacher_forcing=inverse_sigmoid", "teacher_forcing_middle=0.5"),
             *("lr_schedule=exponential", "metrics=[length]"),
         ],
-        *("max_epoch=4", "(max_epoch was 3, is 4)", "with teacher_forcing_middle the input words"),
+        *("max_epoch=4", "(max_epoch was 3, is 4: ", "with teacher_forcing_middle the input words"),
     ),
     (
-        *([], "accumulation_steps=2", "stopped with 8 images per step (8 batch_size, 1 processes,"),
-        "with 16 (8 batch_size, 1 processes, 2 accumulation_steps) its remaining steps would have",
+        *([], "accumulation_steps=2", "images per step were 8 (8 batch_size, 1 processes, 1 acc"),
+        "are 16 (8 batch_size, 1 processes, 2 accumulation_steps)",
     ),
 ]
 

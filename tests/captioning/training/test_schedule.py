@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from captioning.config import load_config
 from captioning.models.build import captioner_from
-from captioning.training.optimizer import build_optimizer, scheduled_rate
-from captioning.training.validation_history import count_plateaus
+from captioning.training.schedule import build_optimizer, scheduled_rate
+from captioning.training.selection import count_plateaus
 from tests.tiny import CLASSIC
 
 

@@ -11,8 +11,8 @@ from captioning.models import checkpoints
 from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.training.fine_tuning import FineTuning
-from captioning.training.sharding import check_sharding
+from captioning.training.fsdp import check_sharding
+from captioning.training.step import TrainingStep
 from tests.programs import raises_line
 from tests.runs import (
     Run,
@@ -29,7 +29,7 @@ from tests.tiny import CLASSIC
 pytestmark = needs_fsdp
 BLIP = ("batch_size=4", "max_epoch=1", "vit.depth=2", "med_config.num_hidden_layers=2")
 LSTM = ("model=lstm", *CLASSIC, "image_size=48", "batch_size=4", "max_epoch=1")
-IN_PARTS = ("sharding=fsdp", "checkpoint_format=sharded", "keep_checkpoints=all")
+DIVIDED = ("sharding=fsdp", "keep_checkpoints=all")
 CLIPPED = ("accumulation_steps=2", "clip_grad_norm=0.1", "clip_grad_value=0.01")
 NULL_IMAGE = ("drop_image=0.4", "null_image=learnt")
 
@@ -49,19 +49,20 @@ def count_what_is_kept(path):
     """A hook: write the number of values that each process keeps, and of all values, to a file."""
 
     def hook(rank):
-        close = FineTuning.close
+        call = TrainingStep.__call__
 
-        def counted(self):
-            kept = [*self.captioner.parameters()]
+        def counted(self, *arguments):
+            result = call(self, *arguments)
+            kept = [*self.learner.parameters()]
             for state in self.optimizer.state.values():
                 kept += [value for value in state.values() if value.ndim]
             own = sum(tensor.to_local().numel() for tensor in kept)
             path.with_suffix(f".{rank}").write_text(
                 json.dumps([own, sum(tensor.numel() for tensor in kept)])
             )
-            close(self)
+            return result
 
-        FineTuning.close = counted
+        TrainingStep.__call__ = counted
 
     return hook
 
@@ -86,11 +87,11 @@ def test_a_classic_captioner_learns_as_without(finished):
 
 @pytest.mark.slow
 def test_a_run_goes_on_divided_or_not(finished, config, tmp_path):
-    """From two processes to one and back, with sharded checkpoints."""
+    """From two processes to one and back."""
     undropped = [f"med_config.{n}_dropout_prob=0" for n in ("hidden", "attention_probs")]
     settings = (*BLIP, *undropped)
     for step, (processes, *others) in enumerate(
-        [(2, *IN_PARTS), (1, "batch_size=8"), (2, *IN_PARTS)], 1
+        [(2, *DIVIDED), (1, "batch_size=8"), (2, *DIVIDED)], 1
     ):
         hook = stop_at(step) if step < 3 else None
         run = Run(config, tmp_path / "run", *settings, *others, processes=processes, hook=hook)
@@ -121,7 +122,6 @@ def test_its_checkpoint_is_read_as_any_other(finished, config):
         (["sharding=fsdp", "compile=true"], 2, "2.9.0", "fsdp, but compile is true, which does no"),
         (["sharding=fsdp", "precision=fp16"], 2, "2.9.0", "fsdp, but precision is fp16, and fsdp"),
         (["sharding=fsdp"], 2, "2.8.0+cpu", "fsdp, but this is torch 2.8.0+cpu, which computes wr"),
-        (["checkpoint_format=sharded"], 2, "2.9.0", "checkpoint_format is sharded, but sharding i"),
     ],
 )
 def test_settings_that_cannot_be_combined_are_one_line(
@@ -131,4 +131,4 @@ def test_settings_that_cannot_be_combined_are_one_line(
     monkeypatch.setattr(torch, "__version__", version)
     with raises_line(UserError, line):
         check_sharding(load_config(config, settings))
-    check_sharding(load_config(config, settings[1:] if "fsdp" in settings[0] else []))
+    check_sharding(load_config(config, settings[1:]))

@@ -8,8 +8,9 @@ import torch
 from captioning.config import load_config
 from captioning.metrics import diversity
 from captioning.runtime.errors import UserError
-from captioning.training import split_evaluation
-from captioning.training.split_evaluation import SplitEvaluation, read_scores
+from captioning.training import validation
+from captioning.training.selection import read_scores
+from captioning.training.validation import SplitEvaluation
 
 RESULTS = [{"image_id": 7, "caption": "a red ball"}, {"image_id": 8, "caption": "a ball"}]
 
@@ -24,7 +25,7 @@ def evaluation(tmp_path, monkeypatch):
     (tmp_path / "val.json").write_text(json.dumps(samples))
     config = tmp_path / "some.yaml"
     config.write_text(f"image_root: {tmp_path}\nann_root: {tmp_path}\ndataset: custom\n")
-    monkeypatch.setattr(split_evaluation, "caption_images", lambda *_: RESULTS)
+    monkeypatch.setattr(validation, "caption_images", lambda *_: RESULTS)
 
     def make(*overrides):
         chosen = load_config(config, ["val_file=val.json", *overrides])
@@ -34,8 +35,8 @@ def evaluation(tmp_path, monkeypatch):
 
 
 def test_the_chosen_metrics_are_computed_and_read_back(evaluation, tmp_path):
-    scores = evaluation("metrics=[length]").run(None, "val_epoch00")
-    assert scores == {"cap_len": 2.5} == read_scores(tmp_path / "run", "val_epoch00")
+    evaluation("metrics=[length]").run(None, "val_epoch00")
+    assert read_scores(tmp_path / "run", "val_epoch00") == {"cap_len": 2.5}
     folder = tmp_path / "run" / "result" / "val_epoch00"
     written = json.loads((folder / "metrics.json").read_text())["metrics"]
     assert written == {"cap_len": {"value": 2.5, "low": 2.0, "high": 3.0, "n": 2}}

@@ -7,7 +7,7 @@ from captioning.config import load_config
 from captioning.data import read_annotations
 from captioning.models.build import training_captions
 from captioning.runtime.errors import UserError
-from captioning.training.fine_tuning import FineTuning
+from captioning.training.fine_tuning import fine_tune
 from tests.captioning.tar_files import write_members
 
 CPU = torch.device("cpu")
@@ -28,36 +28,26 @@ def tars(scenes, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def run(scenes_config, tars, tmp_path, monkeypatch):
-    """Return a function that sets up a run on the tars, in a folder of the test."""
-    monkeypatch.setattr("captioning.training.fine_tuning.SplitEvaluation.run", lambda *_: {})
-
-    def make(*overrides, folder="run"):
-        flags = {"output_dir": str(tmp_path / folder), "train_file": tars}
-        given = ["max_epoch=2", "shuffle_buffer=8", *overrides]
-        return FineTuning(load_config(scenes_config, given, flags), CPU)
-
-    return make
+def run(run, tars):
+    """Return a function that makes a run on the tars, in a folder of the test."""
+    given = ["max_epoch=2", "shuffle_buffer=8"]
+    return lambda *overrides, **named: run(*given, *overrides, **{"train_file": tars, **named})
 
 
 @pytest.mark.slow
-def test_a_run_that_was_stopped_within_an_epoch_ends_as_the_undisturbed_one(done, resumed):
+def test_a_run_that_was_stopped_within_an_epoch_ends_as_the_undisturbed_one(done, resumed, scored):
     whole = done(folder="whole")
     found, expected = (r.captioner.state_dict() for r in (resumed(), whole))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def test_images_of_tars_are_dropped_and_averaged_like_others(run, scenes_config, tmp_path):
+def test_images_of_tars_are_dropped_and_averaged_like_others(run):
     given = ["drop_image=0.4", "null_image=mean"]
-    of_tars = run(*given)
-    config = load_config(scenes_config, given, {"output_dir": str(tmp_path / "files")})
-    of_files = FineTuning(config, CPU)
-    means = [tuning.captioner.null_image.image for tuning in (of_tars, of_files)]
+    of_tars, of_files = run(*given), run(*given, train_file="scenes_train.json", folder="files")
+    means = [tuning.set_up().captioner.null_image.image for tuning in (of_tars, of_files)]
     torch.testing.assert_close(*means)
-    dropped = [value for batch in of_tars.loader for value in batch["dropped"]]
+    dropped = [value for batch in of_tars.batches() for value in batch["dropped"]]
     assert len(dropped) == 24 and 0 < sum(dropped) < 24
-    of_tars.close()
-    of_files.close()
 
 
 def test_the_words_of_a_vocabulary_come_from_tars_as_from_annotations(scenes_config, tars):
@@ -91,5 +81,5 @@ def test_what_cannot_be_is_one_line(scenes_config, tars, tmp_path, override, lin
     if not override.startswith("train_file"):
         settings.append(f"train_file={tars}")
     with pytest.raises(UserError, match=line) as error:
-        FineTuning(load_config(scenes_config, settings, flags), CPU)
+        fine_tune(load_config(scenes_config, settings, flags), CPU)
     assert "S3CR3T" not in str(error.value) and "\n" not in str(error.value)

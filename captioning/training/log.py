@@ -1,12 +1,8 @@
-"""Logs a run: its configuration and command, values as JSON lines and TensorBoard curves.
+"""Logs a run: its configuration and command, and values as JSON lines and TensorBoard curves.
 
-There are two ways to log another value of a training step:
-
-- Add the value to the parts of the loss. Parts are averaged over the tokens of all processes and
-  accumulated batches.
-- Add the value to `StepResult.values`, which are logged unchanged.
-
-TensorBoard then shows a curve of the value. The report shows a curve only of values in CURVES.
+Another value of a training step is logged if it is added to the parts of the loss, which are
+averaged over the tokens of all processes and accumulated batches, or to `StepResult.values`, which
+are logged unchanged. TensorBoard then has a curve of it. The report draws only CURVES.
 """
 
 import contextlib
@@ -32,11 +28,10 @@ from captioning.runtime.distributed import is_main, world_size
 CURVES = {
     "reward": ("Reward in training", "reward per caption"),
     "length": ("Length in training", "words per sampled caption"),
-    "kl": ("KL to the start", "nats per caption"),
 }
 
-# Matches an address within an argument. An address in quotes ends at the closing quote. Any other
-# address ends at the end of a list item or where the next address begins.
+# An address within an argument. An address in quotes ends at the closing quote. Any other address
+# ends at the end of a list item or where the next address begins.
 _ADDRESS = re.compile(
     r"""(["'])?\w[\w+.-]*://.*?"""
     r"""(?=(?(1)\1|(?:[\]}]*(?:,\s|$)|[\s,\[\]{}"']+\w[\w+.-]*://))|$)""",
@@ -71,74 +66,58 @@ def record_run(config: Config, folder: Path, **more: Any) -> None:
 
 
 class RunLog:
-    """Writes log.jsonl and tensorboard/ in a run's folder, on rank 0. Other ranks write nothing.
+    """Appends to log.jsonl and tensorboard/ in a run's folder, on rank 0.
 
-    epoch, step: where the run resumes, from 0. The first `write` creates the files and removes
-    lines after this point, which an interrupted process has written. `write` raises UserError if
-    the folder cannot be written.
+    epoch, step: where the run resumes, from 0. Lines after this point, which an interrupted process
+    has written, are removed. Raises UserError if the folder cannot be written.
     """
 
     def __init__(self, folder: Path, epoch: int, step: int):
-        self.folder, self.path = folder, folder / "log.jsonl"
-        self.file = self.tensorboard = None
-        self.step = step
-        lines = read_log(self.path) if is_main() else []
-        self.kept_lines = [
-            line
-            for line in lines
-            if {"event", "step"} <= line.keys() and _is_before(line, epoch, step)
-        ]
-        self.written = {(line["event"], line["step"]) for line in self.kept_lines}
-
-    def has(self, event: str, step: int) -> bool:
-        """Return whether the log has a line of this event and step; always False except on rank 0.
-
-        For events, see `write`.
-        """
-        return (event, step) in self.written
-
-    def _open(self) -> None:
+        self.path, self.file = folder / "log.jsonl", None
+        if not is_main():
+            return
         from torch.utils.tensorboard import SummaryWriter
 
-        if self.path.exists():
-            write_text("".join(json.dumps(line) + "\n" for line in self.kept_lines), self.path)
+        lines = [line for line in read_log(self.path) if _is_before(line, epoch, step)]
+        self.logged = {(line["event"], line["step"]) for line in lines}
+        write_text("".join(json.dumps(line) + "\n" for line in lines), self.path)
         with user_errors(self.path):
             # Unbuffered, so that each line is one system call, which a kill does not interrupt.
             self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
-            folder = str(self.folder / "tensorboard")
-            self.tensorboard = SummaryWriter(folder, purge_step=self.step + 1)
+            self.tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
-    def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
+    def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> bool:
         """Write a line {"event", "step", entries of `more` and `values`}, and TensorBoard points.
 
-        event: "step", "epoch" or "val". step: the number of finished steps of the run for "step",
-        else the epoch, from 0. values: get a curve each. Values that are not finite are left out,
-        such as the norm of a gradient that overflowed. Raises UserError if the disk is full.
+        Returns whether it wrote: other ranks than 0 do not, and a validation is logged once. Values
+        that are not finite are left out, such as the norm of a gradient that overflowed. Raises
+        UserError if the disk is full.
+
+        - event: "step", "epoch" or "val"
+        - step: the number of finished steps of the run for "step", else the epoch, from 0
+        - values: get a curve each
         """
-        if not is_main():
-            return
-        if self.file is None:
-            self._open()
+        if self.file is None or (event == "val" and (event, step) in self.logged):
+            return False
         values = {name: value for name, value in values.items() if math.isfinite(value)}
-        line = {"event": event, "step": step, **more, **values}
+        text = (json.dumps({"event": event, "step": step, **more, **values}) + "\n").encode()
         with user_errors(self.path):
-            text = (json.dumps(line) + "\n").encode()
             if self.file.write(text) < len(text):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             for name, value in values.items():
                 self.tensorboard.add_scalar(f"{event}/{name}", value, step)
-        self.written.add((event, step))
+        return True
 
     def flush(self) -> None:
         """Write TensorBoard's buffer to its file."""
         if self.file is not None:
-            with contextlib.suppress(OSError):  # as in `close`
+            with contextlib.suppress(OSError):  # a full disk; `write` has raised that error already
                 self.tensorboard.flush()
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
-            with contextlib.suppress(OSError):  # a full disk; `write` has raised that error already
+            with contextlib.suppress(OSError):  # as in `flush`
                 self.tensorboard.close()
 
 
@@ -148,7 +127,7 @@ def read_log(path: Path) -> Iterator[dict[str, Any]]:
         for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
             with contextlib.suppress(json.JSONDecodeError):
                 line = json.loads(text)
-                if isinstance(line, dict):
+                if isinstance(line, dict) and {"event", "step"} <= line.keys():
                     yield line
 
 

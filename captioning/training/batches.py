@@ -1,15 +1,11 @@
-"""Builds the parts of a training run: the loader and the captioner, distributed over processes."""
+"""Builds the loader of training batches, and the mean of training images."""
 
 from collections.abc import Sequence
 from functools import partial
-from inspect import signature
-from typing import Any, Optional, Union
+from typing import Union
 
-import torch
-from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch import Tensor
 
-from captioning.captioners.interface import Captioner
 from captioning.config import Config
 from captioning.data.annotations import Sample
 from captioning.data.dataset import TrainingDataset
@@ -17,17 +13,8 @@ from captioning.data.image import Preprocessing, decode
 from captioning.data.loader import TrainingLoader, training_loader
 from captioning.data.randomness import derived_seed, permutation
 from captioning.data.shards import ShardDataset, Shards
-from captioning.models.build import captioner_from
 from captioning.runtime import distributed
-from captioning.runtime.errors import UserError
-from captioning.runtime.progress import log_line, progress
-from captioning.training import sharding
-
-# Newer versions of torch have renamed the argument and warn about the old name.
-_SYNC_ARGUMENTS = ("forward_sync_buffers", "broadcast_buffers")
-SYNC_BUFFERS = next(
-    n for n in _SYNC_ARGUMENTS if n in signature(DistributedDataParallel).parameters
-)
+from captioning.runtime.progress import progress
 
 MEAN_IMAGE_SAMPLES = 512  # number of images that `mean_image` averages
 
@@ -94,56 +81,3 @@ def mean_image(
             total = total + dataset[0, index]["image"].double()
             bar.update(1)
     return (total / len(chosen)).float()
-
-
-def build_captioner(config: Config, resumed: Optional[dict[str, Any]]) -> nn.Module:
-    """Build the captioner of a run, with the weights of `pretrained` for a new run.
-
-    resumed: the content of the checkpoint from which the run resumes, whose weights the caller
-    loads; None for a new run. Raises UserError.
-    """
-    pretrained = None if resumed else config.pretrained
-    with distributed.first_on_each_machine():
-        captioner, loaded = captioner_from(config, pretrained, resumed, for_training=True)
-    if config.batch_size < captioner.min_batch_size:
-        raise UserError(
-            f"batch_size is {config.batch_size}, but must be {captioner.min_batch_size} or more: "
-            "this captioner has a batch norm, and its feature map at image_size "
-            f"{config.image_size} has one position"
-        )
-    if not resumed:
-        log_line(loaded)
-    return captioner
-
-
-def distribute(
-    learner: nn.Module,
-    captioner: Captioner,
-    config: Config,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> nn.Module:
-    """Move the learner to the device; return the model to call in training.
-
-    The model is the sharded learner, the learner in a DistributedDataParallel, or, in a single
-    process, the learner itself. learner: the captioner, or the `SelfCritical` that wraps the
-    captioner. dtype: the precision of a sharded learner.
-    """
-    group = distributed.create_training_group(config.rank_timeout)
-    if config.sharding == "fsdp":
-        return sharding.shard(learner, group, device, dtype)
-    learner.to(device)
-    if config.compile:
-        captioner.compile_parts()
-    if group is None:
-        return learner
-    # Running statistics of batch norms must be equal on all ranks. Integer buffers never change.
-    sync = any(buffer.is_floating_point() for buffer in learner.buffers())
-    return DistributedDataParallel(
-        learner,
-        device_ids=[device] if device.type == "cuda" else None,
-        process_group=group,
-        find_unused_parameters=captioner.has_unused_parameters,
-        gradient_as_bucket_view=True,  # avoids a second copy of the gradient
-        **{SYNC_BUFFERS: sync},
-    )

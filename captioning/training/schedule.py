@@ -58,7 +58,7 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
     """Return the learning rate of optimizer step `step` in epoch `epoch`, by `lr_schedule`.
 
     epoch: from 0. step: from 0 over the whole run. steps: the number of steps per epoch. plateaus:
-    the number of plateaus so far, see `validation_history.count_plateaus`. In the first
+    the number of plateaus so far, see `Validation.plateaus`. In the first
     `warmup_steps`, the rate grows linearly from warmup_lr to init_lr. Afterwards it depends on the
     schedule:
 

@@ -1,14 +1,13 @@
 """Shards a captioner over processes with torch's FSDP2, and gathers and loads its state.
 
-Each process has some rows of every weight, gradient and optimizer state. Any number of processes
-can read a checkpoint, whether it is whole or sharded.
+Each process has some rows of every weight, gradient and optimizer state. Checkpoints are whole, so
+that any number of processes can read them.
 
 torch.distributed.checkpoint.state_dict cannot be used: it requires that the state dict has the
 parameters' names, but an adapter's state dict has other names.
 """
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,13 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from BLIP.weights.sharded_checkpoint import MODEL, OPTIMIZER, fill_tensors, tensor_sizes
 from captioning.config import Config
-from captioning.files.stores import is_store
 from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.training.optimizer import is_distributed
+from captioning.training.schedule import is_distributed
 
 MIN_TORCH = (2, 9)
 
@@ -44,17 +41,6 @@ def check_sharding(config: Config) -> None:
         reason = "precision is fp16, and fsdp does not support loss scaling; set precision=bf16"
     if config.sharding == "fsdp" and reason:
         raise UserError(f"sharding is fsdp, but {reason}, or set sharding=none")
-    several_machines = distributed.on_several_machines()
-    if config.checkpoint_format == "sharded" and is_store(config.output_dir) and several_machines:
-        raise UserError(
-            "checkpoint_format is sharded, but output_dir is in a store and the processes are on "
-            "several machines, which do not share a disk; set checkpoint_format=whole"
-        )
-    if config.checkpoint_format == "sharded" and config.sharding == "none":
-        raise UserError(
-            "checkpoint_format is sharded, but sharding is none; set checkpoint_format=whole, or "
-            "sharding=fsdp"
-        )
 
 
 def shard(
@@ -154,51 +140,6 @@ def load(
         state = {**state, "state": moments}
     captioner.load_state_dict(weights)
     optimizer.load_state_dict(state)
-
-
-def named_tensors(
-    captioner: nn.Module, optimizer: torch.optim.Optimizer
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the tensors to write to a sharded checkpoint: weights, and optimizer state.
-
-    Both are {name in the checkpoint: tensor}. Names begin with MODEL or OPTIMIZER.
-    """
-    model = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
-    state = optimizer.state_dict()["state"]
-    moments = {
-        f"{OPTIMIZER}{n}.{k}": tensor for n, values in state.items() for k, tensor in values.items()
-    }
-    return model, moments
-
-
-def load_sharded(
-    captioner: nn.Module, optimizer: torch.optim.Optimizer, folder: Path, groups: list[Any]
-) -> None:
-    """Load a sharded checkpoint into a captioner and an optimizer. All ranks call this.
-
-    Each rank reads only its rows. groups: the parameter groups of the saved optimizer. Raises
-    ValueError, on all ranks, if the checkpoint has other weights than the captioner or a value that
-    is not finite, then already loaded; also the errors of `load_state_dict`, or IndexError.
-    """
-    tensors = {MODEL + name: tensor for name, tensor in captioner.state_dict().items()}
-    parameters = _parameters(optimizer)
-    saved, state = tensor_sizes(folder), {}
-    different = sorted(tensors.keys() ^ {name for name in saved if name.startswith(MODEL)})
-    if different:
-        first = different[0].removeprefix(MODEL)
-        raise ValueError(f"checkpoint and model differ in {len(different)} keys, such as {first}")
-    for name, (size, dtype) in saved.items():
-        if name.startswith(OPTIMIZER):  # a moment, or the number of steps, a scalar
-            number, key = name.removeprefix(OPTIMIZER).split(".")
-            like = parameters[int(number)] if size else torch.zeros((), dtype=dtype)
-            state.setdefault(int(number), {})[key] = tensors[name] = torch.zeros_like(like)
-    fill_tensors(folder, tensors, alone=not dist.is_initialized())
-    values = (t.to_local() if is_distributed(t) else t for t in tensors.values())
-    if distributed.any_rank(not all(bool(t.isfinite().all()) for t in values)):
-        raise ValueError("the checkpoint has nan or infinite values: use an earlier one")
-    weights = {n.removeprefix(MODEL): t for n, t in tensors.items() if n.startswith(MODEL)}
-    captioner.load_state_dict(weights)
-    optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
 def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:

@@ -10,7 +10,7 @@ from tensorboard.summary.writer import event_file_writer
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
-from captioning.training.run_log import RunLog, record_run, shell_command
+from captioning.training.log import RunLog, record_run, shell_command
 
 
 @pytest.fixture(autouse=True)
@@ -86,8 +86,8 @@ def test_a_log_goes_on_where_the_run_does(tmp_path):
     with open(tmp_path / "log.jsonl", "a") as file:
         file.write('{"event": "step", "st')
     log = RunLog(tmp_path, epoch=1, step=3)
-    assert log.has("val", 0) and not log.has("val", 1)
-    log.write("step", 4, {"loss": 2.0})
+    assert not log.write("val", 0, {"loss": 3.0})  # it is there
+    assert log.write("step", 4, {"loss": 2.0})
     log.close()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(line["event"], line["step"]) for line in lines] == first
@@ -97,7 +97,6 @@ def test_a_log_goes_on_where_the_run_does(tmp_path):
 
 def test_a_disk_that_takes_no_more_is_one_line(tmp_path):
     log = RunLog(tmp_path, 0, 0)
-    log.write("step", 1, {})  # which opens it
     log.file.close()
     log.file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
     with pytest.raises(UserError, match=r"cannot write .*log.jsonl: No space left on device"):
