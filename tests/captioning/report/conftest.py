@@ -1,7 +1,6 @@
 """Runs as training leaves them, made up in a moment."""
 
 import json
-import random
 
 import pytest
 import torch
@@ -14,13 +13,16 @@ from tests.captioning.report.empty_figures import leave_figures_empty
 from tests.tiny import TINY_RUN
 
 METRICS = {
-    "CIDEr": {"value": 1.2345, "low": 1.1, "high": 1.35, "n": 12},
-    "Bleu_4": {"value": 0.321, "n": 12},
-    "cap_len": {"value": 7.5, "low": 7.0, "high": 8.0, "n": 12},
-    "lex_div": {"value": 0.042, "low": None, "high": None, "n": 12},
-    "true_facts": {"value": 4.25, "low": 4.0, "high": 4.5, "n": 12},
-    "wrong_facts": {"value": 12.5, "low": 10.0, "high": 15.0, "n": 12},
-    "ROUGE_L": {"value": 0.5, "n": 12},
+    name: {"value": value, "low": low, "high": high, "n": 12}
+    for name, value, low, high in [
+        ("CIDEr", 1.2345, 1.1, 1.35),
+        ("Bleu_4", 0.321, None, None),
+        ("cap_len", 7.5, 7.0, 8.0),
+        ("lex_div", 0.042, None, None),
+        ("true_facts", 4.25, 4.0, 4.5),
+        ("wrong_facts", 12.5, 10.0, 15.0),
+        ("ROUGE_L", 0.5, None, None),
+    ]
 }
 
 
@@ -61,14 +63,12 @@ def make_run(world, entries, tmp_path, no_java):
         results = [{"image_id": i, "caption": caption} for i, caption in said.items()]
         write_json(results, folder / "result" / "test.json")
         write_json({"metrics": scores, "skipped": {}}, folder / "result" / "test" / "metrics.json")
-        record = {
-            "command": f"/opt/bin/python3.11 /home/me/captioning/train.py --config {name}.yaml",
-            "python": "3.11.7",
-            "versions": {"torch": "2.8.0", "timm": None},
-        }
+        command = f"/opt/bin/python3.11 /home/me/captioning/train.py --config {name}.yaml"
+        versions = {"torch": "2.8.0", "timm": None}
+        record = {"command": command, "python": "3.11.7", "versions": versions}
         write_json(record, folder / "run.json")
         if log:
-            (folder / "log.jsonl").write_text("".join(_log(objective)))
+            (folder / "log.jsonl").write_text(_log(objective))
         captioner, _ = captioner_from(config, None)
         torch.save({"model": captioner.state_dict()}, folder / "checkpoint_best.pth")
         return folder
@@ -77,13 +77,10 @@ def make_run(world, entries, tmp_path, no_java):
 
 
 def _log(objective):
-    rng = random.Random(0)
-    for step in range(10, 210, 10):
-        parts = {name: rng.random() for name in ([objective] if objective == "mle" else objective)}
-        yield json.dumps({"event": "step", "step": step, "loss": 1.0, **parts}) + "\n"
-    for epoch in range(2):
-        yield json.dumps({"event": "val", "step": epoch, "CIDEr": 0.5, "Bleu_4": 0.1}) + "\n"
-    yield '{"event": "step", "st'
+    parts = dict.fromkeys([objective] if objective == "mle" else objective or (), 1.0)
+    lines = [{"event": "step", "step": step, "loss": 1.0, **parts} for step in range(10, 210, 10)]
+    lines += [{"event": "val", "step": n, "CIDEr": 0.5, "Bleu_4": 0.1} for n in range(2)]
+    return "".join(json.dumps(line) + "\n" for line in lines) + '{"event": "step", "st'
 
 
 @pytest.fixture
