@@ -12,7 +12,6 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -32,45 +31,27 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-class Finished(NamedTuple):
-    """The folder of a demo that was killed, and what it printed when it was called again.
-
-    continued, again, greedy: stdout of three further calls, the last of them with num_beams=1.
-    stderr: of all three.
-    """
-
-    folder: Path
-    continued: str
-    again: str
-    greedy: str
-    stderr: str
-
-    def logs(self, *names):
-        return "".join((self.folder / f"{name}.log").read_text() for name in names)
-
-    def scores(self, run):
-        """Return {metric: value}, of the last call."""
-        content = json.loads((self.folder / run / "result" / "test" / "metrics.json").read_text())
-        return {name: entry["value"] for name, entry in content["metrics"].items()}
-
-
-def start(folder, repository, *calls):
-    return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, json.dumps(calls)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(repository)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, repository):
-    """Return a demo that was killed in fine-tuning, continued, and called twice again."""
+def demo(tmp_path_factory, repository):
+    """Return the folder of a demo that was killed in fine-tuning, and the outputs of three calls.
+
+    The outputs are stdout of the call that continued it, of the same call again, and of one with
+    num_beams=1, then stderr of all three.
+    """
     root = tmp_path_factory.mktemp("demo")
     folder = root / "output" / "demo-quick"
-    killed = start(root, repository, [])
+
+    def start(*calls):
+        return subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, json.dumps(calls)],
+            cwd=root,
+            env={**os.environ, "PYTHONPATH": str(repository)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    killed = start([])
     deadline = time.monotonic() + 250
     while not (folder / "mle" / "checkpoint_00.pth").exists():
         assert killed.poll() is None, killed.stderr.read()
@@ -79,12 +60,11 @@ def finished(tmp_path_factory, repository):
     kill_with_children(killed.pid)
     killed.communicate()
     pretrained = (folder / "pretrain" / "checkpoint_best.pth").read_bytes()
-    demo = start(root, repository, [], [], ["num_beams=1"])
-    stdout, stderr = demo.communicate(timeout=280)
-    assert demo.returncode == 0, stderr
+    continued = start([], [], ["num_beams=1"])
+    stdout, stderr = continued.communicate(timeout=280)
+    assert continued.returncode == 0, stderr
     assert (folder / "pretrain" / "checkpoint_best.pth").read_bytes() == pretrained
-    continued, again, greedy, _ = stdout.split("END OF DEMO\n")
-    return Finished(folder, continued, again, greedy, stderr)
+    return folder, [*stdout.split("END OF DEMO\n")[:3], stderr]
 
 
 def kill_with_children(pid):
@@ -96,37 +76,34 @@ def kill_with_children(pid):
             kill_with_children(int(child))
 
 
-def test_demo_that_was_killed_goes_on(finished):
-    assert "demo-quick/pretrain has finished all of its" in finished.logs("pretrain")
-    assert "resuming from output/demo-quick/mle/checkpoint_0" in finished.logs("mle")
-    # A status line every half minute.
-    assert re.search(r"\d%, about \d\d:\d\d to go in all", finished.stderr)
-    assert "Warning" not in finished.stderr
-    first = finished.stderr.partition("the first captions of the captioners")[2]
+def test_demo_that_was_killed_goes_on(demo):
+    """A call scores only what has no scores of its settings: the third anew, the second nothing."""
+    folder, (continued, again, greedy, stderr) = demo
+    logs = {name: (folder / f"{name}.log").read_text() for name in ("pretrain", *RUNS)}
+    assert "resuming from output/demo-quick/mle/checkpoint_0" in logs["mle"]
+    assert re.search(r"\d%, about \d\d:\d\d to go in all", stderr) and "Warning" not in stderr
+    first = stderr.partition("the first captions of the captioners")[2]
     assert re.search(r"\.png\n  MLE    a.* .+\n  SMILE  a.* .+\n", first)
-    pretrained = json.loads((finished.folder / "pretrain" / "run.json").read_text())
-    assert "[rank 1]" not in finished.logs("pretrain") and pretrained["processes"] == 2
+    pretrained = json.loads((folder / "pretrain" / "run.json").read_text())
+    assert "[rank 1]" not in logs["pretrain"] and pretrained["processes"] == 2
+    assert continued == again != greedy
+    said = "".join(logs.values())
+    assert said.count("captions and scores are in") == 2 * len(RUNS)
+    # The first call found the finished pre-training; the others found all four runs finished.
+    assert said.count("has finished all of its") == 1 + 4 + 4
 
 
-def test_demo_shows_the_effect(finished):
+def test_demo_shows_the_effect(demo):
     # The effect is weaker than the full demo's, but a broken objective would not show it.
-    mle, smile = finished.scores("mle"), finished.scores("smile")
-    assert smile["cap_len"] > 1.2 * mle["cap_len"]
-    assert smile["true_facts"] > mle["true_facts"]
+    files = (demo[0] / name / "result" / "test" / "metrics.json" for name in ("mle", "smile"))
+    mle, smile = (json.loads(file.read_text())["metrics"] for file in files)
+    assert smile["cap_len"]["value"] > 1.2 * mle["cap_len"]["value"]
+    assert smile["true_facts"]["value"] > mle["true_facts"]["value"]
 
 
-def test_report_fits_the_screen(finished, browser):
-    page = open_page(browser, f"file://{finished.folder}/report.html")
+def test_report_fits_the_screen(demo, browser):
+    page = open_page(browser, f"file://{demo[0]}/report.html")
     for width in (400, 1400):
         page.set_viewport_size({"width": width, "height": 3000})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert page.evaluate("[...document.images].every(image => image.naturalWidth)")
-
-
-def test_a_call_scores_only_what_has_no_scores_of_its_settings(finished):
-    """The second call only makes the report. The third scores anew, with the same weights."""
-    assert finished.continued == finished.again != finished.greedy
-    logs = finished.logs(*RUNS)
-    assert logs.count("captions and scores are in") == 2 * len(RUNS)
-    # The first call found the finished pre-training; the others found all four runs finished.
-    assert finished.logs("pretrain", *RUNS).count("has finished all of its") == 1 + 4 + 4

@@ -10,6 +10,7 @@ import torch
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.jobs import Job
+from captioning.sweep import comparison
 from captioning.sweep.__main__ import main
 from captioning.sweep.runs import RunLogger, job_slots
 from tests.programs import one_error_line
@@ -31,7 +32,7 @@ def swept(tiny_config, in_process, tmp_path):
 
 def labels(table):
     """Return the first column of a Markdown table, without its heading."""
-    return [line.strip("| ").split("  ")[0].split(" | ")[0] for line in table.splitlines()[2:]]
+    return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
 
 
 def scores_of(row):
@@ -84,11 +85,11 @@ def test_stopped_and_failed_runs_are_continued_and_finished_ones_kept(
     assert scores_of(row) == scores_of(collected.splitlines()[3])
 
 
-def test_table_and_report_have_the_means_over_seeds(swept, tmp_path):
+def test_table_report_and_figure_have_the_means_over_seeds(swept, tmp_path, monkeypatch):
+    drawing = Mock(wraps=comparison.draw_plane)
+    monkeypatch.setattr(comparison, "draw_plane", drawing)
     folder = tmp_path / "sweep"
     assert len(swept("--mle", "0,1", "--seeds", "2")) == 4
-    table = (folder / "table.md").read_text()
-    assert labels(table) == ["Humans", "SMILE", "MLE"]
     of_seeds = (3.0, 6.0)
     for seed, value in enumerate(of_seeds):
         path = folder / f"smile_seed{seed}/result/test/metrics.json"
@@ -97,10 +98,12 @@ def test_table_and_report_have_the_means_over_seeds(swept, tmp_path):
         path.write_text(json.dumps(scores))
     assert swept("--mle", "0,1", "--seeds", "2") == []
     table = (folder / "table.md").read_text()
+    assert labels(table) == ["Humans", "SMILE", "MLE"] and " 4.5 (" in table.splitlines()[3]
     report = (folder / "report.html").read_text()
-    assert "Scores are means over up to 2 seeds" in report
-    assert f" {sum(of_seeds) / 2:.1f} (" in table.splitlines()[3]
-    assert f"<td>{sum(of_seeds) / 2:.1f} <small>" in report
+    assert "Scores are means over up to 2 seeds" in report and "<td>4.5 <small>" in report
+    rows, lines = drawing.call_args.args
+    assert rows[1].metrics["cap_len"].value == 4.5
+    assert [run.label for run in lines["mixtures"]] == ["SMILE", "MLE"]
 
 
 @pytest.mark.parametrize(
