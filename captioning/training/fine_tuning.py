@@ -128,7 +128,7 @@ def fine_tune(config: Config, device: torch.device) -> None:
                         result = step(batches, number)
                     except NotFiniteError as error:
                         repeat = checkpointing.save_before_failure(at, number)
-                        step.raise_nonfinite(str(error), number + 1, repeat)
+                        raise UserError(f"{error}; {repeat}") from error
                     stop = result.sums.pop("stop_requested")
                     sums.update(result.sums)
                     at = Progress(epoch, number + 1 - epoch * steps, dict(sums))

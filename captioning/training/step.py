@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,6 @@ from captioning.data.randomness import derived_seed
 from captioning.models.precision import Precision
 from captioning.models.prompts import prompt_is_question
 from captioning.runtime import distributed, signals
-from captioning.runtime.errors import UserError
 from captioning.training.schedule import clip_gradients
 from smile import ObjectiveOutput
 
@@ -27,9 +26,9 @@ MAX_SHOWN = 8  # the most image ids and batches in an error message
 
 
 class NotFiniteError(Exception):
-    """Raised by a step that is not finite, before the weights change.
+    """Raised on all ranks by a step that is not finite, before the weights change.
 
-    Its text is "reward", "loss" or "gradient".
+    Its text names what is not finite, the step, the images and what to change.
     """
 
 
@@ -90,10 +89,10 @@ class TrainingStep:
         names = ["tokens", *self.batches[-1][1], *COUNTS]
         width = len(names)
         sums = [dict(zip(names, values[i : i + width])) for i in range(0, len(values), width)]
-        if problem := self._nonfinite_part(sums, norm):
+        if part := self._nonfinite_part(sums, norm):
             for buffer, value in saved_buffers:
                 buffer.copy_(value)
-            raise NotFiniteError(problem)
+            raise self._nonfinite_error(part, step + 1)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -112,36 +111,28 @@ class TrainingStep:
         overflows = self.scaler.is_enabled() and self.scaler.get_scale() > MIN_SCALE
         return "" if math.isfinite(norm) or overflows else "gradient"
 
-    def raise_nonfinite(self, part: str, step: int, repeat: str) -> NoReturn:
-        """Raise the UserError that ends the run, the same on all ranks. All ranks call this.
+    def _nonfinite_error(self, part: str, step: int) -> NotFiniteError:
+        """Return the error for a step, the same on all ranks. All ranks call this.
 
-        - part: the text of the NotFiniteError
-        - step: the step's number in the run, from 1
-        - repeat: the end of the message, which says how to repeat the step
+        part: from `_nonfinite_part`. step: the step's number in the run, from 1.
         """
         reports = [
             (distributed.rank(), ids[:MAX_SHOWN], all(v.isfinite() for v in parts.values()))
             for ids, parts in self.batches
         ]
-        gathered = distributed.gather_on_main(reports)
-
-        def fail():
-            reports = [report for of_rank in gathered for report in of_rank]
-            # Name the images of the batches that are not finite. If every batch is finite, as when
-            # only the gradient is not, name the images of all batches.
-            failed = [report for report in reports if not report[2]] or reports
-            images = "; ".join(
-                f"rank {rank} had images {ids}" for rank, ids, _ in failed[:MAX_SHOWN]
-            )
-            advice = "lower init_lr, set clip_grad_norm, or use another precision than "
-            advice += self.config.precision
-            if part == "reward":
-                advice = f"remove a term from the key reward, which is {self.config.reward}"
-            raise UserError(
-                f"the {part} is not finite at step {step} ({images}); {advice}; {repeat}"
-            )
-
-        distributed.run_on_main(fail)
+        # Name the images of the batches that are not finite. If every batch is finite, as when only
+        # the gradient is not, name the images of all batches.
+        reports = [
+            report for of_rank in distributed.gather_on_main(reports) or () for report in of_rank
+        ]
+        failed = [report for report in reports if not report[2]] or reports
+        images = "; ".join(f"rank {rank} had images {ids}" for rank, ids, _ in failed[:MAX_SHOWN])
+        advice = "lower init_lr, set clip_grad_norm, or use another precision than "
+        advice += self.config.precision
+        if part == "reward":
+            advice = f"remove a term from the key reward, which is {self.config.reward}"
+        text = f"the {part} is not finite at step {step} ({images}); {advice}"
+        return NotFiniteError(distributed.broadcast_from_main(text))
 
     def _accumulate_gradients(
         self, batches: Iterator[Batch], step: int
