@@ -5,80 +5,105 @@ counts that pycocoevalcap computes. METEOR and SPICE (Anderson et al. 2016) run 
 pycocoevalcap contains.
 """
 
-import importlib.util
 import json
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Callable, Optional
+from typing import Optional
 
 import numpy as np
-from pydantic import Field
 
-from captioning.metrics.bootstrap import Estimate, bootstrap_intervals
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
-from captioning.metrics.java import JavaError, java_process, java_version
+from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, option
+from captioning.metrics.cider_df import Corpus, read_corpus
+from captioning.metrics.intervals import estimates
+from captioning.metrics.java import JavaError, jar, java_version, run_java
 from captioning.metrics.meteor import meteor_scores
-from captioning.metrics.options import Options
+from captioning.runtime import signals
 
-ORDERS = 4
-BLEU = tuple(f"Bleu_{order}" for order in range(1, ORDERS + 1))
+BLEU = tuple(f"Bleu_{n}" for n in (1, 2, 3, 4))
+_LAST_JAVA_OF_SPICE = 14  # the last one with the JavaScript engine that SPICE needs
 
-# pycocoevalcap's BLEU adds _TINY to numerators and _SMALL to denominators.
-_TINY, _SMALL = 1e-15, 1e-9
-
-# The last version of Java that has a JavaScript engine, which SPICE needs.
-_LAST_JAVA = 14
-
-
-class CocoOptions(Options):
-    spice: Annotated[bool, "scoring"] = Field(
-        False, description="also compute SPICE, which is slow"
-    )
-    spice_timeout: Annotated[float, "scoring"] = Field(
-        3600.0, gt=0, description="the time limit of SPICE, in seconds"
-    )
-    spice_heap: Annotated[str, "scoring"] = Field(
-        "8G",
-        pattern=r"^[1-9][0-9]*[kKmMgG]$",  # Java's format of an amount of memory
-        description="the memory limit of SPICE's Java, such as 4G or 800m",
-    )
+_reference_metric = partial(Metric, decimals=3, needs_references=True)
 
 
 class Coco(Evaluator):
-    """Scores captions with pycocoevalcap, after PTB tokenisation.
+    """Scores captions after PTB tokenisation. A metric that fails is listed in `Scores.skipped`.
 
-    A metric that cannot be computed is listed in `Scores.skipped`; other metrics are kept. The
-    intervals of ROUGE-L, CIDEr and SPICE are bootstrap intervals of a mean over captions. For
-    CIDEr, all resamples use the n-gram weights (idf) of the whole set.
+    The intervals of ROUGE-L, CIDEr and SPICE are those of a mean over captions. For CIDEr, all
+    resamples use the same n-gram weights (idf).
     """
 
-    name = "coco"
-    Options = CocoOptions
+    metrics = (
+        *(_reference_metric(f"Bleu_{n}", f"BLEU-{n}") for n in (1, 2, 3)),
+        _reference_metric(
+            "Bleu_4", "BLEU-4", meaning="share of four-word phrases that occur in a reference"
+        ),
+        _reference_metric(
+            "METEOR",
+            "METEOR",
+            meaning="words shared with a reference, including synonyms and stems",
+        ),
+        _reference_metric("ROUGE_L", "ROUGE-L"),
+        _reference_metric(
+            "CIDEr",
+            "CIDEr",
+            meaning="agreement with the references; rare phrases count more",
+            in_sweeps=True,
+        ),
+        _reference_metric(
+            "SPICE",
+            "SPICE",
+            meaning="objects, attributes and relations shared with references",
+        ),
+    )
+    options = {
+        "cider_df": option(
+            Optional[str], None, "how many images of a corpus have an n-gram, for CIDEr's weights"
+        ),
+        "spice": option(bool, False, "also compute SPICE, which is slow"),
+        "spice_timeout": option(float, 3600.0, "the time limit of SPICE, in seconds", gt=0),
+        "spice_heap": option(
+            str,
+            "8G",
+            "the memory limit of SPICE's Java, such as 4G or 800m",
+            pattern=r"^[1-9][0-9]*[kKmMgG]$",
+        ),
+    }
 
     def prepare(self) -> None:
-        if not self.options.spice:
-            self.metric_names = self.metric_names[:-1]
+        self.corpus = next(map(read_corpus, self.files("cider_df")), None)
+        if not self.config.spice:
+            self.metrics = self.metrics[:-1]
 
     def unavailable(self) -> dict[str, str]:
-        if importlib.util.find_spec("pycocoevalcap") is None:
-            return dict.fromkeys(self.metric_names, "pycocoevalcap is not installed")
         try:
             java = java_version()
         except JavaError as error:
-            needs_java = [name for name in self.metric_names if name in ("METEOR", "SPICE")]
-            return dict.fromkeys(needs_java, str(error))
-        problem = spice_problem(java) if self.options.spice else None
+            needs_java = {"METEOR", "SPICE"}.intersection(self.metric_names)
+            return dict.fromkeys(sorted(needs_java), str(error))
+        problem = spice_problem(java) if self.config.spice else None
         return {"SPICE": problem} if problem else {}
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         texts, groups, tokenizer = captions.tokenized
-        scores = Scores({}, settings={"tokenizer": tokenizer}, skipped=self.unavailable())
-        for names, scorer in self._scorers().items():
-            if names[0] in scores.skipped:
+        scores = Scores(settings={"tokenizer": tokenizer}, skipped=self.unavailable())
+        if self.corpus:
+            scores.settings["cider_df"] = f"{self.config.cider_df} ({self.corpus.images} images)"
+        scorers = {
+            BLEU: bleu_scores,
+            ("METEOR",): meteor_scores,
+            ("ROUGE_L",): rouge_scores,
+            ("CIDEr",): partial(cider_scores, corpus=self.corpus),
+            ("SPICE",): self._spice_scores,
+        }
+        for names, scorer in scorers.items():
+            if names[0] in scores.skipped or names[0] not in self.metric_names:
                 continue
             try:
                 scores.update(scorer(texts, groups))
+            except signals.Stopped:
+                raise
             # Captioning may have taken hours, so that an error in one metric must not lose the
             # scores of other metrics.
             except Exception as error:
@@ -86,48 +111,8 @@ class Coco(Evaluator):
                 scores.skipped.update(dict.fromkeys(names, reason))
         return scores
 
-    def _scorers(self) -> dict[tuple[str, ...], Callable]:
-        """Return {names of metrics: function that computes these metrics}.
-
-        All functions have the parameters of `bleu_scores`.
-        """
-        options = self.options
-        scorers = {
-            BLEU: bleu_scores,
-            ("METEOR",): meteor_scores,
-            ("ROUGE_L",): rouge_scores,
-            ("CIDEr",): cider_scores,
-            ("SPICE",): lambda captions, references: spice_scores(
-                captions, references, options.spice_timeout, options.spice_heap
-            ),
-        }
-        return {names: scorer for names, scorer in scorers.items() if names[0] in self.metric_names}
-
-
-def rouge_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
-    """Return ROUGE-L. For the parameters, see `bleu_scores`."""
-    from pycocoevalcap.rouge.rouge import Rouge
-
-    _, each = Rouge().compute_score(*_as_coco_dicts(captions, references))
-    # pycocoevalcap splits "" into one empty word, which would match an empty reference. Therefore
-    # an empty caption gets 0 here.
-    each = [float(score) if caption else 0.0 for score, caption in zip(each, captions)]
-    return Scores.from_means({"ROUGE_L": each})
-
-
-def cider_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
-    """Return CIDEr. For the parameters, see `bleu_scores`."""
-    from pycocoevalcap.cider.cider import Cider
-
-    each = np.zeros(len(captions))
-    if any(map(any, references)):  # Cider fails if all references are empty
-        each = Cider().compute_score(*_as_coco_dicts(captions, references))[1]
-    return Scores.from_means({"CIDEr": each.tolist()})
-
-
-def _as_coco_dicts(captions, groups):
-    """Return references and captions in pycocoevalcap's form, {key: list of sentences}."""
-    return dict(enumerate(groups)), {i: [caption] for i, caption in enumerate(captions)}
+    def _spice_scores(self, captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
+        return spice_scores(captions, references, self.config.spice_timeout, self.config.spice_heap)
 
 
 def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
@@ -138,20 +123,16 @@ def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) ->
     """
     from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 
-    scorer = BleuScorer(n=ORDERS)
+    scorer = BleuScorer(n=4)
     for caption, group in zip(captions, references):
         scorer += (caption, group)
-    totals, each = scorer.compute_score(option="closest", verbose=0)
+    _, each = scorer.compute_score(option="closest", verbose=0)
     rows = []  # one per caption; `bleu_of_sums` takes sums of such rows
     for counts in scorer.ctest:
         words = counts["testlen"]
         closest = min(counts["reflen"], key=lambda length: (abs(length - words), length))
         rows.append([*counts["correct"], *counts["guess"], words, closest])
-    intervals = bootstrap_intervals(np.array(rows, dtype=float), bleu_of_sums)
-    estimates = [
-        Estimate(total, low, high, len(captions)) for total, (low, high) in zip(totals, intervals)
-    ]
-    return Scores(dict(zip(BLEU, estimates)), dict(zip(BLEU, each)))
+    return Scores(dict(zip(BLEU, estimates(np.array(rows), bleu_of_sums))), dict(zip(BLEU, each)))
 
 
 def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
@@ -164,21 +145,53 @@ def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
     - words in the captions (1)
     - words in the references that are closest to the captions in length (1)
     """
-    matches, ngrams = sums[:, :ORDERS], sums[:, ORDERS : 2 * ORDERS]
-    brevity = (sums[:, -2:-1] + _TINY) / (sums[:, -1:] + _SMALL)  # (R, 1)
-    precisions = np.cumprod((matches + _TINY) / (ngrams + _SMALL), axis=1)
-    scores = precisions ** (1 / np.arange(1, ORDERS + 1))
-    return scores * np.exp(1 - 1 / np.minimum(brevity, 1))
+    tiny, small = 1e-15, 1e-9  # which pycocoevalcap adds to numerators and denominators
+    precisions = np.cumprod((sums[:, :4] + tiny) / (sums[:, 4:8] + small), axis=1)
+    brevity = np.minimum((sums[:, 8:9] + tiny) / (sums[:, 9:] + small), 1)  # (R, 1)
+    return precisions ** (1 / np.arange(1, 5)) * np.exp(1 - 1 / brevity)
+
+
+def rouge_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
+    """Return ROUGE-L. For the parameters, see `bleu_scores`."""
+    from pycocoevalcap.rouge.rouge import Rouge
+
+    # pycocoevalcap splits "" into one empty word, which would match an empty reference. Therefore
+    # an empty caption gets 0 here.
+    rouge, pairs = Rouge(), zip(captions, references)
+    each = [float(rouge.calc_score([text], group)) if text else 0.0 for text, group in pairs]
+    return Scores.from_means({"ROUGE_L": each})
+
+
+def cider_scores(
+    captions: Sequence[str], references: Sequence[Sequence[str]], corpus: Optional[Corpus] = None
+) -> Scores:
+    """Return CIDEr. For the parameters, see `bleu_scores`.
+
+    corpus: whose n-grams' frequencies determine their weights; by default the references.
+    """
+    from pycocoevalcap.cider.cider_scorer import CiderScorer
+
+    class CorpusScorer(CiderScorer):
+        # Otherwise `compute_cider` sets it to the logarithm of the number of scored images.
+        ref_len = property(lambda self: np.log(corpus.images), lambda self, value: None)
+
+    scorer = CorpusScorer() if corpus else CiderScorer()
+    for caption, group in zip(captions, references):
+        scorer += (caption, group)
+    if corpus:
+        scorer.document_frequency = corpus.frequencies
+    else:
+        scorer.compute_doc_freq()
+    return Scores.from_means({"CIDEr": [float(score) for score in scorer.compute_cider()]})
 
 
 def spice_problem(java: int) -> Optional[str]:
     """Return why SPICE cannot run, in one line; None if it can. java: Java's major version."""
     problems = []
-    if java > _LAST_JAVA:
-        problems.append(f"it needs Java 8 to {_LAST_JAVA}, this is Java {java}")
-    library = _jar().parent / "lib"
+    if java > _LAST_JAVA_OF_SPICE:
+        problems.append(f"it needs Java 8 to {_LAST_JAVA_OF_SPICE}, this is Java {java}")
     models = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
-    if not all((library / name).is_file() for name in models):
+    if not all(Path(jar(f"spice/lib/{name}")).is_file() for name in models):
         problems.append(
             "its models are missing (fetch them once: "
             "python -m pycocoevalcap.spice.get_stanford_models)"
@@ -202,15 +215,8 @@ def spice_scores(
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder, "captions.json"), Path(folder, "scores.json")
         source.write_text(json.dumps(items), encoding="ascii")
-        arguments = [f"-Xmx{heap}", "-jar", _jar(), source, "-out", result, "-silent"]
-        with java_process(arguments, time_limit) as (process, _):
-            process.communicate()
-            scored = json.loads(result.read_text(encoding="utf-8"))
+        program = [f"-Xmx{heap}", "-jar", jar("spice/spice-1.0.jar")]
+        run_java(*program, str(source), "-out", str(result), "-silent", seconds=time_limit)
+        scored = json.loads(result.read_text(encoding="utf-8"))
     by_index = {item["image_id"]: float(item["scores"]["All"]["f"]) for item in scored}
     return Scores.from_means({"SPICE": [by_index[index] for index in range(len(captions))]})
-
-
-def _jar():
-    from pycocoevalcap.spice import spice
-
-    return Path(spice.__file__).with_name(spice.SPICE_JAR)

@@ -5,21 +5,20 @@ PTBTokenizer is a Java program. The imitation returns the same tokens as `PTBTok
 attributes, which are rare in captions.
 """
 
-import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 
 import regex  # its \w includes vowel signs and combining accents, as in Java
 
-from captioning.metrics.java import JavaError, java_process, java_version
+from captioning.metrics.java import JavaError, jar, run_java
+
+_PROGRAM = "edu.stanford.nlp.process.PTBTokenizer"
+_OPTIONS = ("-encoding", "UTF-8", "-preserveLines", "-lowerCase")
 
 # The tokens that the COCO evaluation removes. COCO's list also contains brackets such as -LRB-, but
 # the tokens are in lower case, so that COCO does not remove -lrb-. Published scores depend on this,
 # so that brackets are not removed here, either.
-_PUNCTUATION = frozenset(
-    ["''", "'", "``", "`", '"', ".", "?", "!", ",", ":", "-", "--", "...", ";"]
-)
+_PUNCTUATION = {*"'`\".?!,:-;", "''", "``", "--", "..."}
 
 _ABBREVIATIONS = (
     "mr mrs ms dr st jr sr vs inc corp co ltd bros mt ave blvd rd sq rt bldg ft etc dept est tel "
@@ -63,14 +62,23 @@ _TOKEN = regex.compile(
 )
 
 # Characters that PTBTokenizer replaces. It drops characters above U+FFFF, see `_imitate`.
-_SPELLING = {
-    **dict.fromkeys(map(ord, "\u2018\u2019\u201a\u201b`"), "'"),
-    **dict.fromkeys(map(ord, "\u201c\u201d\u201e\u00ab\u00bb"), '"'),
-    **dict.fromkeys(map(ord, "\u2013\u2014\u2015"), "--"),
-    **dict.fromkeys(map(ord, "\ufe0e\ufe0f\u200b\u200d"), " "),
-    **{ord("…"): "...", ord("£"): "#", ord("€"): "$", ord("¢"): " cents "},
-    **{ord("½"): " 1/2 ", ord("¼"): " 1/4 ", ord("¾"): " 3/4 "},
-}
+_SPELLING = str.maketrans(
+    {
+        **dict.fromkeys("\u2018\u2019\u201a\u201b`", "'"),
+        **dict.fromkeys("\u201c\u201d\u201e\u00ab\u00bb", '"'),
+        **dict.fromkeys("\u2013\u2014\u2015", "--"),
+        **dict.fromkeys("\ufe0e\ufe0f\u200b\u200d", " "),
+        **{
+            "…": "...",
+            "£": "#",
+            "€": "$",
+            "¢": " cents ",
+            "½": " 1/2 ",
+            "¼": " 1/4 ",
+            "¾": " 3/4 ",
+        },
+    }
+)
 _BRACKETS = dict(zip("()[]{}", ["-lrb-", "-rrb-", "-lsb-", "-rsb-", "-lcb-", "-rcb-"]))
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
 
@@ -84,21 +92,13 @@ def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable,
     """
     # PTBTokenizer reads one caption per line. `split` removes all characters that end lines.
     lines = [" ".join(caption.split()) for group in captions.values() for caption in group]
-    tokenized, tokenizer = _tokens_of(lines)
+    try:
+        tokenized, tokenizer = _java_tokens(lines), "PTBTokenizer"
+    except JavaError as error:
+        reason = str(error).partition(":")[0]
+        tokenized, tokenizer = map(_imitate, lines), f"regex ({reason})"
     texts = map(_join_words, tokenized)
     return {key: list(islice(texts, len(group))) for key, group in captions.items()}, tokenizer
-
-
-def _tokens_of(lines):
-    """Return the tokens of each line, and the name of the tokeniser that was used."""
-    try:
-        java_version()
-    except JavaError:
-        return map(_imitate, lines), "regex (no Java)"
-    try:
-        return _java_tokens(lines), "PTBTokenizer"
-    except JavaError as error:
-        return map(_imitate, lines), f"regex ({error})"
 
 
 def imitated_tokens(caption: str) -> str:
@@ -106,28 +106,22 @@ def imitated_tokens(caption: str) -> str:
     return _join_words(_imitate(" ".join(caption.split())))
 
 
-def _join_words(tokens) -> str:
+def _join_words(tokens: Iterable[str]) -> str:
     """Return the tokens joined by spaces, without punctuation."""
     return " ".join(token for token in tokens if token not in _PUNCTUATION)
 
 
-def _java_tokens(lines):
+def _java_tokens(lines: Sequence[str]) -> list[list[str]]:
     """Return the tokens of each line, by the PTBTokenizer in pycocoevalcap. Raises JavaError.
 
     pycocoevalcap's Python class is not used, because it writes to the installation folder.
     """
-    try:
-        from pycocoevalcap.tokenizer import ptbtokenizer
-    except ImportError as error:
-        raise JavaError("pycocoevalcap is not installed") from error
-    jar = Path(ptbtokenizer.__file__).with_name(ptbtokenizer.STANFORD_CORENLP_3_4_1_JAR)
-    command = ["-cp", jar, "edu.stanford.nlp.process.PTBTokenizer"]
-    options = ["-encoding", "UTF-8", "-preserveLines", "-lowerCase"]
-    with java_process([*command, *options], time_limit=120 + 0.01 * len(lines)) as (process, _):
-        output, _ = process.communicate("".join(line + "\n" for line in lines))
-        tokenized = [line.rstrip().split(" ") for line in output.split("\n")[:-1]]
-        if process.returncode == 0 and len(tokenized) != len(lines):
-            raise ValueError(f"{len(tokenized)} lines for {len(lines)} captions")
+    program = ["-cp", jar("tokenizer/stanford-corenlp-3.4.1.jar"), _PROGRAM, *_OPTIONS]
+    text = "".join(line + "\n" for line in lines)
+    output, _ = run_java(*program, text=text, seconds=120 + 0.01 * len(lines))
+    tokenized = [line.rstrip().split(" ") for line in output.split("\n")[:-1]]
+    if len(tokenized) != len(lines):
+        raise JavaError(f"Java gave {len(tokenized)} lines for {len(lines)} captions")
     return tokenized
 
 
@@ -135,5 +129,5 @@ def _imitate(caption: str) -> list[str]:
     """Return the lower-case tokens of one caption, including punctuation."""
     for entity, character in _ENTITIES.items():
         caption = caption.replace(entity, character)
-    caption = re.sub("[\U00010000-\U0010ffff]", " ", caption.translate(_SPELLING))
+    caption = regex.sub("[\U00010000-\U0010ffff]", " ", caption.translate(_SPELLING))
     return [_BRACKETS.get(token, token.lower()) for token in _TOKEN.findall(caption)]

@@ -13,8 +13,8 @@ REFERENCES = [
     ["a train at a station"],
     *(["zebra"], ["a dog on a sofa"], ["a sofa on a dog"]),
 ]
-# Recorded from METEOR 1.5 of pycocoevalcap 1.2: the statistics of each caption, which a formula
-# takes to scores, its score, and that of all.
+# Recorded from METEOR 1.5 of pycocoevalcap 1.2: the counts of each caption, its score, and the
+# score of all.
 STATISTICS = [
     [5, 5, 2, 3, *[2] * 4, *[0] * 12, 2, 4, 4],
     [0, 3, 0, 1, *[0] * 19],
@@ -31,17 +31,15 @@ EACH = [
 ]
 TOTAL = 0.3317019877692268
 
-_LINES = [" ".join(f"{value:.1f}" for value in values) for values in STATISTICS]
+LINES = [" ".join(f"{value:.1f}" for value in values) for values in STATISTICS]
 _ASKED = [
     f"'SCORE ||| {' ||| '.join([*group, caption])}') echo '{line}';;"
-    for caption, group, line in zip(CAPTIONS, REFERENCES, _LINES)
+    for caption, group, line in zip(CAPTIONS, REFERENCES, LINES)
 ]
-_ANSWERS = " ".join(map(str, [*EACH, TOTAL]))
 # A script for `fake_java`. It answers no other question.
 SCRIPT = f"""
 while IFS= read -r line; do case "$line" in
 {chr(10).join(_ASKED)}
-'EVAL ||| {" ||| ".join(_LINES)}') printf '%s\\n' {_ANSWERS};;
 *) echo "unexpected: $line"; exit 4;;
 esac; done
 """

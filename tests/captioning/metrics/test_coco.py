@@ -1,7 +1,4 @@
-"""The COCO metrics against pycocoevalcap and the published example, and SPICE's preconditions.
-
-The tests of METEOR by Java, which takes seconds to start, share one process.
-"""
+"""The COCO metrics against pycocoevalcap and the published example, and SPICE's preconditions."""
 
 import json
 
@@ -12,12 +9,12 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
 from captioning.data.caption_files import read_references
-from captioning.metrics import coco, meteor
-from captioning.metrics.coco import Coco, bleu_of_sums, bleu_scores, spice_problem, spice_scores
-from captioning.metrics.evaluator import CaptionSet, Scores
+from captioning.metrics import cider_df, coco
+from captioning.metrics.base import CaptionSet, Scores, build_evaluators
+from captioning.metrics.coco import bleu_of_sums, bleu_scores, spice_problem, spice_scores
 from captioning.metrics.java import JavaError
-from captioning.metrics.meteor import meteor_of_sums, meteor_scores
-from tests.captioning.metrics import meteor_java
+from captioning.runtime.errors import UserError
+from tests.programs import raises_line
 
 PREDICTIONS = {
     1: "a man rides a brown horse on the beach",
@@ -36,7 +33,13 @@ WORDS = ["a", "the", "man", "dog", "red", "ball", "runs", "on", "grass", "with",
 
 
 def evaluate(predictions=PREDICTIONS, references=REFERENCES, **options):
-    return Coco(**options).evaluate(CaptionSet(predictions, references))
+    [evaluator] = build_evaluators(["coco"], **options)
+    return evaluator.evaluate(CaptionSet(predictions, references))
+
+
+def unavailable(**options):
+    [evaluator] = build_evaluators(["coco"], **options)
+    return evaluator.unavailable()
 
 
 def test_values_are_those_of_pycocoevalcap(no_java):
@@ -55,8 +58,8 @@ def test_values_are_those_of_pycocoevalcap(no_java):
         assert 0 <= estimate.low <= estimate.value <= estimate.high > estimate.low
     assert result.settings == {"tokenizer": "regex (no Java)"}
     assert list(result.skipped) == ["METEOR"] and "no `java` on PATH" in result.skipped["METEOR"]
-    assert Coco().unavailable() == result.skipped
-    assert list(Coco(spice=True).unavailable()) == ["METEOR", "SPICE"]
+    assert unavailable() == result.skipped
+    assert list(unavailable(spice=True)) == ["METEOR", "SPICE"]
     # An empty caption gets nothing. One reference has no word either, which pycocoevalcap's ROUGE-L
     # takes for the same word.
     result = evaluate({1: "", 2: "a cat"}, {1: ["a dog", "!"], 2: ["a cat"]})
@@ -73,7 +76,7 @@ def test_bleu_of_a_resample_is_that_of_its_captions(monkeypatch):
 
     captions = [sentence(9) for _ in range(30)]
     groups = [[sentence(14) for _ in range(1 + i % 4)] for i in range(30)]
-    monkeypatch.setattr(coco, "bootstrap_intervals", lambda x, _: rows.append(x) or [(0, 0)] * 4)
+    monkeypatch.setattr(coco, "estimates", lambda x, _: rows.append(x) or [None] * 4)
     bleu_scores(captions, groups)
     for size in (1, 2, 30, 100):  # a single image may have no match at all
         drawn = random.integers(30, size=size)
@@ -112,44 +115,29 @@ def test_spice_is_computed_on_request(monkeypatch, no_java):
     assert asked == [(5.0, "2G")] and result.metrics["SPICE"].value == 0.375
 
 
-@pytest.fixture(params=["recorded", pytest.param("run", marks=pytest.mark.slow)])
-def meteor_by_java(request):
-    """Let a script answer as METEOR's Java program did, or run the program."""
-    if request.param == "run":
-        request.getfixturevalue("java")
-    else:
-        request.getfixturevalue("fake_java")(meteor_java.SCRIPT)
-
-
-def test_meteor_is_that_of_pycocoevalcap(meteor_by_java):
-    scores = meteor_scores(meteor_java.CAPTIONS, meteor_java.REFERENCES)
-    [total], [each] = scores.metrics.values(), scores.per_caption.values()
-    assert total.value == meteor_java.TOTAL and total.n == len(each)
-    assert total.low < total.value < total.high
-    assert each == meteor_java.EACH
-
-
-def test_the_formula_of_meteor_is_that_of_its_program(meteor_by_java):
-    """Of single captions and of sums over captions, as in a resample."""
-    total, each, statistics = meteor._run_meteor(meteor_java.CAPTIONS, meteor_java.REFERENCES)
-    found, known = (np.delete(s, 20, 1) for s in (statistics, meteor_java.STATISTICS))
-    assert found.tolist() == known.tolist()
-    assert meteor_of_sums(statistics) == pytest.approx(each, abs=1e-12)
-    assert meteor_of_sums(statistics.sum(0, keepdims=True)) == pytest.approx([total], abs=1e-12)
-
-
-@pytest.mark.slow
-def test_the_formula_of_meteor_on_real_captions(java, shared_data):
-    folder = shared_data / "coco-caption"
-    results = json.loads((folder / "captions_val2014_fakecap_results.json").read_text())[:200]
-    references = read_references(folder / "captions_val2014_fakecap_subset1000.json")
-    captions = [result["caption"].lower() for result in results]
-    groups = [[text.lower() for text in references[r["image_id"]]] for r in results]
-    captions, groups = captions + captions[:50], groups + groups[:50]  # as in a resample
-    total, each, statistics = meteor._run_meteor(captions, groups)
-    assert meteor_of_sums(statistics) == pytest.approx(each, abs=1e-12)
-    assert meteor_of_sums(statistics.sum(0, keepdims=True)) == pytest.approx([total], abs=1e-12)
-    assert np.shape(statistics) == (250, 23)
+def test_cider_with_the_weights_of_a_corpus(no_java, tmp_path, capfd):
+    """Of one image, CIDEr is 0 by its own references. A corpus equal to the set changes nothing."""
+    [(image_id, caption), *_] = PREDICTIONS.items()
+    one = {image_id: caption}
+    assert evaluate(one).metrics["CIDEr"].value == 0
+    captions = [
+        {"image_id": i, "image": f"{i}.jpg", "caption": text}
+        for i, group in enumerate(REFERENCES.values())
+        for text in group
+    ]
+    (tmp_path / "train.json").write_text(json.dumps(captions))
+    path = str(tmp_path / "df.json")
+    assert cider_df.main([str(tmp_path / "train.json"), "--out", path]) == 0
+    assert "5 images" in capfd.readouterr().err
+    found = evaluate(one, cider_df=path)
+    everything = {i: PREDICTIONS.get(i, "") for i in REFERENCES}
+    whole = evaluate(everything)
+    assert found.per_caption["CIDEr"] == whole.per_caption["CIDEr"][:1] != [0.0]
+    assert found.settings["cider_df"] == f"{path} (5 images)"
+    assert evaluate(everything, cider_df=path).metrics["CIDEr"] == whole.metrics["CIDEr"]
+    (tmp_path / "df.json").write_text('{"images": 5}')
+    with raises_line(UserError, "cider_df: ", "df.json: no counts of n-grams"):
+        evaluate(one, cider_df=path)
 
 
 @pytest.mark.slow
@@ -174,7 +162,9 @@ def test_spice_needs_its_models_and_an_old_java(monkeypatch, tmp_path):
     models[0].parent.mkdir()
     for path in models:
         path.touch()
-    monkeypatch.setattr(coco, "_jar", lambda: tmp_path / "spice.jar")
+    monkeypatch.setattr(
+        coco, "jar", lambda name: tmp_path.parent / name.replace("spice", tmp_path.name)
+    )
     assert spice_problem(8) is None and spice_problem(14) is None
     assert "Java 8 to 14, this is Java 15" in spice_problem(15)
     models[0].unlink()
@@ -185,8 +175,9 @@ def test_spice_gives_each_image_its_own_score_in_whatever_order(fake_java, tmp_p
     # Answers in another order than asked.
     result = [{"image_id": i, "scores": {"All": {"f": f}}} for i, f in [(1, 0.5), (0, 0.25)]]
     (tmp_path / "result.json").write_text(json.dumps(result))
-    keep = f'echo "$2" > {tmp_path}/heap; cp "$5" {tmp_path}/asked.json'
-    fake_java(f'{keep}; cp {tmp_path}/result.json "$7"; exit 0')
+    shift = "shift; shift; shift"  # the options of all programs
+    keep = f'{shift}; echo "$1" > {tmp_path}/heap; cp "$4" {tmp_path}/asked.json'
+    fake_java(f'{keep}; cp {tmp_path}/result.json "$6"; exit 0')
     found = spice_scores(["a café", ""], [["a", "b"], ["c"]], 60, "2G")
     assert found.per_caption == {"SPICE": [0.25, 0.5]}
     assert (tmp_path / "heap").read_text() == "-Xmx2G\n"
@@ -195,5 +186,5 @@ def test_spice_gives_each_image_its_own_score_in_whatever_order(fake_java, tmp_p
         {"image_id": 1, "test": "", "refs": ["c"]},
     ]
     (tmp_path / "result.json").unlink()
-    with pytest.raises(JavaError, match="No such file"):
+    with pytest.raises(FileNotFoundError):
         spice_scores(["a"], [["a"]], 60, "2G")

@@ -1,26 +1,66 @@
-"""METEOR's Java process: its command, how it is shared, and what is said of one that fails.
+"""METEOR against the recorded answers of its Java program, and what is said of Java that fails."""
 
-A script stands for Java. tests/captioning/metrics/test_coco.py has the values.
-"""
-
+import json
 import os
 import subprocess
 import time
-from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 from pycocoevalcap.meteor import meteor as pycocoevalcap
 
+from captioning.data.caption_files import read_references
 from captioning.metrics import meteor
-from captioning.metrics.java import JavaError, java_process, java_version
-from captioning.metrics.meteor import meteor_scores
+from captioning.metrics.java import JavaError, java_version, run_java
+from captioning.metrics.meteor import count_matches, meteor_of_sums, meteor_scores
+from captioning.runtime import signals
 from tests.captioning.conftest import is_running
-from tests.captioning.metrics.meteor_java import CAPTIONS, REFERENCES, SCRIPT
+from tests.captioning.metrics.meteor_java import (
+    CAPTIONS,
+    EACH,
+    REFERENCES,
+    SCRIPT,
+    STATISTICS,
+    TOTAL,
+)
 
 
-def scores():
-    return meteor_scores(CAPTIONS, REFERENCES)
+@pytest.fixture(params=["recorded", pytest.param("run", marks=pytest.mark.slow)])
+def meteor_by_java(request):
+    """Let a script answer as METEOR's Java program did, or run the program."""
+    if request.param == "run":
+        request.getfixturevalue("java")
+    else:
+        request.getfixturevalue("fake_java")(SCRIPT)
+
+
+def test_scores_are_those_of_the_java_program(meteor_by_java):
+    """Of single captions, of the set, and of resamples, which are sums over captions."""
+    scores = meteor_scores(CAPTIONS, REFERENCES)
+    [total], [each] = scores.metrics.values(), scores.per_caption.values()
+    assert total.value == pytest.approx(TOTAL, abs=1e-12) and total.n == len(each)
+    assert total.low < total.value < total.high
+    assert each == pytest.approx(EACH, abs=1e-12)
+    found, known = (np.delete(s, 20, 1) for s in (count_matches(CAPTIONS, REFERENCES), STATISTICS))
+    assert found.tolist() == known.tolist()
+
+
+@pytest.mark.slow
+def test_the_formula_on_real_captions(java, shared_data):
+    """The EVAL command of the program gives the scores of captions, and of their sum."""
+    folder = shared_data / "coco-caption"
+    results = json.loads((folder / "captions_val2014_fakecap_results.json").read_text())[:200]
+    references = read_references(folder / "captions_val2014_fakecap_subset1000.json")
+    results += results[:50]  # as in a resample
+    captions = [result["caption"].lower() for result in results]
+    groups = [[text.lower() for text in references[r["image_id"]]] for r in results]
+    counts = count_matches(captions, groups)
+    lines = " ||| ".join(" ".join(map(str, row)) for row in counts)
+    answers = run_java(*meteor._command(), text=f"EVAL ||| {lines}\n", seconds=120)[0].split()
+    *each, total = map(float, answers)
+    assert meteor_of_sums(counts) == pytest.approx(each, abs=1e-12)
+    assert meteor_of_sums(counts.sum(0, keepdims=True)) == pytest.approx([total], abs=1e-12)
 
 
 def test_the_command_is_that_of_pycocoevalcap(monkeypatch):
@@ -34,12 +74,39 @@ def test_the_command_is_that_of_pycocoevalcap(monkeypatch):
     monkeypatch.setattr(pycocoevalcap.Meteor, "__del__", lambda self: None)  # it has no process
     with pytest.raises(OSError):
         pycocoevalcap.Meteor()
-    with pytest.raises(JavaError), meteor._start_meteor(1):
-        pass
+    with pytest.raises(JavaError):
+        meteor._start()
     theirs, ours = commands
     jar = theirs.index(pycocoevalcap.METEOR_JAR)
     assert ours[-len(theirs[jar:]) + 1 :] == theirs[jar + 1 :]
     assert Path(ours[-len(theirs[jar:])]).name == theirs[jar] and "-jar" in ours
+
+
+def test_a_shared_program_scores_for_forks_and_is_replaced(fake_java, monkeypatch):
+    fake_java(f"echo $$ >> $0.started; {SCRIPT}")
+    alone = meteor_scores(CAPTIONS, REFERENCES)
+    started = Path(os.environ["PATH"].split(os.pathsep)[0], "java.started")
+    started.unlink()
+    monkeypatch.setattr(meteor, "run_java", lambda *_, **__: pytest.fail("its own program"))
+    with meteor.shared_process(start=True):
+        assert meteor_scores(CAPTIONS, REFERENCES) == alone
+        child = os.fork()
+        if child == 0:
+            os._exit(7 if meteor_scores(CAPTIONS, REFERENCES) == alone else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        [first] = started.read_text().split()
+        os.kill(int(first), 9)
+        while is_running(first):
+            time.sleep(0.01)
+        assert meteor_scores(CAPTIONS, REFERENCES) == alone
+    _, second = started.read_text().split()
+    assert not is_running(second) and meteor.ADDRESS not in os.environ
+
+
+def test_a_shared_program_that_fails_is_no_answer(fake_java):
+    fake_java("[ -e $0.once ] || { touch $0.once; read line; exit 3; }" + SCRIPT)
+    with meteor.shared_process():
+        assert meteor_scores(CAPTIONS, REFERENCES).per_caption["METEOR"] == pytest.approx(EACH)
 
 
 def test_failing_java_is_reported(fake_java):
@@ -48,39 +115,10 @@ def test_failing_java_is_reported(fake_java):
         "echo 'Exception in thread main: heap space' >&2; echo '    at Meteor.main' >&2; exit 3"
     )
     with pytest.raises(JavaError, match=r"exit code 3: Exception in thread main: heap space$"):
-        scores()
+        meteor_scores(CAPTIONS, REFERENCES)
     fake_java("cat")
     with pytest.raises(JavaError, match=r"is invalid: .*SCORE"):
-        scores()
-
-
-def test_a_shared_process_scores_for_forks_and_is_replaced(fake_java, monkeypatch):
-    fake_java(SCRIPT)
-    alone, start, processes = scores(), meteor._start_meteor, []
-
-    @contextmanager
-    def shared_alone(seconds):
-        if seconds != meteor._SHARED_SECONDS:
-            raise JavaError("its own")
-        with start(seconds) as found:
-            processes.append(found[0])
-            yield found
-
-    monkeypatch.setattr(meteor, "_start_meteor", shared_alone)
-    with meteor.shared_process(start=True):
-        assert len(processes) == 1  # before the first request
-        assert scores() == alone
-        child = os.fork()
-        if child == 0:
-            os._exit(7 if scores() == alone else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-        assert len(processes) == 1
-        processes[0].kill()
-        processes[0].wait()
-        assert scores() == alone and len(processes) == 2
-    assert processes[1].poll() is not None and meteor.ADDRESS not in os.environ
-    with pytest.raises(JavaError, match="its own"):
-        scores()
+        meteor_scores(CAPTIONS, REFERENCES)
 
 
 def test_versions_of_java_and_one_that_cannot_run(fake_java):
@@ -95,18 +133,37 @@ def test_versions_of_java_and_one_that_cannot_run(fake_java):
         java_version()
 
 
-def test_java_is_killed_with_what_it_started(fake_java, tmp_path):
+def test_java_is_killed_with_what_it_started(fake_java, tmp_path, monkeypatch):
     # The script's own child holds the pipes, which must not be waited for either.
-    fake_java(f"sleep 60 & echo $! > {tmp_path}/child; wait")
-    raises = pytest.raises(JavaError, match=r"no result within 2 s")
-    with raises, java_process([], time_limit=2) as (process, _):
-        process.communicate("question")
-    child = int((tmp_path / "child").read_text())
-    until = time.monotonic() + 30
-    while is_running(child):
-        assert time.monotonic() < until
+    fake_java(f"cat > {tmp_path}/text; sleep 60 & echo $! > {tmp_path}/child; wait")
 
-    fake_java("exec sleep 60")  # a bug in the block is not hidden, and leaves no Java
-    with pytest.raises(ZeroDivisionError), java_process([], time_limit=60) as (process, _):
-        1 / 0  # noqa: B018
-    assert process.poll() is not None
+    def child_has_ended():
+        child, until = int((tmp_path / "child").read_text()), time.monotonic() + 30
+        while is_running(child):
+            assert time.monotonic() < until
+        return True
+
+    long = "question\n" * 100_000
+    with pytest.raises(JavaError, match=r"no result within 2 s"):
+        run_java("-jar", text=long, seconds=2)
+    assert child_has_ended() and (tmp_path / "text").read_text() == long
+    (tmp_path / "child").unlink()
+    monkeypatch.setattr(signals, "stop_requested", (tmp_path / "child").exists)
+    with pytest.raises(signals.Stopped):
+        run_java("-jar", seconds=60)
+    assert child_has_ended()
+
+
+@pytest.mark.parametrize("locale", ["de_DE", "tr_TR"])
+def test_the_users_locale_changes_no_program(java, locale, tmp_path, monkeypatch):
+    made = f"{tmp_path}/{locale}.UTF-8"
+    try:
+        subprocess.run(["localedef", "-i", locale, "-f", "UTF-8", made], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"localedef cannot make {locale}")
+    monkeypatch.setenv("LOCPATH", str(tmp_path))
+    monkeypatch.setenv("LC_ALL", f"{locale}.UTF-8")
+    show = ["-XshowSettings:locale", "-version"]
+    plain = subprocess.run(["java", *show], capture_output=True, text=True).stderr
+    assert "default locale = English" not in plain
+    assert "default locale = English" in run_java(*show, seconds=60)[1]

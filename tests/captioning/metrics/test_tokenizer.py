@@ -35,7 +35,10 @@ TOKENS = {
 }
 
 
-@pytest.fixture(params=["PTBTokenizer", "regex (no Java)"])
+NO_JAVA = "regex (no Java)"
+
+
+@pytest.fixture(params=["PTBTokenizer", NO_JAVA])
 def tokenizer(request):
     """Run the test with either tokeniser, and give the name that it goes by."""
     request.getfixturevalue("java" if request.param == "PTBTokenizer" else "no_java")
@@ -68,7 +71,7 @@ def test_imitation_agrees_with_java_on_real_captions(java, shared_data, monkeypa
     assert [text for (text,) in theirs.values()] == by_java["all"][:1000]
     monkeypatch.setenv("PATH", str(tmp_path))
     by_regex, name = tokenize({"all": captions})
-    assert name == "regex (no Java)"
+    assert name == NO_JAVA
     # Java joins "22 3/4" with a no-break space, at which the metrics split.
     different = [a for a, b in zip(by_java["all"], by_regex["all"]) if a.split() != b.split()]
     assert len(captions) > 50_000
@@ -76,12 +79,11 @@ def test_imitation_agrees_with_java_on_real_captions(java, shared_data, monkeypa
 
 
 def test_captions_are_tokenised_without_java_if_it_dies_or_loses_a_line(fake_java):
-    version = """[ "$2" = -version ] && echo 'version "17.0"' >&2 && exit;"""
-    fake_java(f"{version} echo 'a cat'; [ -e $0.once ] && exit 9; touch $0.once")
+    fake_java("echo 'a cat'; [ -e $0.once ] && exit 9; touch $0.once")
     tokenized, name = tokenize({1: ["A cat.", "A dog."]})
     assert tokenized == {1: ["a cat", "a dog"]}
-    assert name == "regex (Java's answer is invalid: 1 lines for 2 captions)"
-    assert tokenize({1: ["A cat."]})[1] == "regex (Java ended with exit code 9: it wrote nothing)"
+    assert name == "regex (Java gave 1 lines for 2 captions)"
+    assert tokenize({1: ["A cat."]})[1] == "regex (Java ended with exit code 9)"
 
 
 def _captions(file):

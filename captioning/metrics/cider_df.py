@@ -1,0 +1,72 @@
+"""Counts in how many images of a corpus each n-gram occurs.
+
+python -m captioning.metrics.cider_df coco_karpathy_train.json --out coco_train_df.json
+
+CIDEr weights n-grams by these counts. With --cider_df FILE, captions of few images get the weights
+of a large corpus, and scores of different sets compare.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from captioning.data.caption_files import ImageId, read_references
+from captioning.files.reading import read_json
+from captioning.files.writing import write_json
+from captioning.metrics.tokenizer import tokenize
+from captioning.runtime.errors import UserError
+from captioning.runtime.program import run_program
+from captioning.runtime.progress import log_line
+
+
+class Corpus(NamedTuple):
+    """The number of images, and {n-gram as a tuple of words: number of images that have it}.
+
+    An n-gram of a single image counts like an unknown one, and is left out.
+    """
+
+    images: int
+    frequencies: Counter
+
+
+def count_ngrams(references: Mapping[ImageId, Sequence[str]]) -> Corpus:
+    """Count the n-grams, of 1 to 4 words, of {image id: captions}."""
+    from pycocoevalcap.cider.cider_scorer import precook
+
+    counts, (tokens, _) = Counter(), tokenize(references)
+    for group in tokens.values():
+        counts.update({ngram for text in group for ngram in precook(text)})
+    return Corpus(len(tokens), Counter({ngram: n for ngram, n in counts.items() if n > 1}))
+
+
+def read_corpus(path: Path) -> Corpus:
+    """Return the corpus of a file that this program has made. Raises UserError."""
+    content = read_json(path)
+    try:
+        counts = {tuple(words.split(" ")): int(n) for words, n in content["ngrams"].items()}
+        return Corpus(int(content["images"]), Counter(counts))
+    except (LookupError, TypeError, ValueError, AttributeError):
+        program = "python -m captioning.metrics.cider_df"
+        raise UserError(f"cider_df: {path}: no counts of n-grams: make them by {program}") from None
+
+
+def _write_corpus(references: Path, path: Path) -> None:
+    images, frequencies = count_ngrams(read_references(references))
+    ngrams = {" ".join(ngram): count for ngram, count in frequencies.items()}
+    write_json({"images": images, "ngrams": ngrams}, path)
+    log_line(f"{path}: {len(ngrams)} n-grams of {images} images")
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("references", type=Path, help="captions, in any format of --references")
+    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    arguments = parser.parse_args(argv)
+    return run_program(lambda: _write_corpus(arguments.references, arguments.out))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
