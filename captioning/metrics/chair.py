@@ -9,23 +9,16 @@ object_recall  objects in the images that the captions name, per cent
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Optional, Union
+from typing import Optional, Union
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from captioning.data.annotations import ImageId
 from captioning.data.caption_files import of_images
 from captioning.files.cache import cache_folder, download_once
 from captioning.files.reading import read_json
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
-from captioning.metrics.objects_in_text import (
-    SINGULAR_TITLES,
-    SINGULARS,
-    Mention,
-    ObjectReader,
-    read_synonyms,
-)
-from captioning.metrics.options import FILE, Options
+from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, option
+from captioning.metrics.objects_in_text import ObjectReader, read_synonyms, singulars
 from captioning.runtime.errors import UserError
 
 # The synonyms by CHAIR's authors. The file is downloaded and not distributed with this project,
@@ -42,31 +35,6 @@ _EXPECTED = (
 )
 
 
-class ChairOptions(Options):
-    objects_file: Annotated[Union[str, list[str], None], "scoring", FILE] = Field(
-        None, description="the objects in each image: COCO's instances or {image id: [object]}"
-    )
-    synonyms: Annotated[Optional[str], "scoring", FILE] = Field(
-        None, description="chair's file of objects and their synonyms (default: the published one)"
-    )
-    singular: Annotated[Literal["pattern", "wordnet"], "scoring"] = Field(
-        "pattern", description="how chair makes words singular: as published, or by WordNet"
-    )
-
-
-class ObjectCounts(NamedTuple):
-    """What CHAIR counts of one caption.
-
-    hallucinated: the mentions of absent objects. mentions: the number of all mentions. named,
-    present: how many of the image's objects the caption names, and how many there are.
-    """
-
-    hallucinated: list[Mention]
-    mentions: int
-    named: int
-    present: int
-
-
 class Chair(Evaluator):
     """Computes CHAIR for the images in `objects_file`; captions of other images get None.
 
@@ -74,24 +42,60 @@ class Chair(Evaluator):
     `hallucinated` lists the hallucinated mentions of each caption as [word, object].
     """
 
-    name = "chair"
-    Options = ChairOptions
+    metrics = (
+        Metric(
+            "CHAIRs",
+            "CHAIRs",
+            direction="lower",
+            meaning="captions that name an object which is not there",
+            unit="%",
+            needs_references=True,
+        ),
+        Metric(
+            "CHAIRi",
+            "CHAIRi",
+            direction="lower",
+            meaning="share of the named objects that are not there",
+            unit="%",
+            needs_references=True,
+            in_sweeps=True,
+        ),
+        Metric(
+            "object_recall",
+            "Obj. Recall",
+            meaning="share of the images' objects that are named",
+            unit="%",
+            report_title="Objects named",
+            needs_references=True,
+        ),
+    )
+    options = {
+        "objects_file": option(
+            Union[str, list[str], None],
+            None,
+            "the objects in each image: COCO's instances or {image id: [object]}",
+        ),
+        "synonyms": option(
+            Optional[str],
+            None,
+            "chair's file of objects and their synonyms (default: the published one)",
+        ),
+    }
     required = ("objects_file",)
 
     def prepare(self) -> None:
-        path = self.options.synonyms
+        path = next(iter(self.files("synonyms")), None)
         if path is None:
             cached = cache_folder(self.settings.cache_dir) / "chair_synonyms.txt"
             path = download_once(SYNONYMS_URL, cached, SYNONYMS_SHA256)
-        self.synonyms = read_synonyms(Path(path))
-        files = self.options.objects_file
-        self.paths = [Path(name) for name in ([files] if isinstance(files, str) else files)]
+        self.synonyms = read_synonyms(path)
+        self.paths = self.files("objects_file")
         self.objects = read_objects(self.paths, self.synonyms)
         if self.settings.images:
             self._objects_of(self.settings.images)
 
     def check_requirements(self) -> None:
-        SINGULARS[self.options.singular]()
+        singulars()
 
     def _objects_of(self, ids: Iterable[ImageId]) -> dict[ImageId, set[str]]:
         """Return {image id: objects} for the images that are in `objects_file`.
@@ -110,29 +114,27 @@ class Chair(Evaluator):
         return known
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        reader = ObjectReader(self.synonyms, SINGULARS[self.options.singular]())
-        known = self._objects_of(captions.ids)
-        counts = []
+        reader, known = ObjectReader(self.synonyms, singulars()), self._objects_of(captions.ids)
+        rows = []  # per caption: hallucinated mentions, mentions, named objects, present objects
         for image_id, objects in known.items():
             for reference in captions.references[image_id]:
                 objects = objects.union(m.object for m in reader.mentions(reference))
             mentions = reader.mentions(captions.predictions[image_id])
             absent = [mention for mention in mentions if mention.object not in objects]
             named = objects.intersection(mention.object for mention in mentions)
-            counts.append(ObjectCounts(absent, len(mentions), len(named), len(objects)))
+            rows.append((absent, len(mentions), len(named), len(objects)))
+        hallucinated, mentions, named, present = zip(*rows)
         scores = Scores.from_means(
-            {"CHAIRs": [100.0 if each.hallucinated else 0.0 for each in counts]},
-            details={"hallucinated": [each.hallucinated for each in counts]},
+            {"CHAIRs": [100.0 if each else 0.0 for each in hallucinated]},
+            details={"hallucinated": hallucinated},
             settings={
-                "chair_singular": SINGULAR_TITLES[self.options.singular],
-                "chair_synonyms": self.options.synonyms or "published",
+                "chair_synonyms": self.config.synonyms or "published",
                 "chair_unknown_images": len(captions.ids) - len(known),
             },
         )
-        num_hallucinated = [len(each.hallucinated) for each in counts]
         shares = {
-            "CHAIRi": (num_hallucinated, [each.mentions for each in counts]),
-            "object_recall": ([each.named for each in counts], [each.present for each in counts]),
+            "CHAIRi": (list(map(len, hallucinated)), mentions),
+            "object_recall": (named, present),
         }
         scores.update(Scores.from_ratios(shares))
         # One value per caption; None if its image is not in `objects_file`.

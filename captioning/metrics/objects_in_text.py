@@ -12,29 +12,16 @@ from typing import Callable, NamedTuple
 from captioning.files.reading import read_text
 from captioning.runtime.errors import UserError
 
-_ANIMALS = (
-    "bird",
-    "cat",
-    "dog",
-    "horse",
-    "sheep",
-    "cow",
-    "elephant",
-    "bear",
-    "zebra",
-    "giraffe",
-    "animal",
-    "cub",
-)
+_ANIMALS = "bird cat dog horse sheep cow elephant bear zebra giraffe animal cub"
 # {pair of words: the object that the pair names}. Without this, a single word of the pair would
 # count as another object ("baby" as a person, "seat" as a chair), or as a second mention of the
 # same object ("bow" as a tie).
 _COMPOUNDS = {
-    **{f"{age} {animal}": animal for animal in _ANIMALS for age in ("baby", "adult")},
+    **{f"{age} {animal}": animal for animal in _ANIMALS.split() for age in ("baby", "adult")},
     **{f"passenger {vehicle}": vehicle for vehicle in ("jet", "train")},
     "bow tie": "tie",
     "toilet seat": "toilet",
-    "wine glas": "wine glass",  # `by_rules` turns "glass" into "glas"
+    "wine glas": "wine glass",  # `singulars` turns "glass" into "glas"
 }
 _NON_OBJECTS = ("home plate", "train track")  # pairs that name no object, although "train" does
 
@@ -43,8 +30,6 @@ _SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 # CHAIR uses the library pattern, version 3.6. TextBlob has the same rules, except that it makes
 # "bus", "collie" and "doggie" of these words. This table has the singulars by pattern.
 _AS_PUBLISHED = {"airbuses": "airbus", "collies": "collies", "doggies": "doggies"}
-# nltk would return the lemmas "men" (a work force) and "vas" (a duct), which captions do not mean.
-_WORDNET_EXCEPTIONS = {"men": "man", "vases": "vase"}
 
 
 class Mention(NamedTuple):
@@ -112,8 +97,8 @@ class ObjectReader:
         return joined
 
 
-def by_rules() -> Callable[[str], str]:
-    """Return a function from a word to its singular by the rules of pattern.
+def singulars() -> Callable[[str], str]:
+    """Return a function from a word to its singular by the rules of the library pattern.
 
     The rules also shorten some words that are singular already: "glass" becomes "glas", and "bus"
     becomes "bu", which names no object.
@@ -125,36 +110,3 @@ def by_rules() -> Callable[[str], str]:
     except ImportError:
         raise UserError("chair needs TextBlob: pip install textblob") from None
     return cache(lambda word: singularize(word, custom=_AS_PUBLISHED))
-
-
-def by_wordnet() -> Callable[[str], str]:
-    """Return a function from a word to its shortest noun lemma in WordNet.
-
-    A word that is no noun in WordNet is made singular as in `by_rules`. Raises UserError without
-    TextBlob or without nltk's data.
-    """
-    rules = by_rules()
-    from nltk.corpus import wordnet  # a dependency of TextBlob
-    from nltk.stem import WordNetLemmatizer
-
-    lemmatize = WordNetLemmatizer().lemmatize
-    try:
-        lemmatize("dogs")
-    except (LookupError, OSError) as error:
-        reason = "are damaged" if isinstance(error, OSError) else "are missing"
-        raise UserError(
-            f"singular: wordnet: nltk's data {reason}: run python -m nltk.downloader wordnet, or "
-            "put corpora/wordnet into a folder and set NLTK_DATA to it"
-        ) from None
-
-    @cache
-    def singular(word):
-        if word in _WORDNET_EXCEPTIONS:
-            return _WORDNET_EXCEPTIONS[word]
-        return lemmatize(word) if wordnet.morphy(word, "n") else rules(word)
-
-    return singular
-
-
-SINGULARS = {"pattern": by_rules, "wordnet": by_wordnet}
-SINGULAR_TITLES = {"pattern": "pattern's rules", "wordnet": "WordNet's lemmas"}  # in score files

@@ -2,21 +2,15 @@
 
 import json
 import re
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 
 from BLIP.weights.download import DownloadError
 from captioning.config import load_config
-from captioning.metrics.chair import (
-    SYNONYMS_SHA256,
-    SYNONYMS_URL,
-    Chair,
-    ChairOptions,
-    read_objects,
-)
-from captioning.metrics.evaluator import Settings
-from captioning.metrics.objects_in_text import ObjectReader, by_rules, by_wordnet, read_synonyms
+from captioning.metrics.base import Settings, build_evaluators
+from captioning.metrics.chair import SYNONYMS_SHA256, SYNONYMS_URL, read_objects
+from captioning.metrics.objects_in_text import ObjectReader, read_synonyms, singulars
 from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
@@ -42,6 +36,11 @@ tie, bow, bow tie
 dining table, table
 kite
 """
+
+
+def chair(settings=None, **options):
+    [evaluator] = build_evaluators(["chair"], settings, **options)
+    return evaluator
 
 
 @pytest.fixture
@@ -75,22 +74,8 @@ def synonyms(tmp_path):
     ],
 )
 def test_a_caption_names_the_objects_that_were_found_by_hand(synonyms, caption, objects):
-    reader = ObjectReader(read_synonyms(synonyms), by_rules())
+    reader = ObjectReader(read_synonyms(synonyms), singulars())
     assert ", ".join(mention.object for mention in reader.mentions(caption)) == objects
-
-
-def test_nouns_are_made_singular_by_wordnet_and_others_by_rules(synonyms, monkeypatch):
-    lemmas = {"men": "men", "buses": "bus", "puppies": "puppy"}
-
-    lemmatizer = SimpleNamespace(lemmatize=lambda word: lemmas.get(word, word))
-    nouns = SimpleNamespace(morphy=lambda word, part: part == "n" and word != "smartphones")
-    monkeypatch.setattr("nltk.stem.WordNetLemmatizer", lambda: lemmatizer)
-    monkeypatch.setattr("nltk.corpus.wordnet", nouns)
-    found = by_wordnet()
-    reader = ObjectReader(read_synonyms(synonyms), found)
-    mentions = reader.mentions("men and puppies on a bus, two buses")
-    assert mentions == [("man", "person"), ("puppy", "dog"), ("bus", "bus"), ("bus", "bus")]
-    assert found("smartphones") == "smartphone"  # which WordNet does not have
 
 
 CAPTIONS = {
@@ -122,7 +107,7 @@ def options(tmp_path, synonyms):
 
 
 def test_hallucinations_and_recall_are_those_counted_by_hand(options, tmp_path):
-    scores = score(CAPTIONS, REFERENCES, [Chair(**options)])
+    scores = score(CAPTIONS, REFERENCES, [chair(**options)])
     values = {name: estimate.value for name, estimate in scores.metrics.items()}
     # Of images 1 to 4: mentions dog, dog, kite | person, bicycle | - | bird, dog.
     # There: dog, kite | bicycle, person | chair | bird.
@@ -133,11 +118,10 @@ def test_hallucinations_and_recall_are_those_counted_by_hand(options, tmp_path):
     rows = (0, 0, 100), (0, 0, 100), (0, None, 0), (100, 50, 100), (None,) * 3
     assert tuple(zip(*scores.per_caption.values())) == rows
     assert scores.details == {"hallucinated": [[], [], [], [("puppy", "dog")], None]}
-    assert scores.settings["chair_singular"] == "pattern's rules"
     assert scores.settings["chair_unknown_images"] == 1
     path = tmp_path / "objects.json"
     path.write_text(json.dumps({"1": ["dog"], "2": ["bicycle"], "3": [], "4": []}))
-    mapped = Chair(**{**options, "objects_file": str(path)})
+    mapped = chair(**{**options, "objects_file": str(path)})
     assert score(CAPTIONS, REFERENCES, [mapped]) == scores
 
 
@@ -156,7 +140,7 @@ def test_an_objects_file_of_another_form_is_refused_at_the_start(
     path = tmp_path / "objects.json"
     path.write_text(content)
     with raises_line(UserError, message, str(path)):
-        Chair(objects_file=str(path), synonyms=str(synonyms))
+        chair(objects_file=str(path), synonyms=str(synonyms))
 
 
 def test_wrong_synonyms_and_images_are_refused_at_the_start(tmp_path, options):
@@ -165,14 +149,7 @@ def test_wrong_synonyms_and_images_are_refused_at_the_start(tmp_path, options):
     with pytest.raises(UserError, match="no synonyms"):
         read_synonyms(path)
     with pytest.raises(UserError, match="no image id in common: the first ones are 1 and 'x'"):
-        Chair(Settings({"x": tmp_path / "x.jpg"}), **options)
-
-
-def test_singulars_by_a_wordnet_that_is_missing_are_unavailable(options, monkeypatch, tmp_path):
-    monkeypatch.setattr("nltk.data.path", [str(tmp_path)])
-    reasons = Chair(singular="wordnet", **options).unavailable()
-    assert set(reasons) == {"CHAIRs", "CHAIRi", "object_recall"}
-    assert "nltk's data" in reasons["CHAIRi"] and "\n" not in reasons["CHAIRi"]
+        chair(Settings({"x": tmp_path / "x.jpg"}), **options)
 
 
 def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, monkeypatch):
@@ -188,22 +165,23 @@ def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, 
     monkeypatch.setattr("BLIP.weights.download.download", download)
     settings, objects = Settings(cache_dir=tmp_path / "cache"), options["objects_file"]
     with pytest.raises(UserError, match="without a network, save"):
-        Chair(settings, objects_file=objects)
+        chair(settings, objects_file=objects)
     for _ in range(2):
-        assert Chair(settings, objects_file=objects).synonyms["puppy"] == "dog"
+        assert chair(settings, objects_file=objects).synonyms["puppy"] == "dog"
     assert calls == [(SYNONYMS_URL, SYNONYMS_SHA256)] * 2
 
 
-def test_objects_files_of_a_configuration_are_relative_to_its_annotations(tmp_path):
+def test_objects_files_of_a_run_are_relative_to_its_annotations(options, tmp_path, synonyms):
     path = tmp_path / "some.yaml"
-    path.write_text("image_root: a\nann_root: b\n")
+    path.write_text(f"image_root: a\nann_root: {tmp_path}\nmetrics: [chair]\n")
 
-    def objects(*overrides):
-        return ChairOptions.from_config(load_config(path, overrides))["objects_file"]
+    def paths(*overrides):
+        config = load_config(path, [*overrides, "synonyms=synonyms.txt"])
+        return build_evaluators(["chair"], None, config)[0].paths
 
-    assert objects() is objects("objects_file=") is objects("objects_file=[]") is None
-    assert objects("objects_file=val.json") == "b/val.json"
-    assert objects("objects_file=[val.json, train.json]") == ["b/val.json", "b/train.json"]
+    first, second = map(Path, options["objects_file"])
+    assert paths(f"objects_file={first.name}") == [first]
+    assert paths(f"objects_file=[{first.name}, {second.name}]") == [first, second]
 
 
 def test_coco_captions_name_the_published_objects(shared_data):
@@ -211,7 +189,7 @@ def test_coco_captions_name_the_published_objects(shared_data):
     words = read_synonyms(shared_data / "chair" / "synonyms.txt")
     assert len(set(words.values())) == 80
     objects = read_objects([shared_data / "chair" / "objects.json"], words)
-    reader = ObjectReader(words, by_rules())
+    reader = ObjectReader(words, singulars())
     found = {}
     for split in ("train", "val", "test"):
         rows = json.loads((shared_data / "annotation" / f"coco_karpathy_{split}.json").read_text())

@@ -4,16 +4,9 @@ import json
 
 import pytest
 
-from captioning.metrics.bootstrap import ratio_estimate
-from captioning.metrics.checklist import (
-    NOT_SAID,
-    Question,
-    checklist_scores,
-    judge_prompt,
-    read_checklist,
-    read_reply,
-)
-from captioning.metrics.evaluator import Settings, build_evaluators
+from captioning.metrics.base import Settings, build_evaluators
+from captioning.metrics.checklist import checklist_scores, judge_prompt, read_checklist, read_reply
+from captioning.metrics.intervals import ratio_estimate
 from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
 from tests.captioning.chat_server import said
@@ -33,13 +26,8 @@ def scored(server, tmp_path, checklist, captions):
 
 
 def test_scores_are_shares_of_the_set():
-    """Of five questions with a valid reply, the captions answer four, and three of them right."""
-    lists = [
-        [Question("Red?"), Question("A cat?", "no"), Question("A dog?")],
-        [Question("Big?")] * 2,
-    ]
-    answers = [["yes", "no", NOT_SAID], ["yes", "no"]]
-    found = checklist_scores([*answers, None], [*lists, lists[0]])
+    """Of five questions with a valid reply, the captions answer four, and three with yes."""
+    found = checklist_scores([["yes", "yes", "not said"], ["yes", "no"], None])
     values = {"checklist_coverage": ratio_estimate([2, 2, 0], [3, 2, 0], 100)}
     values["checklist_precision"] = ratio_estimate([2, 1, 0], [2, 2, 0], 100)
     assert found.metrics == values and found.settings["checklist_unread"] == 1
@@ -48,48 +36,52 @@ def test_scores_are_shares_of_the_set():
 
 CAPEVAL = {
     "id": "DK001",
-    "img_path": "DK001.jpg",
+    "img_path": "images/DK001.jpg",
     "instance_checklist": [{"Tags": "object", "Question": "Is a robot mentioned?"}],
     "human_checklist": [],
     "text_checklist": [{"Tags": "text_content", "Question": "Is 'Strain gauge' mentioned?"}],
 }
-CAPTIONQA = {
-    "id": "nat_001",
-    "image_paths": ["images/1.jpg"],
-    "questions": [{"question": "What colour?", "answer": "Red", "choices": ["Red", "1"]}],
-}
 
 
-def test_checklists_are_read_as_they_are_published(tmp_path):
+def test_a_checklist_is_read_as_it_is_published(tmp_path):
     path = tmp_path / "list.jsonl"
-    path.write_text(f"{json.dumps(CAPEVAL)}\n{json.dumps(CAPTIONQA)}\n")
-    robot = [Question("Is a robot mentioned?"), Question("Is 'Strain gauge' mentioned?")]
-    colour = [Question("What colour?", "Red", ("Red", "1"))]
-    assert read_checklist(path) == {
-        "DK001": robot, "DK001.jpg": robot, "nat_001": colour,
-        "images/1.jpg": colour, "1.jpg": colour,
-    }  # fmt: skip
-    assert "1. What colour? (Red / 1 / not said)\n" in judge_prompt("a\nb", colour)
-    for reply, answers in {
-        '{"1": "red"}': ["Red"], '{"1": 1}': ["1"], 'So: {"1": "Not said "}.': [NOT_SAID],
-        '{"1": "blue"}': None, '{"2": "Red"}': None, "Red": None,
-    }.items():  # fmt: skip
-        assert read_reply(reply, colour) == answers
+    path.write_text(f"{json.dumps(CAPEVAL)}\n")
+    robot = ["Is a robot mentioned?", "Is 'Strain gauge' mentioned?"]
+    assert read_checklist(path) == dict.fromkeys(("DK001", "images/DK001.jpg", "DK001.jpg"), robot)
+    assert "\na b\n" in judge_prompt("a\nb", robot)
+    assert "1. Is a robot mentioned? (yes / no / not said)\n2. " in judge_prompt("a", robot)
+    path.write_text(f"{json.dumps(CAPEVAL)}\n{json.dumps({**CAPEVAL, 'text_checklist': []})}\n")
+    with pytest.raises(UserError, match="'DK001' names two entries"):
+        read_checklist(path)
+
+
+@pytest.mark.parametrize(
+    ("reply", "answers"),
+    [
+        ('{"1": "yes"}', ["yes"]),
+        ('So: {"1": "Not said "}.', ["not said"]),
+        *((text, None) for text in ('{"1": "maybe"}', '{"2": "yes"}', "yes", '{"1": 1}')),
+    ],
+)
+def test_a_reply_has_an_answer_to_each_question(reply, answers):
+    assert read_reply(reply, 1) == answers
 
 
 def test_unreadable_replies_are_counted_and_answers_kept(server, tmp_path):
     server.usual = lambda: said('{"1": "No", "2": "yes"}' if "kite" in last(server) else "yes")
-    checklist = {1: [{"question": "A dog?", "answer": "no"}, "A kite?"], 2: ["A", "B"]}
     for _ in range(2):
-        found = scored(server, tmp_path, checklist, {1: "a kite", 2: "a dog"})
+        found = scored(server, tmp_path, {1: ["A", "B"], 2: ["A", "B"]}, {1: "a kite", 2: "a dog"})
         assert found.settings["checklist_unread"] == 1
-        assert found.per_caption["checklist_precision"] == [100, None]
+        assert found.per_caption["checklist_precision"] == [50, None]
         assert found.metrics["checklist_coverage"].value == 100
     assert len(server.asked) == 1 + 3 + 3  # that of the kite is kept
 
 
 def test_each_caption_of_an_image_is_asked_its_questions(server, tmp_path):
-    server.usual = lambda: said('{"1": "yes"}' if "a dog" in last(server) else '{"1": "no"}')
+    thought = '<think>Is it {"1": "no"}?</think>'
+    server.usual = lambda: said(
+        thought + ('{"1": "yes"}' if "a dog" in last(server) else '{"1": "no"}')
+    )
     captions = {"a.jpg#0": "a dog", "a.jpg#1": "a cat", "b.jpg": "a dog"}
     found = scored(server, tmp_path, {"a.jpg": ["A dog?"], "b.jpg": ["Dogs?"]}, captions)
     assert found.per_caption["checklist_precision"] == [100, 0, 100]
@@ -101,14 +93,13 @@ def test_each_caption_of_an_image_is_asked_its_questions(server, tmp_path):
     ("content", "message"),
     [
         ({7: []}, "image '7' has no questions"),
-        ({7: [{"question": "A dog?", "answer": "maybe"}]}, 'image \'7\': {"question": "A dog?", '),
-        ([{"img_path": "a.jpg"}], "entry 1 is no object with an id"),
+        ({7: [{"question": "A dog?", "answer": "no"}]}, "image '7' has no questions"),
+        (["A dog?"], "expected {image id: [question]}"),
     ],
 )
 def test_bad_checklists_are_one_line(server, tmp_path, content, message):
-    try:
-        reason = scored(server, tmp_path, content, {7: "a dog"}).skipped["checklist_coverage"]
-    except UserError as error:
-        reason = str(error)
+    with pytest.raises(UserError) as error:
+        scored(server, tmp_path, content, {7: "a dog"})
+    reason = str(error.value)
     assert message in reason and "checklist.json" in reason and "\n" not in reason
     assert not server.asked
