@@ -1,6 +1,6 @@
 """Defines BLIP's filter, which scores how well captions match an image, and loads it.
 
-`captioning.metrics.itm_model` uses it as a metric, and bulk captioning uses it to filter captions.
+`captioning.metrics.itm` uses it as a metric, and bulk captioning uses it to filter captions.
 """
 
 from contextlib import nullcontext

@@ -6,12 +6,14 @@ import os
 import pytest
 import torch
 import torchvision
+import transformers
 
 from baselines import ImageEncoder
 from baselines.vocabulary import load_word_vectors
 from BLIP import read_checkpoint
-from captioning.metrics.clip_features import CachedFeatures
-from captioning.metrics.model_files import read_weights
+from captioning.metrics.clip_features import read_cached
+from captioning.metrics.openai_clip import read_openai_clip
+from captioning.metrics.pretrained import load_pretrained
 from captioning.metrics.retrieval import read_pool
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
@@ -96,11 +98,11 @@ def word_vectors(path):
     "read",
     [
         checkpoints.read,
-        read_weights,
+        read_openai_clip,
         lambda path: ImageEncoder(NETWORK, str(path), image_size=64),
         word_vectors,
     ],
-    ids=["resume", "CLIP and GPT-2", "image encoder", "word vectors"],
+    ids=["resume", "CLIP", "image encoder", "word vectors"],
 )
 def test_readers_of_weights_name_the_file_and_run_no_pickle(tmp_path, read):
     pickles, arrays = attacks(tmp_path)
@@ -109,16 +111,21 @@ def test_readers_of_weights_name_the_file_and_run_no_pickle(tmp_path, read):
             read(path)
 
 
+def test_transformers_models_of_metrics_run_no_pickle(tmp_path):
+    transformers.GPT2Config(n_layer=1).save_pretrained(str(tmp_path))
+    for path in attacks(tmp_path)[0]:
+        path.rename(tmp_path / "pytorch_model.bin")
+        with raises_line(UserError, f"ppl_model: {tmp_path} cannot be loaded"):
+            load_pretrained("ppl_model", str(tmp_path), "AutoModelForCausalLM")
+
+
 def test_readers_of_arrays_name_the_file_and_run_no_pickle(tmp_path, capsys):
     pickles, arrays = attacks(tmp_path)
-    cached = CachedFeatures.__new__(CachedFeatures)
-    cached.shape = (1, 1)
     for path in [*pickles, *arrays]:
         with raises_line(UserError, path.stem):
             read_pool(path.rename(path.with_suffix(".npz")))
-        cached.path = path.with_suffix(".npz")
-        assert cached.read() is None
-        assert f"{cached.path} is damaged" in capsys.readouterr().err
+        assert read_cached(path.with_suffix(".npz"), images=1) is None
+        assert f"{path.with_suffix('.npz')} is damaged" in capsys.readouterr().err
 
 
 def test_torchvisions_cached_weights_run_no_pickle(tmp_path, monkeypatch):

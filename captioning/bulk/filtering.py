@@ -68,7 +68,7 @@ class ItmFilter:
     """
 
     def __init__(self, expression: str, itm_model: str, device: torch.device, dtype: torch.dtype):
-        self.scorer = load_entry("captioning.metrics.itm_model:ItmScorer")(itm_model, device, dtype)
+        self.scorer = load_entry("captioning.metrics.itm:ItmScorer")(itm_model, device, dtype)
         self.settings = {"filter": expression, "itm_model": without_secrets(itm_model)}
 
     def read(self, name: str, data: Optional[BinaryIO]) -> torch.Tensor:

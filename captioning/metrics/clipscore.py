@@ -1,15 +1,18 @@
 """Computes CLIPScore: how well captions fit their images and references (Hessel et al. 2021)."""
 
 import re
+from functools import partial
 from itertools import chain
 
 import numpy as np
 
+from captioning.metrics.base import CaptionSet, Metric, Scores
 from captioning.metrics.clip_features import ClipEvaluator
-from captioning.metrics.evaluator import CaptionSet, Scores
 
 PREFIX = "A photo depicts "
 SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+
+_reference_metric = partial(Metric, needs_references=True)
 
 
 class ClipScore(ClipEvaluator):
@@ -22,7 +25,16 @@ class ClipScore(ClipEvaluator):
     CLIP's 77 tokens, but its sentences seldom have to be truncated.
     """
 
-    name = "clipscore"
+    metrics = (
+        Metric(
+            "CLIPScore",
+            "CLIPScore",
+            meaning="how well caption and image agree, by CLIP",
+            in_sweeps=True,
+        ),
+        _reference_metric("RefCLIPScore", "RefCLIPScore"),
+        Metric("CLIPScore_sentences", "CLIPScore Sent."),
+    )
     factor, truncated_setting = 2.5, "clipscore_truncated"
 
     def evaluate(self, captions: CaptionSet) -> Scores:
@@ -32,10 +44,7 @@ class ClipScore(ClipEvaluator):
         texts = captions.texts
         groups = [captions.references[image_id] for image_id in captions.ids]
         sentences = [SENTENCE_END.split(text.strip()) for text in texts]
-        every_text = chain(texts, *groups, *sentences)
-        vector_of, truncated = features.of_texts(every_text, "CLIP, captions", PREFIX)
-        if images is None:  # on ranks other than 0
-            return Scores({})
+        vector_of = features.of_texts(chain(texts, *groups, *sentences), PREFIX)
 
         def vectors_of(texts):
             return np.array([vector_of[text] for text in texts])
@@ -50,10 +59,10 @@ class ClipScore(ClipEvaluator):
             of_sentences = image_score(vectors_of(parts), image, self.factor).mean()
             rows.append((score, harmonic_mean, of_sentences))
         columns = 100 * np.array(rows).T
-        num_truncated = len([text for text in texts if text in truncated])
+        truncated = sum(features.clip.truncates(PREFIX + text) for text in texts)
         return Scores.from_means(
             dict(zip(self.metric_names, columns.tolist())),
-            settings={"clip_model": features.clip.name, self.truncated_setting: num_truncated},
+            settings={"clip_model": features.clip.name, self.truncated_setting: truncated},
         )
 
 
@@ -71,6 +80,9 @@ class PacScore(ClipScore):
     The option `clip_model` has to name these weights. With other weights the score is not PAC-S.
     """
 
-    name = "pacs"
+    metrics = (
+        Metric("PAC-S", "PAC-S", meaning="CLIPScore with CLIP weights tuned for captions"),
+        _reference_metric("RefPAC-S", "RefPAC-S"),
+    )
     required = ("clip_model",)
     factor, truncated_setting = 2.0, "pacs_truncated"

@@ -1,12 +1,32 @@
-"""Computes ITM: how well captions match their images, by BLIP's matching head (Li et al. 2022)."""
+"""Computes ITM: how well captions match their images, by BLIP's matching head (Li et al. 2022).
+
+The model is the filter in CapFilt. Rewards, filtering and reranking use it, too.
+"""
+
+from collections.abc import Sequence
+from typing import Optional, Union
 
 import numpy as np
 import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
 
 from BLIP.weights.download import without_secrets
-from captioning.metrics.evaluator import CaptionSet, Evaluator, Scores
-from captioning.metrics.itm_model import ItmOptions, ItmScorer, check_itm_checkpoint
-from captioning.metrics.over_ranks import batches_by_length, call_on_all_ranks, map_over_ranks
+from captioning.data.image import evaluation_transform, load_image, normalise
+from captioning.files.reading import StrPath
+from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, option
+from captioning.metrics.batches import in_batches
+from captioning.runtime.errors import UserError
+
+ITM_OPTIONS = {
+    "itm_model": option(
+        Optional[str],
+        None,
+        "a retrieval checkpoint of BLIP: a path, URL or hf:// name",
+        min_length=1,
+    )
+}
 
 
 class Itm(Evaluator):
@@ -15,23 +35,27 @@ class Itm(Evaluator):
     ITC: 100 * the cosine of the contrastive embeddings of caption and image.
     """
 
-    name = "itm"
-    Options = ItmOptions
+    metrics = (
+        Metric(
+            "ITM",
+            "ITM",
+            meaning="how sure BLIP's filter is that image and caption match",
+            unit="%",
+        ),
+        Metric("ITC", "ITC"),
+    )
+    options = ITM_OPTIONS
     required = ("itm_model",)
     needs_images = True
-    on_every_rank = True
 
     def check_requirements(self) -> None:
-        check_itm_checkpoint(self.options.itm_model)
+        check_itm_checkpoint(self.config.itm_model)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        file = self.options.itm_model
-        scorer = call_on_all_ranks(lambda: ItmScorer(file, self.settings.device))
-        paths = [self.settings.images[image_id] for image_id in captions.ids]
-        texts = captions.texts
+        scorer = ItmScorer(self.config.itm_model, self.settings.device)
 
-        def prepare(index):
-            return scorer.read(paths[index]), [texts[index]]
+        def read(image_id):
+            return scorer.read(self.settings.images[image_id]), [captions.predictions[image_id]]
 
         def compute(items):
             images, groups = zip(*items)
@@ -39,11 +63,89 @@ class Itm(Evaluator):
             itm, itc = scorer.model.match(encoded, groups), scorer.model.similarity(encoded, groups)
             return torch.cat([itm, itc], 1).cpu().numpy()  # (B, 2)
 
-        batches = batches_by_length([1] * len(paths), self.settings.batch_size)
-        found = map_over_ranks(batches, prepare, compute, "BLIP's filter")
-        if found is None:  # on ranks other than 0
-            return Scores({})
+        size = self.settings.batch_size
+        found = in_batches(captions.ids, compute, size, "BLIP's filter", read)
         columns = (100 * found.astype(np.float64)).T.tolist()
-        truncated = [text for text in texts if scorer.model.truncates(text)]
-        settings = {"itm_model": without_secrets(file), "itm_truncated": len(truncated)}
+        settings = {
+            "itm_model": without_secrets(self.config.itm_model),
+            "itm_truncated": sum(map(scorer.model.truncates, captions.texts)),
+        }
         return Scores.from_means(dict(zip(self.metric_names, columns)), settings=settings)
+
+
+class ItmScorer:
+    """Scores image-caption pairs with BLIP's matching head or contrastive (ITC) head.
+
+    file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. dtype: the type of the
+    linear layers, except for layers that `BLIP.inference.keeps_float32` keeps in float32. Raises
+    UserError.
+
+    Attributes: `model` is a `BLIP.itm.BlipItm`. `report` says what was loaded. `preprocess` maps an
+    RGB image to the model's input (3, S, S): resized to a square (bicubic), normalised with `MEAN`
+    and `STD` of `captioning.data.image`.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        device: Union[str, torch.device] = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
+        from BLIP.itm import load_itm
+
+        try:
+            model, report = load_itm(file)
+        except ValueError as error:
+            raise UserError(f"itm_model: {error}") from error
+        self.report = f"loaded {without_secrets(file)}: {report}"
+        self.image_size = model.visual_encoder.patch_embed.img_size[0]
+        self.model = model.to(device).for_inference(dtype)
+        self.device = torch.device(device)
+        self.preprocess = evaluation_transform(self.image_size)
+
+    def read(self, path: StrPath) -> Tensor:
+        """Return an image file as the model's input (3, S, S). Raises UserError."""
+        return self.preprocess(load_image(path))
+
+    def encode(self, images: Union[Sequence[Image.Image], Tensor]) -> Tensor:
+        """Return encoded images (B, 1 + P, width), the input of `BlipItm.match` and `similarity`.
+
+        images: RGB images of any size, or a tensor: uint8 (B, H, W, 3), or float (B, 3, H, W)
+        normalised like the output of `preprocess`. A tensor is resized (bicubic) if H or W is not
+        the model's image size.
+        """
+        if not isinstance(images, Tensor):
+            images = torch.stack([self.preprocess(image) for image in images])
+        images = images.to(self.device, non_blocking=True)
+        if images.dtype == torch.uint8:
+            images = normalise(images)
+        if images.shape[2:] != (self.image_size, self.image_size):
+            size = (self.image_size, self.image_size)
+            images = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
+        # cuDNN's convolutions use TF32 by default, which is less precise than float32.
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            return self.model.encode(images)
+
+    def scores(
+        self, images: Union[Sequence[Image.Image], Tensor], captions: Sequence[Sequence[str]]
+    ) -> Tensor:
+        """Return the probability (B, k), float32, that a caption matches its image.
+
+        images: see `encode`. captions: k captions for each of the B images.
+        """
+        return self.model.match(self.encode(images), captions)
+
+
+def check_itm_checkpoint(file: str) -> None:
+    """Raise UserError unless `file` is a BLIP checkpoint with the matching and contrastive heads.
+
+    Downloads the checkpoint if necessary.
+    """
+    from BLIP.itm import check_itm
+    from BLIP.weights.checkpoint import read_checkpoint
+
+    try:
+        state = read_checkpoint(file, trust_checkpoint=True, mapped=True)["model"]
+        check_itm(state, without_secrets(file))
+    except ValueError as error:
+        raise UserError(f"itm_model: {error}") from error

@@ -1,4 +1,4 @@
-"""Converts CLIP weights in OpenAI's layout, such as PAC-S's, to the names of transformers.
+"""Reads CLIP weights in OpenAI's layout, such as those of PAC-S and Long-CLIP.
 
 Such a file has no configuration, so that the sizes are derived from the tensors. Attention heads
 have width 64, as in all of OpenAI's CLIPs with a vision transformer.
@@ -6,14 +6,16 @@ have width 64, as in all of OpenAI's CLIPs with a vision transformer.
 
 import math
 from pathlib import Path
-from typing import Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from captioning.metrics.model_files import read_weights
-from captioning.runtime.errors import UserError
+from BLIP.weights.safe_load import read_pickled
+from captioning.metrics.pretrained import for_inference
+from captioning.runtime.errors import UserError, one_line
 
 HEAD_WIDTH = 64
+KEPT = 20  # positions of CLIP that Long-CLIP does not stretch
 
 # {part of a name in OpenAI's layout: the same part in transformers}. Replaced in this order.
 _NAMES = {
@@ -35,61 +37,62 @@ _NAMES = {
 }
 
 
-def read_openai_clip(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Return sizes, as in transformers' config.json, and weights with transformers' names.
+def read_openai_clip(path: Path) -> nn.Module:
+    """Return transformers' CLIPModel with the weights of a file.
 
     The file is a state dict, or contains one under "state_dict". The activation is OpenAI's quick
     GELU, or the exact GELU if the file's name contains "openclip" or "open_clip". Raises UserError.
     """
-    state = read_weights(path, "state_dict")
-    try:
-        sizes, renamed = _sizes(state), _renamed(state)
-    except (KeyError, IndexError, ValueError):
-        raise UserError(
-            f"{path}: clip_model: not a CLIP with a vision transformer in OpenAI's layout: give "
-            "such a file, or a folder in transformers' format"
-        ) from None
     activation = "gelu" if "openclip" in path.name.lower().replace("_", "") else "quick_gelu"
-    for tower in ("text_config", "vision_config"):
-        sizes[tower]["hidden_act"] = activation
-    return sizes, renamed
+    try:
+        state = read_pickled(path)
+        state = state.get("state_dict", state)
+        model = _build(state, activation)
+        loading = model.load_state_dict(_renamed(state), strict=False)
+        missing = [name for name in loading.missing_keys if "position_ids" not in name]
+        if missing:
+            raise ValueError(f"it lacks {missing[0]}")
+        return for_inference(model)
+    except Exception as error:
+        raise UserError(
+            f"clip_model: {path} is no CLIP with a vision transformer in OpenAI's layout "
+            f"({one_line(error)}): give such a file, or a folder in transformers' format"
+        ) from None
 
 
-def _sizes(state: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the model's sizes, as in config.json.
+def _build(state: dict[str, Tensor], activation: str) -> nn.Module:
+    """Return a CLIPModel of the weights' sizes, without these weights."""
+    from transformers import CLIPConfig, CLIPModel
 
-    Raises KeyError, IndexError or ValueError if the weights are of another model.
-    """
     width, _, _, patch = state["visual.conv1.weight"].shape
-    patches = state["visual.positional_embedding"].shape[0] - 1
+    patches = len(state["visual.positional_embedding"]) - 1
     context, text_width = state["positional_embedding"].shape
-    return {
-        "projection_dim": state["text_projection"].shape[1],
-        "text_config": {
-            **_tower(state, "transformer.resblocks.", text_width),
-            "vocab_size": state["token_embedding.weight"].shape[0],
-            "max_position_embeddings": context,
-        },
-        "vision_config": {
-            **_tower(state, "visual.transformer.resblocks.", width),
-            "image_size": patch * math.isqrt(patches),
-            "patch_size": patch,
-        },
-    }
 
+    def tower(prefix: str, width: int) -> dict:
+        return {
+            "hidden_size": width,
+            "intermediate_size": len(state[f"{prefix}0.mlp.c_fc.weight"]),
+            "num_hidden_layers": sum(
+                f"{prefix}{n}.ln_1.weight" in state for n in range(len(state))
+            ),
+            "num_attention_heads": max(1, width // HEAD_WIDTH),
+            "hidden_act": activation,
+        }
 
-def _tower(state: dict[str, Tensor], prefix: str, width: int) -> dict[str, int]:
-    """Return the sizes of the encoder of this width whose names begin with `prefix`."""
-    return {
-        "hidden_size": width,
-        "intermediate_size": state[f"{prefix}0.mlp.c_fc.weight"].shape[0],
-        "num_hidden_layers": sum(f"{prefix}{n}.ln_1.weight" in state for n in range(len(state))),
-        "num_attention_heads": max(1, width // HEAD_WIDTH),
-    }
+    words = len(state["token_embedding.weight"])
+    text = {"vocab_size": words, "max_position_embeddings": context, "eos_token_id": words - 1}
+    vision = {"image_size": patch * math.isqrt(patches), "patch_size": patch}
+    # transformers 4.15.0 supports only these argument names.
+    config = CLIPConfig(
+        text_config_dict={**tower("transformer.resblocks.", text_width), **text},
+        vision_config_dict={**tower("visual.transformer.resblocks.", width), **vision},
+        projection_dim=state["text_projection"].shape[1],
+    )
+    return CLIPModel(config)
 
 
 def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights with transformers' names. Raises KeyError for other models."""
+    """Return the weights with transformers' names."""
     renamed = {
         "text_projection.weight": state["text_projection"].T,
         "visual_projection.weight": state["visual.proj"].T,
@@ -103,4 +106,8 @@ def _renamed(state: dict[str, Tensor]) -> dict[str, Tensor]:
                 renamed[f"{block}{part}_proj.{kind}"] = third
         else:
             renamed[name] = value
+    position = "text_model.embeddings.position_embedding.weight"
+    stretched = renamed.pop(f"{position}_res", None)
+    if stretched is not None:  # Long-CLIP uses these for the later positions
+        renamed[position] = torch.cat([renamed[position][:KEPT], stretched[KEPT:]])
     return renamed

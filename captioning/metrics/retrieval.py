@@ -1,51 +1,24 @@
 """Measures self-retrieval: whether CLIP finds the image of a caption in a pool of images."""
 
-import filecmp
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional
 
 import numpy as np
-from pydantic import Field
 
 from captioning.data.sources import annotation_paths
 from captioning.files import rows
 from captioning.files.cache import local
 from captioning.files.images import images_in
 from captioning.files.tables import is_table
-from captioning.metrics.bootstrap import median_estimate
-from captioning.metrics.clip import ClipOptions
+from captioning.metrics.base import CaptionSet, Metric, Scores, option
+from captioning.metrics.clip import CLIP_OPTIONS
 from captioning.metrics.clip_features import READ_ERRORS, ClipEvaluator, read_arrays
-from captioning.metrics.evaluator import CaptionSet, Scores
+from captioning.metrics.intervals import median_estimate
 from captioning.runtime.errors import UserError, one_line
 
 RANKS = (1, 5, 10)
-
-
-class RetrievalOptions(ClipOptions):
-    pool: Annotated[Optional[str], "scoring"] = Field(
-        None, description="more images for retrieval to search: a folder, a list or .npz"
-    )
-
-    @classmethod
-    def from_config(cls, config: Any) -> dict[str, Any]:
-        """Like `Options.from_config`. A `pool` that names a split becomes its annotation file."""
-        values = super().from_config(config)
-        pool = values["pool"]
-        if not pool:
-            return values
-        if pool in ("train", "val", "test"):
-            if config.split:
-                raise UserError(f"pool: {pool} is a part of train_file; name a list of images")
-            paths = annotation_paths(config, pool)
-            if len(paths) > 1:
-                raise UserError(
-                    f"pool: {pool} has {len(paths)} annotation files; give a list of its images, "
-                    "one per line"
-                )
-            [pool] = paths
-        return {**values, "pool": str(pool)}
 
 
 class Retrieval(ClipEvaluator):
@@ -58,13 +31,39 @@ class Retrieval(ClipEvaluator):
     duplicates. The captions are embedded without the prefix that CLIPScore uses.
     """
 
-    name = "retrieval"
-    Options = RetrievalOptions
+    metrics = (
+        Metric(
+            "R@1",
+            "R@1",
+            meaning="self-retrieval: captions whose own image is the nearest one, by CLIP",
+            unit="%",
+            report_title="CLIP R@1",
+            in_sweeps=True,
+        ),
+        Metric(
+            "R@5",
+            "R@5",
+            meaning="self-retrieval: captions whose image is among the best five",
+            unit="%",
+            report_title="CLIP R@5",
+        ),
+        Metric("R@10", "R@10"),
+        Metric("median_rank", "Med. Rank", direction="lower"),
+    )
+    options = {
+        **CLIP_OPTIONS,
+        "pool": option(
+            Optional[str], None, "more images for retrieval to search: a folder, a list or .npz"
+        ),
+    }
 
     def prepare(self) -> None:
+        self.pool_name = self.config.pool
+        if self.pool_name in ("train", "val", "test") and hasattr(self.config, "train_file"):
+            self.pool_name = str(_split_file(self.config))
         self.pool = None
-        if self.options.pool:
-            self.pool = read_pool(local(self.options.pool), self.settings.image_root)
+        if self.pool_name:
+            self.pool = read_pool(local(self.pool_name), self.settings.image_root)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         features = self.features(captions)
@@ -72,31 +71,26 @@ class Retrieval(ClipEvaluator):
         files = list(dict.fromkeys(paths))
         images = features.of_images(files, "CLIP, images")
         if self.pool:
-            pool_features = self.pool.features
-            if pool_features is None:
-                pool_features = features.of_images(self.pool.files, "CLIP, pool")
-        texts = captions.texts
-        vectors, truncated = features.of_texts(texts, "CLIP, captions")
-        if images is None:  # on ranks other than 0
-            return Scores({})
-        if self.pool:
-            if images.shape[1] != pool_features.shape[1]:
+            of_pool = self.pool.features
+            if of_pool is None:
+                of_pool = features.of_images(self.pool.files, "CLIP, pool")
+            if images.shape[1] != of_pool.shape[1]:
                 raise UserError(
-                    f"pool: {self.options.pool} has features of width {pool_features.shape[1]}, "
+                    f"pool: {self.pool_name} has features of width {of_pool.shape[1]}, "
                     f"clip_model of {images.shape[1]}: make them with the same model"
                 )
-            images = np.concatenate([images, pool_features[new_images(self.pool, files)]])
+            images = _joined(files, images, self.pool.files, of_pool)
         index_of = {path: index for index, path in enumerate(files)}
-        rows = np.array([vectors[text] for text in texts])
-        ranks = own_image_ranks(rows, images, [index_of[path] for path in paths])
-        hits = {f"R@{k}": np.where(ranks <= k, 100.0, 0.0).tolist() for k in RANKS}
-        where = self.options.pool or "the captions' own"
+        vectors = features.of_texts(captions.texts)
+        captions_features = np.array([vectors[text] for text in captions.texts])
+        ranks = own_image_ranks(captions_features, images, [index_of[path] for path in paths])
+        where = self.pool_name or "the captions' own"
         scores = Scores.from_means(
-            hits,
+            {f"R@{k}": np.where(ranks <= k, 100.0, 0.0).tolist() for k in RANKS},
             settings={
                 "clip_model": features.clip.name,
                 "pool": f"{len(images)} images ({where})",
-                "retrieval_truncated": len([text for text in texts if text in truncated]),
+                "retrieval_truncated": sum(map(features.clip.truncates, captions.texts)),
             },
         )
         scores.metrics["median_rank"] = median_estimate(ranks)
@@ -109,8 +103,10 @@ def own_image_ranks(
 ) -> np.ndarray:
     """Return the rank (N,) of each caption's own image among all images; 1 is best.
 
-    captions: unit vectors (N, D); images: unit vectors (P, D); own: (N,), the index in `images` of
-    each caption's own image; at_once: the maximum number of similarities in memory, but at least P.
+    - captions: unit vectors (N, D)
+    - images: unit vectors (P, D)
+    - own: (N,), the index in `images` of each caption's own image
+    - at_once: the maximum number of similarities in memory, but at least P
 
     Ties count against the own image. An image is tied with the own image if its similarity is lower
     by at most 1e-6, because float32 features of one image in different batches differ by about
@@ -165,6 +161,20 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
     return pool
 
 
+def _split_file(config) -> Path:
+    """Return the annotation file of the split that the `pool` of a run's configuration names."""
+    pool = config.pool
+    if config.split:
+        raise UserError(f"pool: {pool} is a part of train_file; name a list of images")
+    paths = annotation_paths(config, pool)
+    if len(paths) > 1:
+        raise UserError(
+            f"pool: {pool} has {len(paths)} annotation files; give a list of its images, one per "
+            "line"
+        )
+    return paths[0]
+
+
 def _read_features(path: Path) -> Pool:
     """Return the pool of an `.npz` file. Raises UserError."""
     try:
@@ -185,36 +195,19 @@ def _read_features(path: Path) -> Pool:
     return Pool([Path(str(name)) for name in files], (features / norms).astype(np.float32))
 
 
-def new_images(pool: Pool, own: Iterable[Path]) -> list[int]:
-    """Return the indices of the pool's images that are not among `own`, each image once.
+def _joined(
+    files: Sequence[Path], features: np.ndarray, pool: Sequence[Path], of_pool: np.ndarray
+) -> np.ndarray:
+    """Return the features of the captions' own images, then those of other images of the pool.
 
-    own: the files of the captions' own images. Two files with the same name are the same image if
-    their bytes are equal. A pool of features has no files to compare. There, an image with the name
-    of an own image counts as that own image. Two other images with the same name are the same image
-    if their features are equal.
+    Two files of one name are the same image if their features are equal, up to the precision of
+    different machines.
     """
-    # {file name: the different images with this name}. An image is represented by its path or, in a
-    # pool of features, by its features. None represents an own image: its features are not known.
-    named = defaultdict(list)
-    for path in own:
-        named[path.name].append(path if pool.features is None else None)
-    indices = []
-    for index, path in enumerate(pool.files):
-        content = path if pool.features is None else pool.features[index]
-        if not any(_is_same_image(content, other) for other in named[path.name]):
-            named[path.name].append(content)
-            indices.append(index)
-    return indices
-
-
-def _is_same_image(content: Union[Path, np.ndarray], other: Union[Path, np.ndarray, None]) -> bool:
-    """Return whether two images with one file name are the same image, see `new_images`.
-
-    Raises UserError if a file cannot be read.
-    """
-    if isinstance(content, np.ndarray):
-        return other is None or np.allclose(content, other, atol=1e-5)
-    try:
-        return filecmp.cmp(content, other, shallow=False)
-    except OSError as error:
-        raise UserError(f"pool: {error.filename}: no such image: {error.strerror}") from None
+    kept, named = list(features), defaultdict(list)  # {file name: features of its images}
+    for path, vector in zip(files, features):
+        named[path.name].append(vector)
+    for path, vector in zip(pool, of_pool):
+        if all(vector @ other < 1 - 1e-5 for other in named[path.name]):
+            kept.append(vector)
+            named[path.name].append(vector)
+    return np.array(kept)

@@ -213,19 +213,18 @@ class ClipScorer(Scorer):
 
     @classmethod
     def check(cls, model, config):
-        load("captioning.metrics.model_files:find_model")("clip_model", model)
+        load("captioning.metrics.clip:Clip")(model)
 
     def __init__(self, captioner, reranking, device):
-        self.clip = _load_model("captioning.metrics.clip:load_clip", reranking.model, device)
+        self.clip = _load_model("captioning.metrics.clip:Clip", reranking.model, device)
         self.prefix = load("captioning.metrics.clipscore:PREFIX")
 
     def __call__(self, image, encoded, candidates):
-        captions = [text for group in candidates.captions for text in group]
-        ids, _ = self.clip.encode([self.prefix + caption for caption in captions])
+        captions = [self.prefix + text for group in candidates.captions for text in group]
         with torch.autocast(self.clip.device.type, enabled=False):
             images = resized(image.float(), self.clip.image_size)
             images = self.clip.image_features(self.clip.renormalise(images))
-            texts = self.clip.text_features(ids).view(len(image), -1, images.size(1))
+            texts = self.clip.text_features(captions).view(len(image), -1, images.size(1))
         return (texts * images.unsqueeze(1)).sum(-1)
 
 
@@ -237,10 +236,10 @@ class ImageTextMatching(Scorer):
 
     @classmethod
     def check(cls, model, config):
-        load("captioning.metrics.itm_model:check_itm_checkpoint")(model)
+        load("captioning.metrics.itm:check_itm_checkpoint")(model)
 
     def __init__(self, captioner, reranking, device):
-        self.itm = _load_model("captioning.metrics.itm_model:ItmScorer", reranking.model, device)
+        self.itm = _load_model("captioning.metrics.itm:ItmScorer", reranking.model, device)
 
     def __call__(self, image, encoded, candidates):
         with torch.autocast(self.itm.device.type, enabled=False):

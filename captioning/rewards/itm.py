@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from captioning.metrics.itm import Itm
-from captioning.metrics.itm_model import ItmScorer
-from captioning.metrics.over_ranks import call_on_all_ranks, read_images
+from captioning.metrics.batches import read_images
+from captioning.metrics.itm import Itm, ItmScorer
 from captioning.rewards.interface import Reward, TrainingImages
+from captioning.runtime.distributed import call_on_all_ranks
 
 
 class ItmReward(Reward):

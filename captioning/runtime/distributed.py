@@ -169,6 +169,27 @@ def run_on_main(function: Callable[[], None]) -> None:
         raise problem
 
 
+def call_on_all_ranks(function: Callable[[], T]) -> T:
+    """Call `function` and return its result. All processes have to make this call.
+
+    If it fails on one process, all processes raise UserError. Otherwise the other processes would
+    wait for the failed one until the process group times out. If there is only one process, it
+    raises the original error.
+    """
+    if world_size() == 1:
+        return function()
+    result = reason = None
+    try:
+        result = function()
+    except Exception as error:
+        reason = str(error) if isinstance(error, UserError) else repr(error)
+    reasons = gather_on_main(reason)
+    reason = broadcast_from_main(next(filter(None, reasons or ()), None))
+    if reason:
+        raise UserError(reason)
+    return result
+
+
 def raise_if_stop_requested(wait_long: bool = False) -> None:
     """Raise Stopped on all ranks if one of them was asked to stop. All ranks call this.
 

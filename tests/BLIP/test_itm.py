@@ -10,7 +10,7 @@ from BLIP.convert import hf_config, read_hf, settings_of, to_hf_names
 from BLIP.itm import load_itm
 from BLIP.weights.checkpoint import CheckpointError
 from captioning.data.image import evaluation_transform
-from captioning.metrics.itm_model import ItmScorer
+from captioning.metrics.itm import ItmScorer
 from captioning.runtime.errors import UserError
 from tests.BLIP.states import assert_equal
 from tests.programs import raises_line, run_program

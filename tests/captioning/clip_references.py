@@ -31,7 +31,9 @@ def save_siglip(folder):
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     ends = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
     tokenizer.post_processor = ends
-    tokenizer.save(str(folder / "tokenizer.json"))
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    fast.save_pretrained(str(folder))
     processor = transformers.SiglipImageProcessorPil if hasattr(
         transformers, "SiglipImageProcessorPil") else transformers.SiglipImageProcessor  # fmt: skip
     processor(size={"height": 24, "width": 24}, resample=2).save_pretrained(str(folder))

@@ -9,7 +9,7 @@ from PIL import Image
 
 from captioning.bulk.filtering import threshold_of
 from captioning.files import stores, tars
-from captioning.metrics.itm_model import ItmScorer
+from captioning.metrics.itm import ItmScorer
 from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.tar_files import write_tar

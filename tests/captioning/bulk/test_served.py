@@ -14,7 +14,7 @@ from captioning.bulk import served, work
 from captioning.bulk.served import KEY, MAX_SIDE, as_data_url
 from captioning.bulk.work import Batch
 from captioning.files import chat
-from captioning.metrics.itm_model import ItmScorer
+from captioning.metrics.itm import ItmScorer
 from captioning.runtime import signals
 from tests.captioning.bulk.conftest import killed_after, read_lines
 from tests.captioning.chat_server import said, serving

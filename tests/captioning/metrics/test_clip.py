@@ -1,19 +1,23 @@
 """Features of CLIP and SigLIP 2, and the scores by them, against transformers."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
 import transformers
 from PIL import Image
-from transformers import CLIPModel
+from transformers import CLIPConfig, CLIPModel
 
 from captioning.data import MEAN, STD
-from captioning.metrics.bootstrap import mean_estimate
-from captioning.metrics.clip import Clip, Siglip, load_clip
-from captioning.metrics.clipscore import ClipScore
-from captioning.metrics.evaluator import CaptionSet, Settings
+from captioning.metrics.base import CaptionSet, Settings, build_evaluators
+from captioning.metrics.clip import CLIP_MODEL, Clip
+from captioning.metrics.intervals import mean_estimate
 from captioning.runtime.errors import UserError
 from tests.captioning.clip_references import save_siglip, unit
+from tests.captioning.conftest import make_up
+from tests.programs import raises_line
 
 SENTENCES = {7: ["the cat"], "b": [""], 3: ["a dog " * 20], 9: ["and the dog's.", "ball"]}
 PREDICTIONS = {image_id: " ".join(parts) for image_id, parts in SENTENCES.items()}
@@ -56,6 +60,37 @@ def test_image_features_are_those_of_transformers(clip, naive, tmp_path, width, 
     assert both[0].numpy() == pytest.approx(expected, abs=1e-6)
 
 
+def test_text_features_are_those_of_transformers(clip, naive):
+    texts = [*PREDICTIONS.values(), "The CAT", "a \ud83d cat"]
+    found = clip.text_features(texts).numpy()
+    assert [clip.truncates(text) for text in texts] == [False, False, True, False, False, False]
+    alone = np.array([clip.text_features([text])[0].numpy() for text in texts])
+    assert found == pytest.approx(alone, abs=1e-6)
+    for text, vector in zip(texts, found):
+        ids = clip.tokenizer(text.replace("\ud83d", "?")).input_ids
+        ids = [*ids[:23], ids[-1]] if len(ids) > 24 else ids  # the end token is kept
+        expected = unit(naive.get_text_features(torch.tensor([ids])))
+        assert vector == pytest.approx(expected, abs=1e-6)
+
+
+TOKENS_OF_OPENAI = {
+    "": [],
+    "a photo of the cat and the dog's ball": [
+        *(320, 79, 71, 78, 83, 334, 78, 325, 513, 517, 515, 513, 519, 520, 65, 64, 75, 331)
+    ],
+    "The CAT, 2 dogs... it's   12:30!?": [
+        *(513, 517, 267, 273, 518, 70, 338, 13, 13, 269, 72, 339, 520, 272, 273, 281, 274, 271),
+        *(0, 286),
+    ],
+    "I'll don't they're 's": [*(328, 6, 75, 331, 518, 333, 6, 339, 512, 68, 344, 6, 81, 324, 520)],
+}
+
+
+def test_tokens_are_those_of_openai(clip):
+    for text, tokens in TOKENS_OF_OPENAI.items():
+        assert clip.tokenizer(text).input_ids[1:-1] == tokens
+
+
 def test_the_name_of_a_clip_identifies_its_weights(clip, naive, clip_folder, tmp_path):
     assert clip.name.startswith(f"{clip_folder}@") and clip.weights == Clip(clip_folder).weights
     naive.visual_projection.weight.data[0, 0] += 1e-3
@@ -65,28 +100,50 @@ def test_the_name_of_a_clip_identifies_its_weights(clip, naive, clip_folder, tmp
     assert Clip(str(tmp_path)).weights != clip.weights
 
 
-def test_a_missing_or_damaged_file_of_a_clip_is_one_line(clip_folder, gpt2_folder, tmp_path):
-    def refused(message, source=tmp_path):
-        with pytest.raises(UserError, match=message):
+@pytest.fixture
+def copied(clip_folder, tmp_path):
+    """Return a folder with a copy of the CLIP's files, and the path of its weights."""
+    folder = tmp_path / "clip"
+    folder.mkdir()
+    for path in clip_folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    [weights] = (path for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
+    return folder, weights
+
+
+def test_a_missing_or_damaged_file_of_a_clip_is_one_line(copied, gpt2_folder):
+    folder, weights = copied
+
+    def refused(source=folder, reason=""):
+        with raises_line(UserError, f"clip_model: {source} ", reason):
             Clip(str(source))
 
-    refused(f"clip_model: found no config.json in {tmp_path}: put")
-    refused("of nobody/nothing here or on the hub: put", "nobody/nothing")
-    for path in clip_folder.iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    weights = next(path for path in tmp_path.iterdir() if path.suffix in (".safetensors", ".bin"))
-    weights.write_bytes(b"broken")
-    refused("download it again")
+    state = CLIPModel.from_pretrained(str(folder)).state_dict()
     weights.unlink()
-    torch.save({"wte.weight": torch.zeros(3)}, tmp_path / "pytorch_model.bin")
-    refused("the weights of another model")
-    (tmp_path / "config.json").write_text((gpt2_folder / "config.json").read_text())
-    refused("clip_model: no configuration of this kind of model")
+    refused(reason="cannot be loaded by transformers")
+    refused("nobody/nothing", "a hub id, or a folder with config.json")
+    weights = folder / "pytorch_model.bin"
+    weights.write_bytes(b"broken")
+    refused()
+    name = "visual_projection.weight"
+    for changed, reason in ((torch.full((16, 32), torch.nan), "not finite"), (None, "lack visual")):
+        changed = {**state, name: changed} if changed is not None else {
+            key: value for key, value in state.items() if key != name
+        }  # fmt: skip
+        torch.save(changed, weights)
+        refused(reason=reason)
+    torch.save(state, weights)
+    (folder / "merges.txt").unlink()
+    refused(reason="there is no")
+    for name in ("config.json", "pytorch_model.bin", "model.safetensors"):
+        (folder / name).unlink(missing_ok=True)
+    for path in gpt2_folder.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    refused(reason="is a gpt2: give a CLIP")
 
 
 def test_features_of_siglip_are_those_of_transformers(siglip_folder, photos):
-    clip = load_clip(str(siglip_folder))
-    assert isinstance(clip, Siglip) and clip.width == 32
+    clip = Clip(str(siglip_folder))
     reference = transformers.SiglipModel.from_pretrained(str(siglip_folder)).eval()
     tokenizer = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(siglip_folder / "tokenizer.json"), pad_token="<pad>"
@@ -94,10 +151,9 @@ def test_features_of_siglip_are_those_of_transformers(siglip_folder, photos):
     texts = ["The cat", "", "a dog and a bird", "the cat and the dog " * 40]
     padded = {"padding": "max_length", "max_length": 12, "truncation": True}
     expected = tokenizer([text.lower() for text in texts], return_tensors="pt", **padded)
-    ids, long = clip.encode(texts)
-    assert long == [False, False, False, True]
+    assert [clip.truncates(text) for text in texts] == [False, False, False, True]
     features = unit(reference.get_text_features(input_ids=expected["input_ids"]))
-    assert clip.text_features(ids).numpy() == pytest.approx(features, abs=1e-6)
+    assert clip.text_features(texts).numpy() == pytest.approx(features, abs=1e-6)
     processor = transformers.AutoImageProcessor.from_pretrained(str(siglip_folder), use_fast=False)
     images = [Image.open(path).convert("RGB") for path in photos]
     pixels = processor(images=images, return_tensors="pt")["pixel_values"]
@@ -105,20 +161,154 @@ def test_features_of_siglip_are_those_of_transformers(siglip_folder, photos):
     assert own.numpy() == pytest.approx(pixels.numpy(), abs=1e-5)
     features = unit(reference.get_image_features(pixel_values=pixels))
     assert clip.image_features(own).numpy() == pytest.approx(features, abs=1e-5)
+    (siglip_folder / "preprocessor_config.json").unlink()
+    with raises_line(UserError, "lacks its preprocessor_config.json"):
+        Clip(str(siglip_folder))
+
+
+# Parts of names: transformers' and OpenAI's.
+PARTS = {
+    "vision_model.encoder.layers": "visual.transformer.resblocks",
+    "text_model.encoder.layers": "transformer.resblocks",
+    "vision_model.embeddings.patch_embedding": "visual.conv1",
+    "vision_model.embeddings.class_embedding": "visual.class_embedding",
+    "vision_model.embeddings.position_embedding.weight": "visual.positional_embedding",
+    "vision_model.pre_layrnorm": "visual.ln_pre",
+    "vision_model.post_layernorm": "visual.ln_post",
+    "text_model.embeddings.position_embedding.weight": "positional_embedding",
+    "text_model.embeddings.token_embedding": "token_embedding",
+    "text_model.final_layer_norm": "ln_final",
+    "layer_norm": "ln_",
+    "mlp.fc1": "mlp.c_fc",
+    "mlp.fc2": "mlp.c_proj",
+    "self_attn": "attn",
+}
+
+
+def in_openai_layout(state):
+    """Return the weights of transformers' CLIP with OpenAI's names, attention's in one tensor."""
+    found = {"text_projection": state.pop("text_projection.weight").T}
+    found["visual.proj"] = state.pop("visual_projection.weight").T
+    for name, value in state.items():
+        for theirs, openais in PARTS.items():
+            name = name.replace(theirs, openais)
+        found[name] = value
+    for name in [name for name in found if ".q_proj." in name]:
+        parts = [found.pop(name.replace(".q_", f".{part}_")) for part in "qkv"]
+        found[name.replace("q_proj.", "in_proj_")] = torch.cat(parts)
+    return {name: value for name, value in found.items() if "position_ids" not in name}
+
+
+@pytest.fixture
+def make(clip_folder, tmp_path):
+    """Return a function that saves a model beside CLIP's vocabulary, and gives both."""
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes((clip_folder / name).read_bytes())
+    words = len(json.loads((clip_folder / "vocab.json").read_text()))
+
+    def save(name="pac.pth", activation="quick_gelu", change=lambda state: {"state_dict": state}):
+        text, vision = (
+            {"hidden_size": width, "intermediate_size": 96, "num_hidden_layers": layers,
+             "num_attention_heads": width // 64, "hidden_act": activation}
+            for width, layers in ((64, 3), (128, 2))
+        )  # fmt: skip
+        text.update(vocab_size=words, max_position_embeddings=24, eos_token_id=words - 1)
+        vision.update(image_size=24, patch_size=8)
+        sizes = {"text_config_dict": text, "vision_config_dict": vision, "projection_dim": 16}
+        model = CLIPModel(CLIPConfig(**sizes)).eval()
+        make_up(model, 0.08)
+        torch.save(change(in_openai_layout(model.state_dict())), tmp_path / name)
+        return str(tmp_path / name), model
+
+    return save
+
+
+LONG = {"positional_embedding": slice(20, None), "positional_embedding_res": slice(20)}
+
+
+def as_long_clip(state):
+    """Split the positions in two tensors, as Long-CLIP does: the first 20, and the others."""
+    both = dict.fromkeys(LONG, state.pop("positional_embedding"))
+    split = {name: values.clone() for name, values in both.items()}
+    for name, unused in LONG.items():
+        split[name][unused] = 9.0
+    return {**state, **split}
+
+
+@pytest.mark.parametrize(
+    ("name", "activation", "change"),
+    [
+        ("openClip_ViT-L-14.pth", "gelu", lambda state: {"state_dict": state}),
+        ("bare.pt", "quick_gelu", lambda state: {**state, "context_length": torch.tensor(24)}),
+        ("longclip.pt", "quick_gelu", as_long_clip),
+    ],
+)
+def test_features_of_openais_layout_are_those_of_transformers(
+    make, photos, name, activation, change
+):
+    path, theirs = make(name, activation, change)
+    clip, texts = Clip(path), list(PREDICTIONS.values())
+    assert clip.image_size == 24 and clip.max_tokens == 24
+    ids = [clip.tokenizer(text, truncation=True, max_length=24).input_ids for text in texts]
+    expected = [unit(theirs.get_text_features(torch.tensor([text]))) for text in ids]
+    assert clip.text_features(texts).numpy() == pytest.approx(np.array(expected), abs=1e-5)
+    images = torch.stack([clip.read_image(photo) for photo in photos[:3]])
+    expected = np.array([unit(theirs.get_image_features(image[None])) for image in images])
+    assert clip.image_features(images).numpy() == pytest.approx(expected, abs=1e-5)
+    assert np.ptp(expected, axis=0).max() > 0.01
+
+
+def without(name):
+    return lambda state: {key: value for key, value in state.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda _: {"weight": torch.zeros(2)}, "visual.conv1.weight"),
+        (lambda _: {"state_dict": [1]}, "no CLIP with a vision transformer"),
+        (without("visual.proj"), "visual.proj"),
+        (without("ln_final.bias"), "lacks text_model.final_layer_norm.bias"),
+        (lambda state: {**state, "ln_final.bias": torch.zeros(3)}, "final_layer_norm.bias"),
+    ],
+)
+def test_another_file_is_reported_before_captions_are_made(make, change, message):
+    path, _ = make(change=change)
+    [evaluator] = build_evaluators(["pacs"], Settings(images={}), clip_model=path)
+    reasons = evaluator.unavailable()
+    assert reasons.keys() == {"PAC-S", "RefPAC-S"}
+    assert message in reasons["PAC-S"] and path in reasons["PAC-S"]
+    assert "in OpenAI's layout" in reasons["PAC-S"] and "\n" not in reasons["PAC-S"]
+
+
+def test_a_file_alone_takes_the_words_of_the_released_clips(make, clip_folder, monkeypatch):
+    path, _ = make()
+    expected = Clip(path).text_features(["the cat"])
+    for name in ("vocab.json", "merges.txt"):
+        Path(path).with_name(name).unlink()
+    with pytest.raises(UserError, match=f"clip_model: {CLIP_MODEL} cannot be loaded"):
+        Clip(path)
+    monkeypatch.setattr("captioning.metrics.clip.CLIP_MODEL", str(clip_folder))
+    assert Clip(path).text_features(["the cat"]).equal(expected)
 
 
 @pytest.fixture
 def evaluate(clip_folder, photos, tmp_path):
+    """Return a function that scores with an evaluator."""
     files = dict(zip(PREDICTIONS, photos))
     settings = Settings(files, cache_dir=tmp_path / "cache", batch_size=3)
-    evaluator = ClipScore(settings, clip_model=str(clip_folder))
-    return lambda: evaluator.evaluate(CaptionSet(PREDICTIONS, REFERENCES))
+
+    def run(name="clipscore"):
+        [evaluator] = build_evaluators([name], settings, clip_model=str(clip_folder))
+        return evaluator.evaluate(CaptionSet(PREDICTIONS, REFERENCES))
+
+    return run
 
 
 def test_clipscore_is_the_formula(evaluate, clip, naive, photos):
     def text(caption):
-        (ids,), _ = clip.encode(["A photo depicts " + caption])
-        return unit(naive.get_text_features(torch.tensor([ids])))
+        prefixed = {"text": "A photo depicts " + caption, "truncation": True, "max_length": 24}
+        return unit(naive.get_text_features(torch.tensor([clip.tokenizer(**prefixed).input_ids])))
 
     result = evaluate()
     for photo, (image_id, caption), *found in zip(
@@ -136,6 +326,17 @@ def test_clipscore_is_the_formula(evaluate, clip, naive, photos):
     assert min(each) == 0 < max(each)  # both sides of the maximum are seen
     assert result.metrics["CLIPScore"] == mean_estimate(each)
     assert result.settings == {"clipscore_truncated": 1, "clip_model": clip.name}
+
+
+def test_pacs_is_clipscore_with_a_weight_of_two(evaluate, clip_folder):
+    found, plain = evaluate("pacs"), evaluate().per_caption
+    for score, ref, clip, ref_clip, _ in zip(*found.per_caption.values(), *plain.values()):
+        assert score == pytest.approx(clip * 2 / 2.5)
+        nearest = ref_clip * clip / (2 * clip - ref_clip) if clip else 0  # the other of the mean
+        both = 2 * score * nearest / (score + nearest) if clip else 0
+        assert ref == pytest.approx(both)
+    assert list(found.per_caption) == ["PAC-S", "RefPAC-S"] and found.metrics["PAC-S"].value > 0
+    assert found.settings["pacs_truncated"] == 1
 
 
 def test_features_of_images_are_computed_once_and_again_when_a_file_changes(

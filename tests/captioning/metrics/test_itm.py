@@ -8,20 +8,23 @@ from PIL import Image
 
 from BLIP.itm import load_itm
 from captioning.data.image import evaluation_transform
-from captioning.metrics.bootstrap import mean_estimate
-from captioning.metrics.evaluator import CaptionSet, Settings
+from captioning.metrics.base import CaptionSet, Settings, build_evaluators
 from captioning.metrics.image_files import find_images
-from captioning.metrics.itm import Itm
+from captioning.metrics.intervals import mean_estimate
 from captioning.runtime.errors import UserError
 
 PREDICTIONS = {7: "the cat", "b": "", 3: "a dog " * 20, 9: "a man with a ball"}
 
 
+def itm(path, images, **settings):
+    [evaluator] = build_evaluators(["itm"], Settings(images, **settings), itm_model=str(path))
+    return evaluator
+
+
 def test_itm_and_itc_of_each_image(itm_checkpoint, photos):
     files = dict(zip(PREDICTIONS, photos))
     captions = CaptionSet(PREDICTIONS, {image_id: ["a"] for image_id in files})
-    settings = Settings(images=files, batch_size=3)
-    result = Itm(settings, itm_model=str(itm_checkpoint)).evaluate(captions)
+    result = itm(itm_checkpoint, files, batch_size=3).evaluate(captions)
     model, _ = load_itm(str(itm_checkpoint))
     expected = []
     for image_id, caption in PREDICTIONS.items():
@@ -37,15 +40,14 @@ def test_itm_and_itc_of_each_image(itm_checkpoint, photos):
 
 def test_what_is_wrong_is_said_before_captions_are_made(make_captioner, tmp_path):
     def unavailable(path):
-        return Itm(Settings(images={}), itm_model=str(path)).unavailable()
+        return itm(path, {}).unavailable()
 
     found = unavailable(tmp_path / "none.pth")
     assert found.keys() == {"ITM", "ITC"} and "none.pth does not exist" in found["ITM"]
     torch.save(make_captioner().state_dict(), tmp_path / "captioner.pth")
     assert "has no image-text matching head" in unavailable(tmp_path / "captioner.pth")["ITC"]
     with pytest.raises(UserError, match="itm_model: "):
-        path = str(tmp_path / "captioner.pth")
-        Itm(Settings(images={}), itm_model=path).evaluate(CaptionSet({}, {}))
+        itm(tmp_path / "captioner.pth", {}).evaluate(CaptionSet({}, {}))
 
 
 COCO, SEVEN = "COCO_val2014_000000000042.jpg", "000000000007.PNG"

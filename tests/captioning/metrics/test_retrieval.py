@@ -8,10 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from captioning.metrics.bootstrap import mean_estimate
+from captioning.metrics.base import CaptionSet, Settings, build_evaluators
 from captioning.metrics.clip import Clip
-from captioning.metrics.evaluator import CaptionSet, Settings
-from captioning.metrics.retrieval import Retrieval, own_image_ranks
+from captioning.metrics.intervals import mean_estimate
+from captioning.metrics.retrieval import own_image_ranks
 from captioning.runtime.errors import UserError
 
 PREDICTIONS = {7: "the cat", "b": "a dog and the ball", 3: "", 9: "the dog's cat and"}
@@ -25,7 +25,8 @@ def evaluate(clip_folder, photos, tmp_path):
         settings = Settings(dict(zip(PREDICTIONS, images)), root, tmp_path / "cache")
         captions = CaptionSet(PREDICTIONS, {image_id: ["a"] for image_id in PREDICTIONS})
         options = {"clip_model": str(clip_folder), "pool": pool and str(pool)}
-        return Retrieval(settings, **options).evaluate(captions)
+        [evaluator] = build_evaluators(["retrieval"], settings, **options)
+        return evaluator.evaluate(captions)
 
     return run
 
@@ -51,7 +52,7 @@ def naive_ranks(folder, own, further):
     images = [clip.image_features(clip.read_image(path)[None])[0] for path in [*own, *further]]
     found = []
     for number, caption in enumerate(PREDICTIONS.values()):
-        text = clip.text_features(clip.encode([caption])[0])[0].double()
+        text = clip.text_features([caption])[0].double()
         similar = [(text @ image.double()).item() for image in images]
         found.append(sum(value >= similar[number] for value in similar))
     return found

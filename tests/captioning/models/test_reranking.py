@@ -123,27 +123,27 @@ def siglip_folder(tmp_path_factory):
 
 @pytest.mark.parametrize("folder", ["clip_folder", "siglip_folder"])
 def test_clip_reranks_by_its_own_scores(built, request, folder):
-    from captioning.metrics.clip import load_clip
+    from captioning.metrics.clip import Clip
     from captioning.metrics.clipscore import PREFIX
 
     captioner, image = built(), image_of()
     folder = str(request.getfixturevalue(folder))
     found = generated(captioner, Reranking("clip", 4, model=folder))
-    clip = load_clip(folder)
+    clip = Clip(folder)
     old_mean, old_std, mean, std = (
         torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD, *clip.statistics)
     )
     pixels = resized(image * old_std + old_mean, clip.image_size)
     vectors = clip.image_features((pixels - mean) / std)
     for row in range(2):
-        texts = clip.text_features(clip.encode([PREFIX + t for t in found.captions[row]])[0])
+        texts = clip.text_features([PREFIX + t for t in found.captions[row]])
         expected = texts @ vectors[row]
         torch.testing.assert_close(found.rerank_scores[row].float(), expected)
         assert (expected.diff() <= 1e-6).all()
 
 
 def test_itm_reranks_by_its_own_scores(built, itm_checkpoint):
-    from captioning.metrics.itm_model import ItmScorer
+    from captioning.metrics.itm import ItmScorer
 
     captioner, image = built(), image_of()
     found = generated(captioner, Reranking("itm", 4, model=str(itm_checkpoint)))
