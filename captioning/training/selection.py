@@ -35,32 +35,21 @@ def remove_scores(folder: Path, name: str) -> None:
     shutil.rmtree(folder / "result" / name, ignore_errors=True)
 
 
-class EpochScores(NamedTuple):
-    """The scores of one epoch on the validation split.
+def read_validations(folder: Path, epochs: int, metrics: Optional[str]) -> list[dict[str, Any]]:
+    """Return {"epoch", "value", "scores"} of the validations among the first epochs, in order.
 
-    epoch: from 0. value: a sum of metrics, such as CIDEr + Bleu_4; None if one of the metrics is
-    missing. scores: {name of a metric: value}.
-    """
-
-    epoch: int
-    value: Optional[float]
-    scores: dict[str, float]
-
-
-def read_validations(folder: Path, epochs: int, metrics: Optional[str]) -> list[EpochScores]:
-    """Return the validations among the first `epochs` epochs, in order.
-
-    metrics: the sum that is `EpochScores.value`, such as "CIDEr + Bleu_4"; None for no value.
+    epoch: from 0. scores: {metric: value}. value: the sum `metrics`, such as "CIDEr + Bleu_4"; None
+    if one of its metrics is missing, or if `metrics` is None.
     """
     value_of = MetricSum.parse(metrics).of if metrics else lambda scores: None
     pairs = ((epoch, read_scores(folder, evaluation_name(epoch))) for epoch in range(epochs))
-    return [EpochScores(epoch, value_of(scores), scores) for epoch, scores in pairs if scores]
+    return [{"epoch": n, "value": value_of(each), "scores": each} for n, each in pairs if each]
 
 
 def metric_values(folder: Path, epochs: int, metrics: str) -> list[float]:
     """Return the values of a sum of metrics in those of the first `epochs` epochs that have it."""
-    validations = read_validations(folder, epochs, metrics)
-    return [v.value for v in validations if v.value is not None]
+    values = [validation["value"] for validation in read_validations(folder, epochs, metrics)]
+    return [value for value in values if value is not None]
 
 
 def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
@@ -97,8 +86,7 @@ class Selection(NamedTuple):
 
     - select: "last", or the metrics by which the best epoch was selected
     - epoch: the epoch whose weights checkpoint_best.pth has, counted from 0
-    - epochs: the validated epochs, a list of {"epoch", "value", "scores"}; value is the sum of the
-      metrics in `select`
+    - epochs: the validated epochs, see `read_validations`
     """
 
     select: str
@@ -167,15 +155,11 @@ def is_trained(config: Config) -> bool:
     return reason_finished(config, folder, newest + 1) is not None
 
 
-def is_scored(config: Config, split: str = "test", results: Optional[Path] = None) -> bool:
-    """Return whether the split has been captioned and scored with the current best weights.
-
-    results: the folder that contains the folder `result`; by default the run's folder.
-    """
+def is_scored(config: Config) -> bool:
+    """Return whether the test split has been captioned and scored with the current best weights."""
     folder = working_folder(config.output_dir)
-    scores_file = (results or folder) / "result" / split / "metrics.json"
+    scores_file, weights = folder / "result/test/metrics.json", folder / checkpoints.BEST
     config_file = scores_file.with_name("config.yaml")
-    weights = folder / checkpoints.BEST
     if not all(path.exists() for path in (scores_file, config_file, weights)):
         return False
     if scores_file.stat().st_mtime < weights.stat().st_mtime:

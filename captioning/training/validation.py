@@ -180,7 +180,7 @@ def select_best(select: str, folder: Path, epochs: int) -> int:
     """
     validations = selection.read_validations(folder, epochs, None if select == LAST else select)
     previous = selection.best_epoch(folder)
-    by_value = sorted((v.value, v.epoch) for v in validations if v.value is not None)
+    by_value = sorted((v["value"], v["epoch"]) for v in validations if v["value"] is not None)
     ranked = [epoch for _, epoch in by_value]
     kept = [e for e in ranked if e == previous or checkpoints.weights_of(folder, e)]
     selected = kept[-1] if kept else epochs - 1
@@ -195,7 +195,7 @@ def select_best(select: str, folder: Path, epochs: int) -> int:
             log_line(f"{checkpoints.BEST} {line}")
     if selected != previous or selected == epochs - 1:
         checkpoints.keep_as_best(folder, selected)
-    record = selection.Selection(select, selected, [v._asdict() for v in validations])
+    record = selection.Selection(select, selected, validations)
     if record != selection.read_selection(folder):
         write_json(record._asdict(), folder / selection.SELECTED)
     return selected
