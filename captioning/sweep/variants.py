@@ -100,9 +100,8 @@ def keys_in(overrides: Iterable[str]) -> set[str]:
 
 
 def own_keys(variants: Iterable[Variant]) -> set[str]:
-    """Return the keys that a sweep sets: those that these variants or any ablations override."""
-    variants = [*variants, *plan(ablations=ablation_variants())]
-    return {"output_dir"}.union(*(keys_in(each.overrides) for each in variants))
+    """Return the keys that the sweep of these variants sets, so that the user cannot."""
+    return {"output_dir"}.union(*(keys_in(variant.overrides) for variant in variants))
 
 
 def mle_share(config: Config) -> Optional[float]:

@@ -6,7 +6,7 @@ from captioning.config import Config, config_class, keys_of, load_config
 from captioning.config.keys import ROLES, roles_of
 from captioning.report.runs import EXCLUDED_KEYS
 from captioning.runtime.errors import UserError
-from captioning.sweep.variants import own_keys
+from captioning.sweep.variants import ablation_variants, own_keys, plan
 from captioning.training.checkpointing import resume_content
 from captioning.training.output_folder import OutputFolder
 from tests.tiny import leave_an_epoch
@@ -90,7 +90,7 @@ def test_only_the_images_of_a_step_must_stay(begun):
 
 def test_the_keys_of_sweeps_and_reports_follow_from_the_roles():
     assert set(EXCLUDED_KEYS) == {"output_dir", "device"}
-    assert own_keys([]) == {
+    assert own_keys(plan(ablations=ablation_variants())) == {
         *("objective", "first_token_mle", "first_token_shift", "random_subset_size"),
         "output_dir",
     }
