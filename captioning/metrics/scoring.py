@@ -59,6 +59,7 @@ def score(
     for evaluator in build_evaluators() if evaluators is None else evaluators:
         if not (is_main() or getattr(evaluator, "on_every_rank", False)):
             continue
+        signals.raise_if_requested()
         try:
             found = evaluator.evaluate(captions)
         except signals.Stopped:
