@@ -12,6 +12,7 @@ if __name__ == "__main__":
 import argparse
 import importlib
 import platform
+import re
 import sys
 import time
 import traceback
@@ -68,10 +69,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def describe_machine() -> dict[str, Any]:
     """Return {name: value} of the processor, cores, threads, GPU, and versions of libraries."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
     return {
-        "cpu": next(names, platform.machine()),
+        "cpu": cpu[1] if cpu else platform.machine(),
         "cores": cores(),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",

@@ -3,9 +3,9 @@
     bash scripts/benchmark.sh captioning [--quick]
 
 All contenders are BLIP-base at 384 pixels with the same random weights and 3 beams. All captions
-have full length. "ours" is a copy by `for_inference`, which is made before timing. "int8" is an 8-bit
-copy, on a CPU in the rows with fp32. "compiled" has a compiled encoder and decoding steps in a CUDA
-graph, on a GPU.
+have full length. "ours" is a copy by `for_inference`, which is made before timing. "int8" is an
+8-bit copy, on a CPU in the rows with fp32. "compiled" has a compiled encoder and decoding steps in
+a CUDA graph, on a GPU.
 """
 
 import argparse

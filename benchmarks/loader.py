@@ -34,22 +34,19 @@ WORKERS = {"cpu": (1, 2, 4), "cuda": (4, 8, 16)}  # {device: numbers of worker p
 BATCHES_PER_WORKER = 4  # in an epoch
 
 
-def draw_photos(folder: str, size: tuple[int, int]) -> list[str]:
-    """Write 16 JPEGs of gradients, edges and noise, so that decoding takes as long as for photos.
+def draw_photo(path: Path, size: tuple[int, int]) -> None:
+    """Write a JPEG of gradients, edges and noise, so that decoding takes as long as for a photo.
 
-    size: (width, height) in pixels. Returns the paths of the JPEGs.
+    size: (width, height) in pixels.
     """
-    rng, paths = np.random.default_rng(0), []
-    for index in range(16):
-        shapes = rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)
-        scene = np.asarray(Image.fromarray(shapes).resize(size, Image.Resampling.BICUBIC))
-        noise = rng.normal(0, 6, scene.shape)
-        paths.append(str(Path(folder, f"{index}.jpg")))
-        Image.fromarray((scene + noise).clip(0, 255).astype(np.uint8)).save(paths[-1], quality=90)
-    return paths
+    rng = np.random.default_rng(0)
+    shapes = rng.integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    scene = np.asarray(Image.fromarray(shapes).resize(size, Image.Resampling.BICUBIC))
+    noisy = (scene + rng.normal(0, 6, scene.shape)).clip(0, 255)
+    Image.fromarray(noisy.astype(np.uint8)).save(path, quality=90)
 
 
-def read_as_original(paths: list[str], side: int) -> Tensor:
+def read_as_original(paths: list[Path], side: int) -> Tensor:
     """Return augmented pixels (B, S, S, 3) of photos, S being `side`."""
     crop = transforms.RandomResizedCrop(side, AREA, ASPECT, InterpolationMode.BICUBIC)
     flip = transforms.RandomHorizontalFlip()
@@ -65,26 +62,23 @@ def cases(options: argparse.Namespace) -> Cases:
     """Return a case for each photo size and number of workers."""
     device = options.device
     side, batch = (32, 4) if options.quick else (384, 16)
-    sizes = [(80, 60)] if options.quick else [(640, 480), (3000, 2000)]
-    worker_counts = WORKERS[device.type][: 1 if options.quick else None]
 
     def measure(size: tuple[int, int], workers: int) -> Row:
-        count = batch * BATCHES_PER_WORKER * workers
+        count, epochs = batch * BATCHES_PER_WORKER * workers, itertools.count()
         with tempfile.TemporaryDirectory() as folder:
-            paths = (draw_photos(folder, size) * count)[:count]
-            samples = [Sample(path, ("a photo",), index) for index, path in enumerate(paths)]
+            path = Path(folder, "photo.jpg")
+            draw_photo(path, size)
+            samples = [Sample(str(path), ("a photo",), index) for index in range(count)]
             dataset = TrainingDataset(samples, "", training_transform(side), seed=0)
             loader = training_loader(dataset, batch, 0, num_workers=workers)
             original = DataLoader(
-                paths,
+                [path] * count,
                 batch,
-                shuffle=True,
                 num_workers=workers,
                 collate_fn=functools.partial(read_as_original, side=side),
                 persistent_workers=True,
                 pin_memory=device.type == "cuda",
             )
-            epochs = itertools.count()
 
             def read():
                 loader.set_epoch(next(epochs))
@@ -97,8 +91,7 @@ def cases(options: argparse.Namespace) -> Cases:
             return compare(works, ["original"], options.rounds, (count, "images"))
 
     return {
-        f"{width} x {height}, {workers} workers": functools.partial(
-            measure, (width, height), workers
-        )
-        for (width, height), workers in itertools.product(sizes, worker_counts)
+        f"{size[0]} x {size[1]}, {workers} workers": functools.partial(measure, size, workers)
+        for size in ([(80, 60)] if options.quick else [(640, 480), (3000, 2000)])
+        for workers in ([1] if options.quick else WORKERS[device.type])
     }
