@@ -14,11 +14,10 @@ if __name__ == "__main__":
 
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from PIL import Image
-from torch import Tensor
 
 from adapters.program import program_parser
 from BLIP.weights.safe_load import PickledError, read_pickled
@@ -27,6 +26,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line, progress
 
+SPLITS = ("train", "val")
 START, END, PADDING = "<START>", "<END>", "<NULL>"
 CONTENT = (
     "a dict of train_images and val_images, uint8 (N, 3, H, W); train_captions and val_captions, "
@@ -35,35 +35,21 @@ CONTENT = (
 )
 
 
-class Split(NamedTuple):
-    """The train or val split. images: uint8 (N, 3, H, W). captions: N texts, maybe empty."""
+def read_captions(content: Any) -> dict[str, list[str]]:
+    """Return {split: a caption for each image, which may be empty} of a file's content.
 
-    images: Tensor
-    captions: list[str]
-
-
-def read_tensor_file(path: Path) -> dict[str, Split]:
-    """Return {split: images and captions}, without running code from the file. Raises UserError."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file")
-    try:
-        content = read_pickled(path)
-    except (PickledError, OSError) as error:
-        raise UserError(f"{path} {error}") from None
-    try:
-        words = dict(enumerate(content["vocab"]["idx_to_token"]))
-        return {split: _split(content, split, words) for split in ("train", "val")}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(f"{path}: expected {CONTENT}") from None
-
-
-def _split(content: dict[str, Any], split: str, words: dict[int, str]) -> Split:
-    images, ids = content[f"{split}_images"], content[f"{split}_captions"].tolist()
-    batch, channels, _, _ = images.shape
-    is_valid = images.dtype == torch.uint8 and (batch, channels) == (len(ids), 3)
-    if not is_valid or not {START, END, PADDING} <= set(words.values()):
-        raise ValueError
-    return Split(images, [_text([words[number] for number in row]) for row in ids])
+    Raises KeyError, TypeError, ValueError or AttributeError if it is not CONTENT.
+    """
+    words = dict(enumerate(content["vocab"]["idx_to_token"]))
+    captions = {}
+    for split in SPLITS:
+        images, ids = content[f"{split}_images"], content[f"{split}_captions"].tolist()
+        batch, channels, _, _ = images.shape
+        is_valid = images.dtype == torch.uint8 and (batch, channels) == (len(ids), 3)
+        if not is_valid or not {START, END, PADDING} <= set(words.values()):
+            raise ValueError
+        captions[split] = [_text([words[number] for number in row]) for row in ids]
+    return captions
 
 
 def _text(words: list[str]) -> str:
@@ -72,36 +58,37 @@ def _text(words: list[str]) -> str:
     return " ".join(word.lower() if word == "<UNK>" else word for word in said)
 
 
-def write_split(split: Split, name: str, folder: Path, first_id: int) -> int:
-    """Write the images that have a caption, then NAME.json; return the number of these images.
-
-    name: the name of the split, such as "train". Image ids start at `first_id`.
-    """
-    rows = []
-    with user_errors(folder / name), progress(len(split.captions), name) as bar:
-        (folder / name).mkdir(exist_ok=True)
-        for index, caption in enumerate(split.captions):
-            bar.update()
-            if caption:
-                image_id = first_id + index
-                row = {"image": f"{name}/{image_id:06d}.png", "caption": caption}
-                pixels = split.images[index].permute(1, 2, 0).numpy()
-                Image.fromarray(pixels).save(folder / row["image"])
-                rows.append({**row, "image_id": image_id})
-    write_json(rows, folder / f"{name}.json")
-    return len(rows)
-
-
 def unpack(path: Path, folder: Path) -> str:
-    """Write the images and annotations of all splits; return a summary. Raises UserError."""
-    splits = read_tensor_file(path)
+    """Write the images that have a caption, and the annotations; return a summary.
+
+    Runs no code from the file. Raises UserError.
+    """
+    try:
+        content = read_pickled(path)
+        captions = read_captions(content)
+    except PickledError as error:
+        raise UserError(f"{path} {error}") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise UserError(f"{path}: expected {CONTENT}") from None
     require_folder(folder)
-    summary, first_id = [], 0
-    for name, split in splits.items():
-        written, count = write_split(split, name, folder, first_id), len(split.captions)
-        first_id += count
-        left_out = f", {count - written} without a caption left out" if written < count else ""
-        summary.append(f"{written} images of {name}{left_out}")
+    summary, image_id = [], 0
+    for split in SPLITS:
+        rows = []
+        with user_errors(folder / split), progress(len(captions[split]), split) as bar:
+            (folder / split).mkdir(exist_ok=True)
+            for pixels, caption in zip(content[f"{split}_images"], captions[split]):
+                if caption:
+                    name = f"{split}/{image_id:06d}.png"
+                    Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(folder / name)
+                    rows.append({"image": name, "caption": caption, "image_id": image_id})
+                image_id += 1
+                bar.update()
+        write_json(rows, folder / f"{split}.json")
+        left_out = len(captions[split]) - len(rows)
+        note = f", {left_out} without a caption left out" if left_out else ""
+        summary.append(f"{len(rows)} images of {split}{note}")
     return f"{'; '.join(summary)}: {folder}"
 
 

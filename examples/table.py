@@ -31,8 +31,7 @@ TABLE = {
     "place": ["garden", "house", "park"],
 }
 WORDS = ["<pad>", "</s>", "a", "in", "the", *(word for words in TABLE.values() for word in words)]
-PAD = 0
-END = 1
+PAD, END, FIRST_FACT = 0, 1, 5  # ids, as are the indices of WORDS
 
 
 def ids(text):
@@ -43,25 +42,16 @@ def ids(text):
 def sample(generator):
     """Return a random row of the table as input_ids, and a description of a part of it as labels.
 
-    generator: a random.Random.
+    generator: a random.Random. Labels are padded to 8 tokens with -100.
     """
     size, colour, kind, place = (generator.choice(words) for words in TABLE.values())
     parts = ["a", size, colour, kind, f"in the {place}"]
     for index in (1, 2, 4):  # size, colour and place
         if generator.random() >= 0.4:
             parts[index] = ""
-    return {"input_ids": ids(f"{size} {colour} {kind} {place}"), "labels": ids(" ".join(parts))}
-
-
-def collate(examples):
-    """Return a padded batch. The padding is PAD in the input and -100 in the labels."""
-
-    def padded(key, value):
-        rows = [torch.tensor(example[key]) for example in examples]
-        return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
-
-    inputs = padded("input_ids", PAD)
-    return {"input_ids": inputs, "attention_mask": inputs.ne(PAD), "labels": padded("labels", -100)}
+    labels = ids(" ".join(parts))
+    labels += [-100] * (8 - len(labels))
+    return {"input_ids": ids(f"{size} {colour} {kind} {place}"), "labels": labels}
 
 
 def train(model, rows, steps):
@@ -74,7 +64,7 @@ def train(model, rows, steps):
         disable_tqdm=True,
         report_to=[],
     )
-    Seq2SeqTrainer(model, arguments, train_dataset=rows, data_collator=collate).train()
+    Seq2SeqTrainer(model, arguments, train_dataset=rows).train()
 
 
 def evaluate(model, name, rows):
@@ -82,23 +72,18 @@ def evaluate(model, name, rows):
 
     name: the name of the objective, which begins the printed line. rows: from `sample`.
     """
-    model.eval()
     inputs = torch.tensor([row["input_ids"] for row in rows]).to(model.device)
-    tokens = model.generate(inputs, max_length=12, do_sample=False).tolist()
-    texts = []
-    right = 0
-    wrong = 0
-    for row, text in zip(rows, tokens):
-        texts.append([WORDS[token] for token in text if token > END])
-        for token in text:
-            if token > WORDS.index("the"):
-                if token in row["input_ids"]:
-                    right += 1
-                else:
-                    wrong += 1
+    tokens = model.eval().generate(inputs, max_length=12, do_sample=False).tolist()
+    texts = [[token for token in text if token > END] for text in tokens]
+    is_right = [
+        token in row["input_ids"]
+        for row, text in zip(rows, texts)
+        for token in text
+        if token >= FIRST_FACT
+    ]
     print(
-        f"{name:<6}{sum(map(len, texts)) / len(rows):.1f} words, {right} facts and {wrong} wrong "
-        f"ones: {' '.join(texts[0])}"
+        f"{name:<6}{sum(map(len, texts)) / len(rows):.1f} words, {sum(is_right)} facts and "
+        f"{len(is_right) - sum(is_right)} wrong ones: {' '.join(WORDS[t] for t in texts[0])}"
     )
 
 

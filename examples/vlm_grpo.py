@@ -18,7 +18,7 @@ import torch
 from datasets import Dataset, Image
 from peft import LoraConfig
 from torch.utils.data import DataLoader
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
@@ -53,9 +53,26 @@ class LikelihoodGRPOTrainer(GRPOTrainer):
         return loss + self.weight * likelihood.loss / self.current_gradient_accumulation_steps
 
 
-def data_sets(images: TrainingImages, prompt: str) -> tuple[Dataset, Dataset]:
-    """Return a row for each image, for GRPO; and a row for each human caption, its completion."""
-    messages = [{"role": "user", "content": prompt}]
+def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
+    """Train and save the model; return the trainer.
+
+    Raises UserError, ValueError or OSError if settings are wrong or files cannot be read.
+    """
+    config = load_config(flags.config, ["model=vlm", *flags.overrides])
+    weights = parse_yaml(flags.reward, "--reward")
+    if not isinstance(weights, dict):
+        raise UserError(f"--reward is {weights!r}: give weights by name, such as {{cider: 1}}")
+    check_rewards(weights)
+    options = SimpleNamespace(**every_key(config))  # those of rewards, too
+    samples = read_split(config, "train")
+    if any(sample.prompt or is_row(sample.image) for sample in samples):
+        raise UserError("a column prompt and images in Parquet are not supported here: give files")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    images = TrainingImages.of(samples, config.image_root, device)
+    processor = load_parts(config.vlm).processor
+    processor.tokenizer.padding_side = "left"
+    ends = [processor.tokenizer.eos_token_id]
+    messages = [{"role": "user", "content": config.prompt}]
     prompts = [
         {"prompt": messages, "image": str(file), "image_id": image_id}
         for image_id, file in images.files.items()
@@ -65,68 +82,36 @@ def data_sets(images: TrainingImages, prompt: str) -> tuple[Dataset, Dataset]:
         for row in prompts
         for text in images.captions[row["image_id"]]
     ]
-    prompts, human = map(Dataset.from_list, (prompts, human))
-    return prompts.cast_column("image", Image()), human.cast_column("image", Image())
-
-
-def grpo_config(config, weights: dict[str, float], steps: int) -> GRPOConfig:
-    """Return TRL's settings for a run of `captioning.train`'s configuration."""
-    return GRPOConfig(
-        config.output_dir,
-        per_device_train_batch_size=config.batch_size * config.reward_samples,
-        num_generations=config.reward_samples,
-        max_completion_length=config.max_tokens,
-        temperature=config.reward_temperature,
-        reward_weights=list(weights.values()),
-        beta=config.reward_kl,
-        learning_rate=config.init_lr,
-        max_steps=steps,
-        seed=config.seed,
-        bf16=torch.cuda.is_available(),
-        save_strategy="no",
-        report_to="none",
+    prompts, human = (
+        Dataset.from_list(rows).cast_column("image", Image()) for rows in (prompts, human)
     )
-
-
-def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
-    """Train and save the model; return the trainer.
-
-    Raises UserError or ValueError for wrong rewards and settings, and OSError if the model or
-    photos cannot be read.
-    """
-    config = load_config(flags.config, ["model=vlm", *flags.overrides])
-    weights = parse_yaml(flags.reward, "--reward")
-    if not isinstance(weights, dict):
-        raise UserError(f"--reward is {weights!r}: give weights by name, such as {{cider: 1}}")
-    check_rewards(weights)
     lora = config.lora or Lora()
-    samples = read_split(config, "train")
-    if any(sample.prompt or is_row(sample.image) for sample in samples):
-        raise UserError("a column prompt and images in Parquet are not supported here: give files")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    images = TrainingImages.of(samples, config.image_root, device)
-    # The result is not used: the call raises a one-line ValueError if the model cannot be loaded.
-    load_parts(config.vlm)
-    processor = AutoProcessor.from_pretrained(config.vlm, padding_side="left")
-    ends = [processor.tokenizer.eos_token_id]
-    options = SimpleNamespace(**every_key(config))  # those of rewards, too
-    rewards = [reward_function(name, images, ends, options) for name in weights]
-    model = AutoModelForImageTextToText.from_pretrained(config.vlm, dtype=torch.float32)
-    prompts, human = data_sets(images, config.prompt)
     trainer = LikelihoodGRPOTrainer(
-        model,
-        rewards,
-        grpo_config(config, weights, flags.steps),
+        AutoModelForImageTextToText.from_pretrained(config.vlm, dtype=torch.float32),
+        [reward_function(name, images, ends, options) for name in weights],
+        GRPOConfig(
+            config.output_dir,
+            per_device_train_batch_size=config.batch_size * config.reward_samples,
+            num_generations=config.reward_samples,
+            max_completion_length=config.max_tokens,
+            temperature=config.reward_temperature,
+            reward_weights=list(weights.values()),
+            learning_rate=config.init_lr,
+            max_steps=flags.steps,
+            seed=config.seed,
+            bf16=torch.cuda.is_available(),
+            save_strategy="no",
+            report_to="none",
+        ),
         prompts,
         processing_class=processor,
         peft_config=LoraConfig(r=lora.r, lora_alpha=lora.alpha, target_modules=lora.target_modules),
     )
     collate = DataCollatorForVisionLanguageModeling(processor, completion_only_loss=True)
-    batch_size = trainer.args.per_device_train_batch_size
-    loader = DataLoader(human, batch_size, shuffle=True, collate_fn=collate)
+    size = trainer.args.per_device_train_batch_size
+    loader = DataLoader(human, size, shuffle=True, collate_fn=collate)
     trainer.human_batches = chain.from_iterable(repeat(loader))
-    trainer.objective = config.build_objective()
-    trainer.weight = flags.likelihood
+    trainer.objective, trainer.weight = config.build_objective(), flags.likelihood
     trainer.train()
     trainer.model.merge_and_unload().save_pretrained(config.output_dir)
     processor.save_pretrained(config.output_dir)

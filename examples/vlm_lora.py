@@ -50,8 +50,7 @@ def describe(model, processor, photo) -> str:
     inputs = processor(text=text, images=[photo], add_special_tokens=False, return_tensors="pt")
     inputs = inputs.to(model.device)
     tokens = model.eval().generate(**inputs, max_new_tokens=64, do_sample=False)[0]
-    caption = tokens[inputs["input_ids"].size(1) :]
-    return processor.decode(caption, skip_special_tokens=True).strip()
+    return processor.decode(tokens[inputs.input_ids.size(1) :], skip_special_tokens=True).strip()
 
 
 def main(argv=None) -> SmileSFTTrainer:
@@ -61,7 +60,6 @@ def main(argv=None) -> SmileSFTTrainer:
     parser.add_argument("--output", default="adapter")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--photos", type=int, default=8, help="in one step")
-    parser.add_argument("--rank", type=int, default=16, help="of LoRA")
     flags = parser.parse_args(argv)
     rows = read_rows(flags.folder)
     processor = AutoProcessor.from_pretrained(flags.model)
@@ -79,7 +77,7 @@ def main(argv=None) -> SmileSFTTrainer:
         ),
         train_dataset=rows,
         processing_class=processor,
-        peft_config=LoraConfig(r=flags.rank, target_modules=r".*(text|language)_model.*_proj"),
+        peft_config=LoraConfig(r=16, target_modules=r".*(text|language)_model.*_proj"),
         objective={"mle": 0.01, "smile": 0.99},
     )
     print("before:", describe(trainer.model, processor, rows[0]["image"]))

@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from baselines import Vocabulary
-from captioning import unpack
 from captioning.data import load_image, read_annotations
 from tests.programs import refused, run_program
 
@@ -61,11 +60,11 @@ CHANGES = [
 
 def test_other_content_is_one_line_that_says_what_is_expected(tmp_path):
     file, out = tmp_path / "coco.pt", tmp_path / "out"
-    refused("captioning.unpack", file, out, part="coco.pt: no such file")
+    refused("captioning.unpack", file, out, part="coco.pt: No such file")
     for changes in CHANGES:
         torch.save({**content(), **changes}, file)
         refused("captioning.unpack", file, out, part=NOT_EXPECTED)
-    torch.save({**content(), "code": unpack.Split}, file)
+    torch.save({**content(), "code": Vocabulary}, file)
     refused("captioning.unpack", file, out, part="has objects that could run code")
     file.write_bytes(file.read_bytes()[:-3000])
     refused("captioning.unpack", file, out, part="coco.pt is damaged")
