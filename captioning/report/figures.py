@@ -1,4 +1,4 @@
-"""Draws the report's curves and histograms of caption lengths as SVG, and defines their styles."""
+"""Draws curves of training and of caption lengths as SVG, and defines how all figures look."""
 
 import io
 import itertools
@@ -129,7 +129,8 @@ def draw_curves(runs: Sequence[Run]) -> Iterator[tuple[str, Markup]]:
     }
     for part, (title, label) in {**losses, **CURVES}.items():
         if curves := _read_curves(runs, "step", part):
-            yield title, _draw(curves, part, "optimizer step", label, _ends(title, curves))
+            description = _ends(title, curves)
+            yield title, _draw(curves, part, "optimizer step", label, description, smooth=True)
     for choices in VALIDATION:
         for name, label in choices.items():
             if curves := _read_curves(runs, "val", name):
@@ -183,16 +184,22 @@ def moving_average(values: np.ndarray) -> np.ndarray:
 
 
 def _draw(
-    curves: Sequence[Curve], name: str, x_label: str, y_label: str, description: str
+    curves: Sequence[Curve],
+    name: str,
+    x_label: str,
+    y_label: str,
+    description: str,
+    smooth: bool = False,
 ) -> Markup:
-    """Return a figure of curves. name, description: see `to_svg`.
+    """Return a figure of curves.
 
-    Steps are noisy, so their moving averages are drawn, with the values faintly behind them.
+    - name, description: see `to_svg`
+    - smooth: whether moving averages are drawn, with the values faintly behind them
     """
     with figure_context():
         figure, ax = new_figure(x_label, y_label)
         for label, (colour, marker, dashes), x, y in curves:
-            if x_label == "optimizer step":
+            if smooth:
                 ax.plot(x, y, color=colour, alpha=0.3, linewidth=0.8)
                 marker, y = "", moving_average(y)
             ax.plot(x, y, dashes, marker=marker, markersize=4, color=colour, label=label)

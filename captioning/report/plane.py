@@ -7,12 +7,7 @@ from typing import NamedTuple, Optional
 from markupsafe import Markup
 
 from captioning.report.comparison import Row
-from captioning.report.figures import (
-    assign_styles,
-    figure_context,
-    new_figure,
-    to_svg,
-)
+from captioning.report.figures import assign_styles, figure_context, new_figure, to_svg
 
 
 class Axis(NamedTuple):
