@@ -6,7 +6,7 @@ modules that declare the keys.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, Optional
 
@@ -29,7 +29,7 @@ from captioning.files.stores import (
     without_secrets,
 )
 from captioning.files.tars import is_tars
-from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
+from captioning.metrics import EVALUATORS
 from captioning.metrics.base import options_of
 from captioning.metrics.metric_sum import MetricSum
 from captioning.rewards.registry import REWARDS, check_options, check_rewards
@@ -213,24 +213,25 @@ class Config(Keys):
         )
 
 
+# {key: {entry that it can name: "module:class" with the options of the entry}}
+_ENTRIES = {
+    "metrics": EVALUATORS,
+    "reward": REWARDS,
+    "rerank": {name: entry.options for name, entry in RERANKERS.items() if entry.options},
+}
+_ALL = frozenset(option for options in _ENTRIES.values() for option in options.values())
+
+
 @cache
-def config_class(
-    model: Optional[str] = None,
-    metrics: tuple[str, ...] = tuple(EVALUATORS),
-    rewards: tuple[str, ...] = tuple(REWARDS),
-    rerankers: tuple[str, ...] = tuple(RERANKERS),
-) -> type[Config]:
+def config_class(model: Optional[str] = None, entries: frozenset[str] = _ALL) -> type[Config]:
     """Return a subclass of `Config` that also has the keys of a captioner and of other entries.
 
-    model: a name in CAPTIONERS; None for the keys of all captioners. metrics, rewards, rerankers:
-    the entries whose options are added as keys; by default all. Imports the modules that declare
-    the keys.
+    model: a name in CAPTIONERS; None for the keys of all captioners. entries: "module:class" of the
+    metrics, rewards and rerankers whose options are keys. Imports all these modules.
     """
-    packages = dict.fromkeys(CAPTIONERS.values() if model is None else [CAPTIONERS[model]])
-    entries = [*(EVALUATORS[name] for name in metrics), *(REWARDS[name] for name in rewards)]
-    entries += filter(None, (RERANKERS[name].options for name in rerankers))
-    bases = (*(load(package).Keys for package in packages), Config)
-    return create_model("Config", __base__=bases, **options_of(map(load, entries)))
+    packages = CAPTIONERS.values() if model is None else [CAPTIONERS[model]]
+    bases = (*(load(package).Keys for package in dict.fromkeys(packages)), Config)
+    return create_model("Config", __base__=bases, **options_of(map(load, sorted(entries))))
 
 
 def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
@@ -247,33 +248,24 @@ def parse_config(values: Any) -> Config:
     Keys that only other captioners have are validated and then left out. Options of metrics,
     rewards and rerankers that the configuration does not use are kept if they are set.
     """
-    if isinstance(values, dict):
-        values = {key: value for key, value in values.items() if (key, value) not in GONE.items()}
-    model = values.get("model", "blip") if isinstance(values, dict) else None
-    if not isinstance(model, str) or model not in CAPTIONERS:
+    if not isinstance(values, dict) or str(values.get("model", "blip")) not in CAPTIONERS:
         return config_class().model_validate(values)  # raises ValidationError
-    config_type = config_class(
-        model,
-        metrics=_named_entries(EVALUATORS, values.get("metrics", DEFAULT_EVALUATORS)),
-        rewards=_named_entries(REWARDS, values.get("reward")),
-        rerankers=_named_entries(RERANKERS, [values.get("rerank")]),
-    )
+    values = {key: value for key, value in values.items() if (key, value) not in GONE.items()}
+    model, entries = str(values.get("model", "blip")), set()
+    for key, options in _ENTRIES.items():
+        named = values.get(key, Config.model_fields[key].default)
+        # Not validated yet: a value of the wrong type names no entry.
+        named = (
+            [named] if isinstance(named, str) else named if isinstance(named, (list, dict)) else ()
+        )
+        entries.update(option for name, option in options.items() if name in named)
+    config_type = config_class(model, frozenset(entries))
     if not values.keys() <= config_type.model_fields.keys():
         config_type = config_class(model)  # also imports metrics and rewards that are not used
     if not values.keys() <= config_type.model_fields.keys():
         config_class().model_validate(values)
         values = {key: value for key, value in values.items() if key in config_type.model_fields}
     return config_type.model_validate(values)
-
-
-def _named_entries(registry: Iterable[str], names: Any) -> tuple[str, ...]:
-    """Return the entries of a registry that `names` contains.
-
-    names: the value of a key, not validated yet. A value of the wrong type names no entry.
-    """
-    if not isinstance(names, (list, tuple, dict)):
-        return ()
-    return tuple(name for name in registry if name in names)
 
 
 def every_key(config: Config) -> dict[str, Any]:
