@@ -70,47 +70,43 @@ def read_samples(
     needs: keys that each row must have; images must have captions if rows must have them. A sample
     without an image has its id as image.
     """
-    in_table = is_table(path)
+    in_table, are_of_captions = is_table(path), False  # whether the column `id` numbers captions
     captions, first_row, known = {}, {}, {"image_id": {}, "prompt": {}}  # each {image: value}
-    are_of_captions = False  # whether the column `id` numbers captions
     for row in rows.read(path, split, needs=needs):
-        image_id = row.get("image_id")
+        image_id, prompt = row.get("image_id"), prompt_of(row)
         image = row.get("image", image_id)
         if image is None:
             raise UserError(f"{row.where} has no image and no image_id: add one")
         if in_table:
             image = os.path.abspath(image)  # a relative path would be looked for in image_root
         first_row.setdefault(image, row.where)
-        texts = captions.setdefault(image, [])
-        found = row.get("references") or row.get("captions", ())
-        texts += (text for text in found if text.strip())
-        for key, value in (("image_id", image_id), ("prompt", prompt_of(row))):
+        texts = row.get("references") or row.get("captions", ())
+        captions.setdefault(image, []).extend(text for text in texts if text.strip())
+        for key, value in (("image_id", image_id), ("prompt", prompt)):
             earlier = known[key].setdefault(image, value) if value is not None else value
-            if earlier != value and key == "image_id" and value == row.get("id"):
-                are_of_captions = True
-            elif earlier != value:
+            if earlier == value:
+                continue
+            are_of_captions |= key == "image_id" and value == row.get("id")
+            if not are_of_captions:
                 raise UserError(
                     f"{row.where}: {image} has the {key} {value!r} here and {earlier!r} before: "
                     f"give an image one {key}"
                 )
-    ids, prompts = {} if are_of_captions else known["image_id"], known["prompt"]
+    ids = {} if are_of_captions else known["image_id"]
     derived = {image: derived_id(image) for image in captions if image not in ids}
     if len(set(derived.values())) < len(derived):
         derived = {image: image for image in derived}
-    ids = {**ids, **derived}
-    image_of = {}
+    ids, image_of, samples = {**ids, **derived}, {}, []
     for image, texts in captions.items():
         if "captions" in needs and not texts:
             raise UserError(f"{first_row[image]}: {image} has no caption: add one")
-        if image_of.setdefault(ids[image], image) != image:
+        if (other := image_of.setdefault(ids[image], image)) != image:
             raise UserError(
-                f"{path}: {image_of[ids[image]]} and {image} have the same image id "
-                f"{ids[image]!r}: give each image a different image_id"
+                f"{path}: {other} and {image} have the same image id {ids[image]!r}: give each "
+                "image a different image_id"
             )
-    return [
-        Sample(image, tuple(texts), ids[image], prompts.get(image))
-        for image, texts in captions.items()
-    ]
+        samples.append(Sample(image, tuple(texts), ids[image], known["prompt"].get(image)))
+    return samples
 
 
 log_once = cache(log_line)  # a split is read several times

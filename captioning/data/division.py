@@ -20,14 +20,14 @@ def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
     with a key seed; without it, `seed` is added.
     """
     if all(isinstance(value, str) for value in split.values()):
-        parts = split
-        valid = set(parts) <= set(SPLITS)
+        parts, valid = split, set(split) <= set(SPLITS)
     else:
         parts = {"seed": seed, **split}
-        shares = {name: value for name, value in parts.items() if name != "seed"}
-        valid = all(type(share) is float and share > 0 for share in shares.values())
-        valid = valid and sum(shares.values()) < 1 and set(shares) <= {"val", "test"}
-        valid = valid and type(parts["seed"]) is int
+        shares = [value for name, value in parts.items() if name != "seed"]
+        valid = set(parts) <= {"val", "test", "seed"} and type(parts["seed"]) is int
+        valid = (
+            valid and all(type(each) is float and each > 0 for each in shares) and sum(shares) < 1
+        )
     if not valid or "val" not in parts:
         raise ValueError(
             "it must be shares of the photos, such as {val: 0.05, test: 0.05}, or files in "
@@ -46,18 +46,16 @@ def divided(
     photos that are in no list, unless there is a list for train. path_of: maps the name of a list
     to its path. Raises UserError.
     """
-    lists = isinstance(split["val"], str)
-    split_of = (
-        _split_by_lists(samples, split, path_of) if lists else _split_by_shares(samples, split)
-    )
-    unlisted = None if "train" in split else "train"
+    if isinstance(split["val"], str):
+        split_of = _split_by_lists(samples, split, path_of)
+    else:
+        split_of = _split_by_shares(samples, split)
     parts = {name: [] for name in SPLITS if name in (*split, "train")}
+    unlisted = [] if "train" in split else parts["train"]
     for sample in samples:
-        name = split_of.get(sample.image, unlisted)
-        if name:
-            parts[name].append(sample)
-    if unlisted is None and (count := len(samples) - sum(map(len, parts.values()))):
-        log_once(f"split: {count:,} of {len(samples):,} photos are in no list")
+        parts.get(split_of.get(sample.image), unlisted).append(sample)
+    if "train" in split and unlisted:
+        log_once(f"split: {len(unlisted):,} of {len(samples):,} photos are in no list")
     for name, part in parts.items():
         if not part:
             raise UserError(

@@ -5,10 +5,11 @@ The parameter `config` of the functions is a `captioning.config.Config`.
 
 import os
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Optional, Union
+
+from tqdm.contrib.concurrent import thread_map
 
 from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.data.caption_files import of_images, read_references
@@ -19,7 +20,7 @@ from captioning.files.stores import is_store, join
 from captioning.files.tables import is_row
 from captioning.files.tars import expand, is_tars
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import log_line, progress
+from captioning.runtime.progress import log_line
 
 BUCKET = "https://storage.googleapis.com/sfr-vision-language-research/datasets/"
 
@@ -128,23 +129,22 @@ def check_images(config, train: Union[Sequence[Sample], Shards], val: Sequence[S
     of_files = [] if isinstance(train, Shards) else train  # tars are indexed already
     images = dict.fromkeys(sample.image for sample in (*of_files, *val, *test))
     paths = [os.path.join(config.image_root, image) for image in images]
-    chunks = [paths[first : first + CHUNK] for first in range(0, len(paths), CHUNK)]
-    missing = []
-    bar = progress(len(paths), "checking photos") if len(paths) > SHOWN_FROM else None
-    with ThreadPoolExecutor(STATS_AT_ONCE) as pool:
-        for chunk, absent in zip(chunks, pool.map(_absent, chunks)):
-            missing += absent
-            if bar is not None:
-                bar.update(len(chunk))
-    if bar is not None:
-        bar.close()
-    if missing:
-        found = f"{len(missing):,} of {len(paths):,} photos do not exist, such as {missing[0]}"
+    found = thread_map(
+        _absent,
+        [paths[first : first + CHUNK] for first in range(0, len(paths), CHUNK)],
+        max_workers=STATS_AT_ONCE,
+        desc="checking photos",
+        unit="img",
+        unit_scale=CHUNK,
+        disable=len(paths) <= SHOWN_FROM,
+    )
+    if missing := [path for absent in found for path in absent]:
+        line = f"{len(missing):,} of {len(paths):,} photos do not exist, such as {missing[0]}"
         if not config.skip_bad_images:
             raise UserError(
-                f"{found}: correct image_root, or set skip_bad_images=true to leave them out"
+                f"{line}: correct image_root, or set skip_bad_images=true to leave them out"
             )
-        log_line(found)
+        log_line(line)
 
 
 def _absent(paths: Sequence[str]) -> list[str]:
