@@ -6,7 +6,6 @@ under its name only when it is complete.
 """
 
 import contextlib
-import io
 import os
 import shutil
 import tempfile
@@ -158,37 +157,16 @@ def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
 
 def open_file(name: str) -> BinaryIO:
     """Open a file for reading with seek. Raises UserError."""
-    if is_store(name):
-        return io.BufferedReader(_StoredFile(name), CHUNK_BYTES)
-    with read_errors(name):
-        return open(name, "rb")
-
-
-class _StoredFile(io.RawIOBase):
-    """A file in a store. Unlike fsspec's, each read is a request that is retried."""
-
-    def __init__(self, address: str):
-        self.address, self.position, self.size = address, 0, stamp(address)[0]
-        if self.size is None:
-            raise UserError(f"{address}: its server reports neither its size nor range support")
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self.position, os.SEEK_END: self.size}
-        self.position = offset + base[whence]
-        return self.position
-
-    def readinto(self, buffer) -> int:
-        count = max(min(len(buffer), self.size - self.position), 0)
-        if count:
-            buffer[:count] = read_range(self.address, self.position, count)
-        self.position += count
-        return count
+    if not is_store(name):
+        with read_errors(name):
+            return open(name, "rb")
+    file = call(name, "open", "rb", block_size=CHUNK_BYTES, cache_type="readahead")
+    if file.size is None:
+        raise UserError(f"{name}: its server reports neither its size nor range support")
+    if hasattr(file, "cache"):  # each read of it is a request
+        fetch = file.cache.fetcher
+        file.cache.fetcher = lambda first, end: retry(name, lambda: fetch(first, end))
+    return file
 
 
 def list_files(folder: str, recursive: bool) -> Iterator[str]:

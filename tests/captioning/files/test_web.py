@@ -10,6 +10,7 @@ pytest.importorskip("aiohttp", reason="aiohttp reads https://")
 from fsspec.implementations.http import HTTPFileSystem
 
 from captioning.files import store_requests, stores
+from captioning.runtime.errors import UserError
 
 DATA = bytes(range(256)) * 40
 
@@ -27,7 +28,8 @@ def server(monkeypatch):
                 return
             self.send_response(200)
             for name, value in {"Content-Length": len(DATA), **headers}.items():
-                self.send_header(name, str(value))
+                if value is not None:
+                    self.send_header(name, str(value))
             self.end_headers()
             self.wfile.write(DATA if self.command == "GET" else b"")
 
@@ -79,3 +81,10 @@ def test_a_silent_server_is_given_up(server, monkeypatch):
     server.answers["/a.jpg"] = {"Content-Length": 2 * len(DATA)}
     with pytest.raises(stores.StoreError, match=r"a\.jpg: 2 requests failed \("):
         stores.read_bytes(f"{server.url}/a.jpg")
+
+
+def test_a_file_of_unknown_size_cannot_be_opened(server):
+    server.answers["/a.tar"] = {"Content-Length": None}
+    assert stores.read_bytes(f"{server.url}/a.tar") == DATA
+    with pytest.raises(UserError, match=r"a\.tar: its server reports neither its size nor range"):
+        stores.open_file(f"{server.url}/a.tar")
