@@ -56,9 +56,8 @@ class Clock(Observer):
             log = read_log(folder / "log.jsonl")
             done = max((line["step"] for line in log if line["event"] == "step"), default=0)
             done *= batch_size
-            if not self.done.get(
-                folder
-            ):  # perhaps of an earlier demo: it tells nothing of the pace
+            # The first share may be an earlier demo's, which tells nothing of the pace.
+            if not self.done.get(folder):
                 self.bar.initial += done
             self.bar.update(done - self.done.get(folder, 0))
             self.done[folder] = done
