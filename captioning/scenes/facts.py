@@ -255,18 +255,17 @@ def _distinct_mentions(statement: Statement, scene: Scene) -> list[int]:
     the time for a repetitive caption would grow with the cube of its number of mentions.
     """
     possible = scene.facts_of_things()
-    stated = {mention: [] for mention in range(statement.mentions)}
-    for fact in statement.facts():
-        for mention, other in ((fact.subject, fact.other), (fact.other, fact.subject)):
+    stated = [set() for _ in range(statement.mentions)]  # per mention: (fact, the other mention)
+    for what, *mentions in statement.facts():
+        for mention, other in zip(mentions, reversed(mentions)):
             if mention is not None:
-                stated[mention].append((fact.what, other))
+                stated[mention].add((what, other))
     counts = Counter()
     kept = []
-    for mention, facts in stated.items():
-        key = frozenset(facts)
-        counts[key] += 1
-        can_be_true = any(what in possible or other is not None for what, other in key)
-        if can_be_true and counts[key] <= len(scene.things):
+    for mention, facts in enumerate(map(frozenset, stated)):
+        counts[facts] += 1
+        can_be_true = any(what in possible or other is not None for what, other in facts)
+        if can_be_true and counts[facts] <= len(scene.things):
             kept.append(mention)
     return kept
 
