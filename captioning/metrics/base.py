@@ -1,7 +1,7 @@
 """The interface of metrics: what an evaluator declares, receives and returns."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cache, cached_property
 from pathlib import Path
@@ -29,7 +29,6 @@ class Metric(NamedTuple):
     - unit, factor: the report shows value * factor in `unit`
     - report_title, report_decimals: replace title and decimals in the report
     - needs_references: whether the metric can be computed only with references
-    - in_sweeps: whether tables of sweeps show the metric, too
     """
 
     name: str
@@ -42,7 +41,6 @@ class Metric(NamedTuple):
     report_decimals: Optional[int] = None
     factor: float = 1.0
     needs_references: bool = False
-    in_sweeps: bool = False
 
     def in_report(self) -> "Metric":
         """Return the metric with the title and decimals that the report shows."""
@@ -72,6 +70,7 @@ class Settings:
     - image_root: paths in annotation files are relative to this folder
     - cache_dir: the folder for cached features; None for the user's cache folder
     - device: a torch device, such as "cuda:0"
+    - annotations: maps the name of a run's split to its annotation files; None without a run
     """
 
     images: Optional[Mapping[ImageId, Path]] = None
@@ -79,6 +78,7 @@ class Settings:
     cache_dir: Optional[Path] = None
     device: str = "cpu"
     batch_size: int = 64
+    annotations: Optional[Callable[[str], list[Path]]] = None
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,6 @@ class Chair(Evaluator):
             meaning="share of the named objects that are not there",
             unit="%",
             needs_references=True,
-            in_sweeps=True,
         ),
         Metric(
             "object_recall",

@@ -30,7 +30,6 @@ class ClipScore(ClipEvaluator):
             "CLIPScore",
             "CLIPScore",
             meaning="how well caption and image agree, by CLIP",
-            in_sweeps=True,
         ),
         _reference_metric("RefCLIPScore", "RefCLIPScore"),
         Metric("CLIPScore_sentences", "CLIPScore Sent."),

@@ -49,7 +49,6 @@ class Coco(Evaluator):
             "CIDEr",
             "CIDEr",
             meaning="agreement with the references; rare phrases count more",
-            in_sweeps=True,
         ),
         _reference_metric(
             "SPICE",

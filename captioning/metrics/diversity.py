@@ -28,7 +28,6 @@ class Length(Evaluator):
             unit="words",
             report_title="Length",
             report_decimals=1,
-            in_sweeps=True,
         ),
     )
 
@@ -62,7 +61,6 @@ class Diversity(Evaluator):
             report_title="Distinct words",
             report_decimals=0,
             factor=1000,
-            in_sweeps=True,
         ),
         Metric("ttr", "TTR", decimals=3),
         Metric("distinct_1", "Dist-1", decimals=3),

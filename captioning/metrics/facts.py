@@ -25,7 +25,6 @@ class Facts(Evaluator):
             meaning="stated facts that are true for the image",
             unit="a caption",
             report_title="True facts",
-            in_sweeps=True,
         ),
         Metric(
             "wrong_facts",
@@ -34,7 +33,6 @@ class Facts(Evaluator):
             meaning="share of the stated facts that are wrong",
             unit="%",
             report_title="Wrong facts",
-            in_sweeps=True,
         ),
         Metric(
             "scene_R@1",
@@ -42,7 +40,6 @@ class Facts(Evaluator):
             meaning="self-retrieval: captions that fit their own image best",
             unit="%",
             report_title="R@1",
-            in_sweeps=True,
         ),
         Metric(
             "scene_R@5",

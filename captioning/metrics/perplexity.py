@@ -25,7 +25,6 @@ class Perplexity(Evaluator):
             direction="lower",
             meaning="how surprising the caption's words are to GPT-2",
             report_title="Perplexity",
-            in_sweeps=True,
         ),
     )
     options = {

@@ -23,7 +23,6 @@ class Repetition(Evaluator):
             direction="lower",
             meaning="captions that say a phrase twice in a row",
             unit="%",
-            in_sweeps=True,
         ),
     )
 

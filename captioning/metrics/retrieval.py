@@ -7,7 +7,6 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 
-from captioning.data.sources import annotation_paths
 from captioning.files import rows
 from captioning.files.cache import local
 from captioning.files.images import images_in
@@ -38,7 +37,6 @@ class Retrieval(ClipEvaluator):
             meaning="self-retrieval: captions whose own image is the nearest one, by CLIP",
             unit="%",
             report_title="CLIP R@1",
-            in_sweeps=True,
         ),
         Metric(
             "R@5",
@@ -58,10 +56,15 @@ class Retrieval(ClipEvaluator):
     }
 
     def prepare(self) -> None:
-        self.pool_name = self.config.pool
-        if self.pool_name in ("train", "val", "test") and hasattr(self.config, "train_file"):
-            self.pool_name = str(_split_file(self.config))
-        self.pool = None
+        self.pool, self.pool_name = None, self.config.pool
+        if self.settings.annotations and self.pool_name in ("train", "val", "test"):
+            paths = self.settings.annotations(self.pool_name)
+            if len(paths) != 1:
+                raise UserError(
+                    f"pool: {self.pool_name} has {len(paths)} annotation files of its own; give a "
+                    "list of its images, one per line"
+                )
+            self.pool_name = str(paths[0])
         if self.pool_name:
             self.pool = read_pool(local(self.pool_name), self.settings.image_root)
 
@@ -159,20 +162,6 @@ def read_pool(path: Path, root: Optional[Path] = None) -> Pool:
     if not pool.files:
         raise UserError(f"pool: {path} holds no images")
     return pool
-
-
-def _split_file(config) -> Path:
-    """Return the annotation file of the split that the `pool` of a run's configuration names."""
-    pool = config.pool
-    if config.split:
-        raise UserError(f"pool: {pool} is a part of train_file; name a list of images")
-    paths = annotation_paths(config, pool)
-    if len(paths) > 1:
-        raise UserError(
-            f"pool: {pool} has {len(paths)} annotation files; give a list of its images, one per "
-            "line"
-        )
-    return paths[0]
 
 
 def _read_features(path: Path) -> Pool:

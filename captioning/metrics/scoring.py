@@ -32,7 +32,6 @@ from captioning.metrics.base import (
 from captioning.metrics.intervals import INTERVALS, RESAMPLES, mean_estimate, resampled_sums
 from captioning.metrics.java import JavaError, java_version
 from captioning.runtime import signals, table
-from captioning.runtime.distributed import is_main
 from captioning.runtime.errors import UserError
 
 FEW_IMAGES = 100  # with fewer, the table has a remark about CIDEr
@@ -57,8 +56,6 @@ def score(
     captions = CaptionSet(predictions, match_ids(predictions, references))
     scores = Scores()
     for evaluator in build_evaluators() if evaluators is None else evaluators:
-        if not (is_main() or getattr(evaluator, "on_every_rank", False)):
-            continue
         signals.raise_if_requested()
         try:
             found = evaluator.evaluate(captions)
@@ -69,6 +66,7 @@ def score(
             reason = str(error) if isinstance(error, UserError) else repr(error)
             found = Scores(skipped=dict.fromkeys(evaluator.metric_names, reason))
         scores.update(found)
+    signals.raise_if_requested()
     for name in [name for name, each in scores.metrics.items() if not math.isfinite(each.value)]:
         del scores.metrics[name]
         scores.skipped[name] = "undefined for these captions"

@@ -1,7 +1,7 @@
 """Captions and scores a split, and keeps the weights of the best epoch of a run."""
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Optional
 
@@ -13,15 +13,15 @@ from captioning.config.config import LAST
 from captioning.config.objectives import training_terms
 from captioning.data.annotations import Sample
 from captioning.data.randomness import derived_seed
-from captioning.data.sources import read_split, references
+from captioning.data.sources import annotation_paths, read_split, references
 from captioning.files.writing import write_json
-from captioning.metrics.base import Evaluator, Settings, build_evaluators
+from captioning.metrics.base import Settings, build_evaluators
 from captioning.metrics.metric_sum import MetricSum
 from captioning.metrics.scoring import format_table, score, write_scores
 from captioning.models import checkpoints
 from captioning.models.generation import caption_images
 from captioning.models.reranking import check_reranking
-from captioning.runtime import distributed, signals
+from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.training import fsdp, selection
@@ -69,24 +69,22 @@ class SplitEvaluation:
     def _score(self, results: list[dict[str, Any]], name: str) -> None:
         remove_scores(self.folder, name)  # earlier scores may be of other weights or settings
         write_json(results, self.folder / "result" / f"{name}.json")
-        scores = score(results, self.references, self._stoppable_evaluators())
+        scores = score(results, self.references, self.evaluators)
         captions = {result["image_id"]: result["caption"] for result in results}
         write_scores(self.folder / "result" / name, scores, captions, shell_command(sys.argv))
         log_line(f"image {results[0]['image_id']}: {results[0]['caption']}")
         log_line(format_table(scores, len(captions)))
-
-    def _stoppable_evaluators(self) -> Iterator[Evaluator]:
-        for evaluator in self.evaluators:
-            signals.raise_if_requested()
-            yield evaluator
-        signals.raise_if_requested()
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:
     """Return the settings that all metrics of a configuration share: image files and device."""
     root = Path(config.image_root)
     images = {sample.image_id: root / sample.image for sample in samples}
-    return Settings(images, root, device=device)
+
+    def annotations(split):
+        return [] if config.split else annotation_paths(config, split)
+
+    return Settings(images, root, device=device, annotations=annotations)
 
 
 class Validation(SplitEvaluation):

@@ -61,7 +61,7 @@ def test_models_are_told_of_images_and_device(evaluation, tmp_path):
     [evaluator] = evaluation("metrics=[clipscore]", "clip_model=some/model").evaluators
     settings = evaluator.settings
     assert settings.images == {7: tmp_path / "7.png", 8: tmp_path / "8.png"}
-    assert evaluator.options.clip_model == "some/model" and settings.device == "cpu"
+    assert evaluator.config.clip_model == "some/model" and settings.device == "cpu"
 
 
 def test_a_pool_is_a_list_or_another_split(evaluation, tmp_path):
@@ -71,5 +71,5 @@ def test_a_pool_is_a_list_or_another_split(evaluation, tmp_path):
     for pool, name in ((tmp_path / "pool.txt", "7.png"), ("train", "1.png")):
         [evaluator] = evaluation(*given, f"pool={pool}").evaluators
         assert evaluator.pool.files == [tmp_path / name]
-    with pytest.raises(UserError, match="pool: test is a part of train_file; name a list"):
+    with pytest.raises(UserError, match="pool: test has 0 annotation files of its own; give"):
         evaluation(*given, "val_file=", "train_file=val.json", "split={val: 0.5}", "pool=test")
