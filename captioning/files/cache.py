@@ -8,13 +8,12 @@ during the download, two processes may write the same copy, and old versions sta
 import hashlib
 import os
 import shutil
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Optional
 
 from captioning.files import stores
 from captioning.files.reading import StrPath
-from captioning.files.writing import atomic_write, locked, replace, user_errors
+from captioning.files.writing import atomic_write, locked, user_errors
 from captioning.runtime.errors import UserError
 
 MAX_DOWNLOAD = 1 << 30  # bytes of an annotation file; COCO's training file has 80 MB
@@ -52,12 +51,8 @@ def local(name: StrPath) -> Path:
         return Path(name)
     stores.check_address(name)
     names = stores.matching(name) if "*" in name else [name]
-    start = len(name.partition("*")[0].rpartition("/")[0]) + 1  # of the names in their folder
-    return _copies(name, names, start) / name[start:]
-
-
-def _copies(name: str, names: Iterable[str], start: int) -> Path:
     files = {each: stores.stamp(each) for each in names}
+    start = len(name.partition("*")[0].rpartition("/")[0]) + 1  # of the names in their folder
     kept = cache_folder() / "stored" / cache_key(name, 16)
     copy = kept / cache_key(repr(files), 16)
     with user_errors(copy):
@@ -69,17 +64,8 @@ def _copies(name: str, names: Iterable[str], start: int) -> Path:
                 unfinished = kept / ".begun"
                 for address, stamp in files.items():
                     fetch(address, unfinished / address[start:], stamp)
-                replace(unfinished, copy)
-    return copy
-
-
-def local_folder(address: str, names: Iterable[str]) -> Path:
-    """Return a folder with copies of the files `names` of a store's folder. Raises UserError."""
-    address = address.rstrip("/")
-    return (
-        _copies(address, [f"{address}/{name}" for name in names], address.rfind("/") + 1)
-        / Path(address).name
-    )
+                unfinished.rename(copy)
+    return copy / name[start:]
 
 
 def local_path_in(folder: str, name: str) -> Path:

@@ -5,7 +5,6 @@ import fcntl
 import json
 import os
 import secrets
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -53,31 +52,6 @@ def locked(path: Path) -> Iterator[None]:
             if current:
                 yield
                 return
-
-
-def replace(temporary: Path, path: Path) -> None:
-    """Rename a file or folder to `path`, replacing an existing file or folder. Raises OSError.
-
-    For folders the replacement is not atomic: for a moment `path` does not exist.
-    """
-    if path.is_dir() or (temporary.is_dir() and path.exists()):
-        remove(path)
-    os.replace(temporary, path)
-
-
-def remove(path: Path) -> None:
-    """Remove a file or folder, if it exists. Raises OSError.
-
-    A folder is first renamed, so that a killed program leaves no incomplete folder at `path`.
-    """
-    if not path.is_dir():
-        path.unlink(missing_ok=True)
-        return
-    temporary = path.with_name(f".{path.name.lstrip('.')}.removed{SUFFIX}")
-    if temporary.exists():
-        shutil.rmtree(temporary)
-    os.replace(path, temporary)
-    shutil.rmtree(temporary)
 
 
 def sync_folder(folder: Path) -> None:

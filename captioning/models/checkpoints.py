@@ -27,8 +27,6 @@ from captioning.files.stores import check_address, is_bucket_address, stamp, sta
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
-    remove,
-    replace,
     sync_folder,
     unfinished_writes,
     user_errors,
@@ -152,14 +150,14 @@ def remove_oldest(folder: Path, keep: int) -> None:
         if path not in kept:
             for file in (path, path.with_suffix(".json")):
                 with user_errors(file):
-                    remove(file)
+                    file.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path) -> None:
     """Remove the temporary files of a killed run. Raises UserError."""
     for path in unfinished_writes(folder):
         with user_errors(path):
-            remove(path)
+            path.unlink()
 
 
 def keep_as_best(folder: Path, epoch: int) -> None:
@@ -170,14 +168,14 @@ def keep_as_best(folder: Path, epoch: int) -> None:
     source = weights_of(folder, epoch) or epoch_path(folder, epoch)
     temporary = folder / f".{BEST}{SUFFIX}"
     with user_errors(folder / BEST):
-        remove(temporary)
+        temporary.unlink(missing_ok=True)
         try:
             os.link(source, temporary)
         except OSError:  # the file system has no hard links
             shutil.copyfile(source, temporary)
             with open(temporary, "rb") as copy:
                 os.fsync(copy.fileno())
-        replace(temporary, folder / BEST)
+        os.replace(temporary, folder / BEST)
         # If both names already link to the same file, os.replace does nothing: remove the link.
         temporary.unlink(missing_ok=True)
         sync_folder(folder)
@@ -250,7 +248,7 @@ def read_newest(folder: Path) -> Optional[NewestCheckpoint]:
         lines = [f"skipping a checkpoint: {reason}" for reason in problems.values()]
         for damaged in problems:
             with user_errors(damaged):
-                replace(damaged, damaged.with_name(f"{damaged.name}.bad"))
+                os.replace(damaged, damaged.with_name(f"{damaged.name}.bad"))
         return NewestCheckpoint(path, content, lines)
     if problems:
         raise UserError(

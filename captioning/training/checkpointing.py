@@ -128,7 +128,8 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
 def _saved_settings(content: dict[str, Any], label: str) -> dict[str, Any]:
     """Return the configuration in a checkpoint, with defaults for keys that are newer than it."""
     try:
-        return parse_config(content["config"]).model_dump()
+        # Versions without the key `exif` turned no photo.
+        return parse_config({"exif": False, **content["config"]}).model_dump()
     except ValidationError as error:
         key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(

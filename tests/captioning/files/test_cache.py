@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from captioning.files import stores
-from captioning.files.cache import cache_folder, local, local_folder, local_path_in
+from captioning.files.cache import cache_folder, local, local_path_in
 from captioning.files.stores import Missing
 from captioning.runtime.errors import UserError
 from tests.captioning.object_store import FAULTS
@@ -67,13 +67,10 @@ def test_a_fetch_that_broke_off_leaves_no_copy_and_is_begun_again(store, monkeyp
     assert local(ADDRESS).read_bytes() == DATA
 
 
-def test_a_folder_is_copied_with_what_lies_in_it(store):
+def test_the_files_of_a_folder_are_listed_with_their_stamps(store):
     store.files.pipe_file("bucket/within/more/b", b"b")
     names = stores.stamps("s3://bucket/within/")
     assert names == {n: stores.stamp(f"s3://bucket/within/{n}") for n in ("a.bin", "more/b")}
-    folder = local_folder("s3://bucket/within/", names)
-    assert folder.name == "within" and (folder / "more/b").read_bytes() == b"b"
-    assert (folder / "a.bin").read_bytes() == DATA
     assert stores.stamps("s3://bucket/nowhere") == stores.stamps("s3://no-bucket") == {}
     with pytest.raises(Missing):
         local("s3://bucket/within")

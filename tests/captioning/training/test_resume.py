@@ -73,6 +73,17 @@ def test_a_run_with_a_key_that_is_gone_goes_on_if_the_key_had_no_effect(at, tmp_
         resumed(at())
 
 
+def test_a_run_of_a_version_that_turned_no_photo_goes_on_without_turning_them(at, tmp_path):
+    leave_an_epoch(at())
+    path = tmp_path / "checkpoint_00.pth"
+    content = torch.load(path)
+    del content["config"]["exif"]
+    torch.save(content, path)
+    assert resumed(at("exif=false"))["epoch"] == 0
+    with raises_line(UserError, "had other settings (exif was False, is True)"):
+        resumed(at())
+
+
 def test_a_run_that_has_run_more_epochs_than_asked_is_refused(at):
     leave_an_epoch(at(), epoch=2)
     assert resumed(at())["epoch"] == 2
