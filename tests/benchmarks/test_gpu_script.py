@@ -69,7 +69,8 @@ def files_of(folder):
 @needs_peer
 def test_a_rehearsal_runs_every_part_and_writes_nothing_else(repository, tmp_path):
     site, home, out = (tmp_path / name for name in ("site", "home", "out"))
-    site.mkdir()
+    (site / "tests").mkdir(parents=True)
+    (site / "tests" / "__init__.py").touch()  # a package of this name, as some libraries install
     (site / "sitecustomize.py").write_text(HIDDEN.format(hidden=NOT_IN_IMAGES))
     places = {"HOME": str(home), "PYTHONPATH": str(site), "PYTHON": sys.executable}
     before = files_of(repository)
