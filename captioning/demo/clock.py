@@ -1,6 +1,7 @@
 """Shows how far the demo is and the time left, and prints its captioners' first captions."""
 
 import sys
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from captioning.training.selection import evaluation_name
 PACE = 1200  # images per second that all runs train together, on two cores
 SCORING_S = 8  # from the end of training to the report
 PRIOR_S = 20  # the estimate of the pace begins as if PACE had been measured for so long
+POLL_S = 1.0  # seconds between two looks at the runs' files
 EXAMPLES = 2  # images whose first captions are printed
 
 
@@ -35,7 +37,7 @@ class Clock(Observer):
         configs = {run.folder: run.config() for run in runs}
         self.batch_sizes = {folder: config.batch_size for folder, config in configs.items()}
         self.done = {}  # {folder of a run: images that it has been trained on}
-        self.data = data
+        self.data, self.polled_at = data, -POLL_S
         files = [run.folder / "result" / f"{evaluation_name(0)}.json" for run in first]
         # Those of an earlier demo are not printed again.
         self.first = [] if all(file.exists() for file in files) else files
@@ -52,6 +54,9 @@ class Clock(Observer):
         self.bar.initial -= PRIOR_S * PACE
 
     def poll(self) -> None:
+        if time.monotonic() - self.polled_at < POLL_S:
+            return
+        self.polled_at = time.monotonic()
         for folder, batch_size in self.batch_sizes.items():
             log = read_log(folder / "log.jsonl")
             done = max((line["step"] for line in log if line["event"] == "step"), default=0)

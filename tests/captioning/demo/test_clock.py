@@ -17,6 +17,7 @@ def clock_of(tmp_path, monkeypatch):
     """
     now = [100.0]
     monkeypatch.setattr("tqdm.std.time", lambda: now[0])
+    monkeypatch.setattr("captioning.demo.clock.POLL_S", 0)
     config = SimpleNamespace(batch_size=PACE, max_epoch=1)
     monkeypatch.setattr(SweepRun, "config", lambda run: config)
     runs = [SweepRun(tmp_path / name, [], []) for name in ("mle", "smile")]

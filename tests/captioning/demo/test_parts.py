@@ -30,6 +30,7 @@ def in_process(tmp_path, monkeypatch):
     monkeypatch.setattr(program, "QUICK_SPLITS", splits)
     monkeypatch.setattr(program, "SPLITS", splits)
     monkeypatch.setattr(program, "prepare_jobs", lambda slots: None)
+    monkeypatch.setattr("captioning.demo.clock.POLL_S", 0)
 
     def run_jobs(jobs, slots, clock):
         for job in jobs:
