@@ -22,7 +22,7 @@ from captioning.files.reading import read_json
 from captioning.files.writing import user_errors, write_json, write_text
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
-from captioning.scenes.facts import describe_all
+from captioning.scenes.annotators import describe_all
 from captioning.scenes.paragraphs import describe_in_paragraphs
 from captioning.scenes.world import RADIUS, Scene, Thing, random_scene
 

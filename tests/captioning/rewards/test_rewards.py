@@ -18,7 +18,8 @@ from captioning.rewards.registry import REWARDS
 from captioning.rewards.trl import reward_function
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
-from captioning.scenes.facts import NOUNS, PLACES, describe_all
+from captioning.scenes.annotators import describe_all
+from captioning.scenes.facts import NOUNS, PLACES
 from captioning.scenes.world import read_scenes
 from tests.programs import raises_line
 

@@ -6,7 +6,8 @@ from statistics import mean
 import pytest
 
 from captioning.scenes import facts
-from captioning.scenes.facts import describe_all, mark_words, read_caption, true_facts
+from captioning.scenes.annotators import describe_all
+from captioning.scenes.facts import mark_words, read_caption, true_facts
 from captioning.scenes.world import Scene, Thing, random_scene
 
 RED = Thing("circle", "crimson", "huge", column=0, row=0)

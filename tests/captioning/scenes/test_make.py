@@ -12,7 +12,7 @@ from captioning.data import read_annotations
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from captioning.scenes import make
-from captioning.scenes.facts import ANNOTATORS
+from captioning.scenes.annotators import ANNOTATORS
 from captioning.scenes.make import SIDE, make_scenes
 from captioning.scenes.world import read_scenes
 from tests.programs import one_error_line, raises_line, run_program, unchanged
