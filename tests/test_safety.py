@@ -124,7 +124,7 @@ def test_readers_of_arrays_name_the_file_and_run_no_pickle(tmp_path, capsys):
     for path in [*pickles, *arrays]:
         with raises_line(UserError, path.stem):
             read_pool(path.rename(path.with_suffix(".npz")))
-        assert read_cached(path.with_suffix(".npz"), images=1) is None
+        assert read_cached(path.with_suffix(".npz")) is None
         assert f"{path.with_suffix('.npz')} is damaged" in capsys.readouterr().err
 
 

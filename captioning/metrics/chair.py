@@ -11,8 +11,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Optional, Union
 
-from pydantic import TypeAdapter, ValidationError
-
 from captioning.data.annotations import ImageId
 from captioning.data.caption_files import of_images
 from captioning.files.cache import cache_folder, download_once
@@ -151,33 +149,27 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
     objects from all files. Raises UserError for a missing or wrong file, and for an object that is
     not in `names`.
     """
-    objects_by_image = {}
+    objects = {}
     for path in paths:
-        for image_id, objects in _read_object_lists(path).items():
-            unknown = next((word for word in objects if word not in names), None)
-            if unknown is not None:
-                raise UserError(
-                    f"{path}: image {image_id!r} has the object {unknown!r}, which is not among "
-                    "the synonyms: give a file of synonyms for these objects"
-                )
-            objects_by_image.setdefault(image_id, set()).update(names[word] for word in objects)
-    return objects_by_image
+        # These fields are not needed, and segmentations make up most of COCO's files.
+        listed = read_json(path, without={"segmentation", "bbox"})
+        try:
+            if "annotations" in listed:
+                listed = _of_instances(listed)
+            for image_id, words in listed.items():
+                if not isinstance(words, list):
+                    raise TypeError
+                objects.setdefault(image_id, set()).update(names[word] for word in words)
+        except (KeyError, TypeError, AttributeError) as error:
+            unknown = f" whose objects the synonyms name, not {error}" if error.args else ""
+            raise UserError(f"{path}: {_EXPECTED}{unknown}") from None
+    return objects
 
 
-def _read_object_lists(path: Path) -> dict[ImageId, list[str]]:
-    """Return {image id: objects as the file names them}. Raises UserError."""
-    # These fields are not needed, and segmentations make up most of COCO's files.
-    document = read_json(path, without={"segmentation", "bbox"})
-    try:
-        if "annotations" not in document:
-            objects = TypeAdapter(dict[str, list[str]]).validate_python(document)
-        else:
-            names = {category["id"]: category["name"] for category in document["categories"]}
-            objects = {image["id"]: [] for image in document["images"]}
-            for each in document["annotations"]:
-                objects.setdefault(each["image_id"], []).append(names[each["category_id"]])
-    except (ValidationError, KeyError, TypeError, AttributeError):
-        objects = {}
-    if not objects:
-        raise UserError(f"{path}: {_EXPECTED}")
+def _of_instances(coco: dict) -> dict[ImageId, list[str]]:
+    """Return {image id: names of its objects} of COCO's instances."""
+    names = {category["id"]: category["name"] for category in coco["categories"]}
+    objects = {image["id"]: [] for image in coco["images"]}
+    for each in coco["annotations"]:
+        objects.setdefault(each["image_id"], []).append(names[each["category_id"]])
     return objects

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from captioning.data.image import MEAN, STD, load_image
 from captioning.metrics.base import option
 from captioning.metrics.openai_clip import read_openai_clip
-from captioning.metrics.pretrained import load_pretrained, load_tokenizer
+from captioning.metrics.pretrained import encodable, load_pretrained, load_tokenizer
 from captioning.runtime.errors import UserError
 
 CLIP_MODEL = "openai/clip-vit-base-patch32"
@@ -54,8 +54,7 @@ class Clip:
             words = str(path.parent) if has_words else CLIP_MODEL
             self.tokenizer = load_tokenizer("clip_model", words, "CLIPTokenizerFast")
         else:
-            self.model = load_pretrained("clip_model", source, "AutoModel")
-            self.tokenizer = load_tokenizer("clip_model", source)
+            self.model, self.tokenizer = load_pretrained("clip_model", source, "AutoModel")
         config = self.model.config
         if config.model_type not in ("clip", "siglip"):
             raise UserError(f"clip_model: {source} is a {config.model_type}: give a CLIP")
@@ -98,9 +97,7 @@ class Clip:
         return _unit_vectors(self.model.get_text_features(ids.to(self.device)))
 
     def _clean(self, text: str) -> str:
-        # A text from JSON may contain a lone surrogate, which cannot be encoded: it becomes "?".
-        text = text.encode("utf-8", "replace").decode()
-        return text.lower() if self.is_siglip else text
+        return encodable(text.lower() if self.is_siglip else text)
 
     def read_image(self, path: Union[str, PathLike]) -> Tensor:
         """Return an image file as input of the image encoder, (3, S, S). Raises UserError."""

@@ -21,8 +21,7 @@ from captioning.metrics.java import JavaError, jar, java_version, run_java
 from captioning.metrics.meteor import meteor_scores
 from captioning.runtime import signals
 
-BLEU = tuple(f"Bleu_{n}" for n in (1, 2, 3, 4))
-_LAST_JAVA_OF_SPICE = 14  # the last one with the JavaScript engine that SPICE needs
+LAST_JAVA_OF_SPICE = 14  # the last one with the JavaScript engine that SPICE needs
 
 _reference_metric = partial(Metric, decimals=3, needs_references=True)
 
@@ -90,14 +89,17 @@ class Coco(Evaluator):
         if self.corpus:
             scores.settings["cider_df"] = f"{self.config.cider_df} ({self.corpus.images} images)"
         scorers = {
-            BLEU: bleu_scores,
-            ("METEOR",): meteor_scores,
-            ("ROUGE_L",): rouge_scores,
-            ("CIDEr",): partial(cider_scores, corpus=self.corpus),
-            ("SPICE",): self._spice_scores,
+            "Bleu": bleu_scores,
+            "METEOR": meteor_scores,
+            "ROUGE": rouge_scores,
+            "CIDEr": partial(cider_scores, corpus=self.corpus),
+            "SPICE": partial(
+                spice_scores, seconds=self.config.spice_timeout, heap=self.config.spice_heap
+            ),
         }
-        for names, scorer in scorers.items():
-            if names[0] in scores.skipped or names[0] not in self.metric_names:
+        for start, scorer in scorers.items():
+            names = [name for name in self.metric_names if name.startswith(start)]
+            if not names or names[0] in scores.skipped:
                 continue
             try:
                 scores.update(scorer(texts, groups))
@@ -109,9 +111,6 @@ class Coco(Evaluator):
                 reason = str(error) if isinstance(error, JavaError) else repr(error)
                 scores.skipped.update(dict.fromkeys(names, reason))
         return scores
-
-    def _spice_scores(self, captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
-        return spice_scores(captions, references, self.config.spice_timeout, self.config.spice_heap)
 
 
 def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
@@ -131,7 +130,8 @@ def bleu_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) ->
         words = counts["testlen"]
         closest = min(counts["reflen"], key=lambda length: (abs(length - words), length))
         rows.append([*counts["correct"], *counts["guess"], words, closest])
-    return Scores(dict(zip(BLEU, estimates(np.array(rows), bleu_of_sums))), dict(zip(BLEU, each)))
+    names = [f"Bleu_{n}" for n in (1, 2, 3, 4)]
+    return Scores(dict(zip(names, estimates(np.array(rows), bleu_of_sums))), dict(zip(names, each)))
 
 
 def bleu_of_sums(sums: np.ndarray) -> np.ndarray:
@@ -186,26 +186,24 @@ def cider_scores(
 
 def spice_problem(java: int) -> Optional[str]:
     """Return why SPICE cannot run, in one line; None if it can. java: Java's major version."""
-    problems = []
-    if java > _LAST_JAVA_OF_SPICE:
-        problems.append(f"it needs Java 8 to {_LAST_JAVA_OF_SPICE}, this is Java {java}")
-    models = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
-    if not all(Path(jar(f"spice/lib/{name}")).is_file() for name in models):
-        problems.append(
-            "its models are missing (fetch them once: "
-            "python -m pycocoevalcap.spice.get_stanford_models)"
-        )
-    return "; ".join(problems) or None
+    if java > LAST_JAVA_OF_SPICE:
+        return f"it needs Java 8 to {LAST_JAVA_OF_SPICE}, this is Java {java}"
+    models = Path(jar("spice/lib/stanford-corenlp-3.6.0-models.jar"))
+    command = "python -m pycocoevalcap.spice.get_stanford_models"
+    return None if models.is_file() else f"its models are missing (fetch them once: {command})"
 
 
 def spice_scores(
-    captions: Sequence[str], references: Sequence[Sequence[str]], time_limit: float, heap: str
+    captions: Sequence[str], references: Sequence[Sequence[str]], seconds: float, heap: str
 ) -> Scores:
     """Return SPICE's F score. Raises JavaError.
 
-    captions: N tokenised captions; references: N lists of tokenised captions; time_limit: seconds;
-    heap: the memory limit, such as "8G". SPICE can cache its parses, but this is not used: the
-    cache is in the folder of the installed package, and it fails on new systems.
+    - captions, references: see `bleu_scores`
+    - seconds: the time limit
+    - heap: the memory limit, such as "8G"
+
+    SPICE can cache its parses, but this is not used: the cache is in the folder of the installed
+    package, and it fails on new systems.
     """
     items = [
         {"image_id": index, "test": caption, "refs": list(group)}
@@ -215,7 +213,7 @@ def spice_scores(
         source, result = Path(folder, "captions.json"), Path(folder, "scores.json")
         source.write_text(json.dumps(items), encoding="ascii")
         program = [f"-Xmx{heap}", "-jar", jar("spice/spice-1.0.jar")]
-        run_java(*program, str(source), "-out", str(result), "-silent", seconds=time_limit)
+        run_java(*program, str(source), "-out", str(result), "-silent", seconds=seconds)
         scored = json.loads(result.read_text(encoding="utf-8"))
     by_index = {item["image_id"]: float(item["scores"]["All"]["f"]) for item in scored}
     return Scores.from_means({"SPICE": [by_index[index] for index in range(len(captions))]})

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import time
 from contextlib import suppress
-from importlib.resources import files
+from importlib.util import find_spec
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -25,7 +25,8 @@ class JavaError(Exception):
 
 def jar(name: str) -> str:
     """Return the path of a file of pycocoevalcap, such as "meteor/meteor-1.5.jar"."""
-    return str(files("pycocoevalcap") / name)
+    [folder] = find_spec("pycocoevalcap").submodule_search_locations  # it has no __init__.py
+    return os.path.join(folder, name)
 
 
 def start_java(*arguments: str, **pipes: Any) -> subprocess.Popen:

@@ -1,7 +1,7 @@
 """Loads pre-trained models of transformers, such as CLIP and GPT-2, for inference in float32."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from torch import nn
 
@@ -14,8 +14,8 @@ _FILES = (
 )
 
 
-def load_pretrained(key: str, source: str, kind: str) -> nn.Module:
-    """Return a model.
+def load_pretrained(key: str, source: str, kind: str) -> tuple[nn.Module, Any]:
+    """Return a model and its tokenizer.
 
     - key: the name of the option, for errors
     - source: a hub id or a folder
@@ -23,32 +23,23 @@ def load_pretrained(key: str, source: str, kind: str) -> nn.Module:
 
     Raises UserError, also for missing weights, which transformers would initialise.
     """
-    transformers = _library()
-    try:
+    import transformers
+
+    def load(folder: Path) -> tuple[nn.Module, Any]:
+        tokenizer = _tokenizer(folder, "AutoTokenizer")
         model, loading = getattr(transformers, kind).from_pretrained(
-            _folder(source), output_loading_info=True, trust_remote_code=False
+            folder, output_loading_info=True, trust_remote_code=False
         )
         if loading["missing_keys"]:
             raise ValueError(f"the weights lack {sorted(loading['missing_keys'])[0]}")
-        return for_inference(model)
-    except Exception as error:  # transformers and the hub's client raise many types
-        raise _error(key, source, error) from None
+        return for_inference(model), tokenizer
+
+    return _load(key, source, load)
 
 
-def load_tokenizer(key: str, source: str, kind: str = "AutoTokenizer") -> Any:
+def load_tokenizer(key: str, source: str, kind: str) -> Any:
     """Return the tokenizer of a hub id or a folder. For the parameters, see `load_pretrained`."""
-    transformers = _library()
-    try:
-        folder = _folder(source)
-        names = {path.name for path in folder.iterdir()}
-        # Without these files, transformers returns a tokenizer without words. 4.15.0 splits words
-        # wrongly without tokenizer.json.
-        is_old = transformers.__version__ == _OLD
-        if "tokenizer.json" not in names and (is_old or not {"vocab.json", "merges.txt"} <= names):
-            raise ValueError(f"there is no {'tokenizer.json' if is_old else 'vocabulary'}")
-        return getattr(transformers, kind).from_pretrained(folder, trust_remote_code=False)
-    except Exception as error:
-        raise _error(key, source, error) from None
+    return _load(key, source, lambda folder: _tokenizer(folder, kind))
 
 
 def for_inference(model: nn.Module) -> nn.Module:
@@ -59,33 +50,46 @@ def for_inference(model: nn.Module) -> nn.Module:
     return model.float().eval().requires_grad_(False)
 
 
-def _library():
-    import transformers
-
-    transformers.utils.logging.set_verbosity_error()  # problems are raised, in one line
-    getattr(transformers.utils.logging, "disable_progress_bar", bool)()
-    return transformers
+def encodable(text: str) -> str:
+    """Return a text without lone surrogates, which JSON may have and tokenizers refuse."""
+    return text.encode("utf-8", "replace").decode()
 
 
-def _folder(source: str) -> Path:
-    """Return the folder `source`, or one with the files of a hub id, which are downloaded."""
+def _load(key: str, source: str, load: Callable[[Path], Any]) -> Any:
+    """Return `load(folder)` of a hub id or a folder. Raises UserError."""
     import transformers
     from huggingface_hub import snapshot_download
 
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    # transformers itself would retry for a minute without a network, and 4.15.0 follows no
-    # redirects of the hub, and reads no safetensors.
-    weights = ["pytorch_model*.bin", "model*.safetensors"]
-    for pattern in weights[: 1 if transformers.__version__ == _OLD else 2][::-1]:
-        folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.txt", pattern]))
-        if any(folder.glob(pattern)):
-            break
-    return folder
+    version, log = transformers.__version__, transformers.utils.logging
+    log.set_verbosity_error()  # problems are raised, in one line
+    getattr(log, "disable_progress_bar", bool)()
+    try:
+        folder = Path(source).expanduser()
+        if folder.is_dir():
+            return load(folder)
+        # transformers itself would retry for a minute without a network, and 4.15.0 follows no
+        # redirects of the hub, and reads no safetensors.
+        for weights in ["model*.safetensors", "pytorch_model*.bin"][version == _OLD :]:
+            folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.txt", weights]))
+            if any(folder.glob(weights)):
+                break
+        return load(folder)
+    except Exception as error:  # transformers and the hub's client raise many types
+        reason = f"cannot be loaded by transformers {version} ({one_line(error)})"
+        raise UserError(f"{key}: {source} {reason}: {_FILES}") from None
 
 
-def _error(key: str, source: str, error: Exception) -> UserError:
-    version = _library().__version__
-    reason = f"cannot be loaded by transformers {version} ({one_line(error)})"
-    return UserError(f"{key}: {source} {reason}: {_FILES}")
+def _tokenizer(folder: Path, kind: str) -> Any:
+    import transformers
+
+    names = {path.name for path in folder.iterdir()}
+    if "tokenizer.json" not in names and not {"vocab.json", "merges.txt"} <= names:
+        raise ValueError("there is no vocabulary")  # transformers would make one without words
+    tokenizer = getattr(transformers, kind).from_pretrained(folder, trust_remote_code=False)
+    if (
+        "tokenizer.json" not in names
+        and type(tokenizer).__name__.startswith("CLIP")
+        and (transformers.__version__ == _OLD)
+    ):
+        raise ValueError("this version splits words wrongly without tokenizer.json")
+    return tokenizer

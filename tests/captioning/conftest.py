@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tokenizers import pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from captioning.files import store_requests
 from tests.captioning import object_store
@@ -26,6 +26,25 @@ def save_tokens(folder, words, merges, marks):
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
     return vocabulary
+
+
+def save_clip_tokenizer(folder, vocabulary):
+    """Write tokenizer.json beside vocab.json and merges.txt, as the released CLIPs have it."""
+    files = (str(folder / name) for name in ("vocab.json", "merges.txt"))
+    tokenizer = Tokenizer(models.BPE.from_file(*files, end_of_word_suffix="</w>"))
+    start, end = marks = ["<|startoftext|>", "<|endoftext|>"]
+    tokenizer.add_special_tokens(marks)
+    spaces = normalizers.Replace(Regex(r"\s+"), " ")
+    rules = [normalizers.NFC(), spaces, normalizers.Lowercase()]
+    tokenizer.normalizer = normalizers.Sequence(rules)
+    words = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
+    pieces = pre_tokenizers.Split(Regex(words), behavior="removed", invert=True)
+    by_byte = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, by_byte])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{start} $A {end}", special_tokens=[(mark, vocabulary[mark]) for mark in marks]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def is_running(process):
@@ -54,6 +73,7 @@ def clip_folder(tmp_path_factory):
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*alphabet, *(letter + "</w>" for letter in alphabet)]
     vocabulary = save_tokens(folder, words, CLIP_MERGES, ["<|startoftext|>", "<|endoftext|>"])
+    save_clip_tokenizer(folder, vocabulary)
     tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     tower["num_attention_heads"] = 4
     ends = {"bos_token_id": len(vocabulary) - 2, "eos_token_id": len(vocabulary) - 1}

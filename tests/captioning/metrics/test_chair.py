@@ -129,7 +129,7 @@ def test_hallucinations_and_recall_are_those_counted_by_hand(options, tmp_path):
     ("content", "message"),
     [
         ('{"1": "dog"}', "expected COCO's instances"),
-        ('{"1": ["hovercraft"]}', "image '1' has the object 'hovercraft', which is not among"),
+        ('{"1": ["hovercraft"]}', "whose objects the synonyms name, not 'hovercraft'"),
         ('{"annotations": [{"image_id": 1}]}', "expected COCO's instances"),
         (json.dumps({**INSTANCES, "categories": []}), "expected COCO's instances"),
     ],

@@ -19,6 +19,7 @@ from tests.captioning.clip_references import save_siglip, unit
 from tests.captioning.conftest import make_up
 from tests.programs import raises_line
 
+NAMES = ("vocab.json", "merges.txt", "tokenizer.json")
 SENTENCES = {7: ["the cat"], "b": [""], 3: ["a dog " * 20], 9: ["and the dog's.", "ball"]}
 PREDICTIONS = {image_id: " ".join(parts) for image_id, parts in SENTENCES.items()}
 REFERENCES = {
@@ -95,7 +96,7 @@ def test_the_name_of_a_clip_identifies_its_weights(clip, naive, clip_folder, tmp
     assert clip.name.startswith(f"{clip_folder}@") and clip.weights == Clip(clip_folder).weights
     naive.visual_projection.weight.data[0, 0] += 1e-3
     naive.float().save_pretrained(str(tmp_path))
-    for name in ("vocab.json", "merges.txt"):
+    for name in NAMES:
         (tmp_path / name).write_text((clip_folder / name).read_text())
     assert Clip(str(tmp_path)).weights != clip.weights
 
@@ -133,8 +134,13 @@ def test_a_missing_or_damaged_file_of_a_clip_is_one_line(copied, gpt2_folder):
         torch.save(changed, weights)
         refused(reason=reason)
     torch.save(state, weights)
+    (folder / "tokenizer.json").unlink()
+    if transformers.__version__ == "4.15.0":
+        refused(reason="this version splits words wrongly without tokenizer.json")
+    else:
+        Clip(str(folder))
     (folder / "merges.txt").unlink()
-    refused(reason="there is no")
+    refused(reason="there is no vocabulary")
     for name in ("config.json", "pytorch_model.bin", "model.safetensors"):
         (folder / name).unlink(missing_ok=True)
     for path in gpt2_folder.iterdir():
@@ -202,7 +208,7 @@ def in_openai_layout(state):
 @pytest.fixture
 def make(clip_folder, tmp_path):
     """Return a function that saves a model beside CLIP's vocabulary, and gives both."""
-    for name in ("vocab.json", "merges.txt"):
+    for name in NAMES:
         (tmp_path / name).write_bytes((clip_folder / name).read_bytes())
     words = len(json.loads((clip_folder / "vocab.json").read_text()))
 
@@ -284,7 +290,7 @@ def test_another_file_is_reported_before_captions_are_made(make, change, message
 def test_a_file_alone_takes_the_words_of_the_released_clips(make, clip_folder, monkeypatch):
     path, _ = make()
     expected = Clip(path).text_features(["the cat"])
-    for name in ("vocab.json", "merges.txt"):
+    for name in NAMES:
         Path(path).with_name(name).unlink()
     with pytest.raises(UserError, match=f"clip_model: {CLIP_MODEL} cannot be loaded"):
         Clip(path)
@@ -358,9 +364,6 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_changes_no_score(evaluate,
     whole = file.read_bytes()
     inside = whole.index(b"features.npy") + 200  # a number among them
     damages = [b"", whole[:100], whole[:inside] + b"????" + whole[inside + 4 :]]
-    for width in (3, 16):  # no unit vectors
-        np.savez(tmp_path / "other.npz", features=np.ones((4, width), np.float32), files=["a"] * 4)
-        damages.append((tmp_path / "other.npz").read_bytes())
     for damaged in damages:
         file.write_bytes(damaged)
         assert evaluate() == before

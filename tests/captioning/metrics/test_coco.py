@@ -1,6 +1,7 @@
 """The COCO metrics against pycocoevalcap and the published example, and SPICE's preconditions."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -109,10 +110,10 @@ def test_spice_is_computed_on_request(monkeypatch, no_java):
     monkeypatch.setattr(coco, "meteor_scores", lambda *_: Scores({}))
     asked = []
     scores = Scores.from_means({"SPICE": [0.5, 0.25, 0.75, 0.0]})
-    monkeypatch.setattr(coco, "spice_scores", lambda *texts: asked.append(texts[2:]) or scores)
+    monkeypatch.setattr(coco, "spice_scores", lambda *_, **limits: asked.append(limits) or scores)
     assert "SPICE" not in evaluate().metrics
     result = evaluate(spice=True, spice_timeout=5.0, spice_heap="2G")
-    assert asked == [(5.0, "2G")] and result.metrics["SPICE"].value == 0.375
+    assert asked == [{"seconds": 5.0, "heap": "2G"}] and result.metrics["SPICE"].value == 0.375
 
 
 def test_cider_with_the_weights_of_a_corpus(no_java, tmp_path, capfd):
@@ -158,17 +159,11 @@ def test_the_published_example_has_its_published_scores(java, shared_data, capfd
 
 
 def test_spice_needs_its_models_and_an_old_java(monkeypatch, tmp_path):
-    models = [tmp_path / "lib" / f"stanford-corenlp-3.6.0{end}.jar" for end in ("", "-models")]
-    models[0].parent.mkdir()
-    for path in models:
-        path.touch()
-    monkeypatch.setattr(
-        coco, "jar", lambda name: tmp_path.parent / name.replace("spice", tmp_path.name)
-    )
-    assert spice_problem(8) is None and spice_problem(14) is None
+    monkeypatch.setattr(coco, "jar", lambda name: tmp_path / Path(name).name)
     assert "Java 8 to 14, this is Java 15" in spice_problem(15)
-    models[0].unlink()
     assert "get_stanford_models" in spice_problem(8)
+    (tmp_path / "stanford-corenlp-3.6.0-models.jar").touch()
+    assert spice_problem(8) is None and spice_problem(14) is None
 
 
 def test_spice_gives_each_image_its_own_score_in_whatever_order(fake_java, tmp_path):

@@ -8,7 +8,7 @@ from transformers import GPT2LMHeadModel
 
 from captioning.metrics.base import CaptionSet, Settings, build_evaluators
 from captioning.metrics.intervals import mean_estimate
-from captioning.metrics.perplexity import LanguageModel
+from captioning.metrics.pretrained import load_pretrained
 
 TEXTS = [
     "the cat and the dog",
@@ -31,8 +31,9 @@ def evaluate(folder, texts):
 
 def naive(folder, text):
     model = GPT2LMHeadModel.from_pretrained(str(folder)).double().eval()
-    ids = LanguageModel(str(folder)).encode(text)[:48]
-    assert ids[0] == model.config.vocab_size - 1  # <|endoftext|>
+    _, tokenizer = load_pretrained("ppl_model", str(folder), "AutoModelForCausalLM")
+    end = model.config.vocab_size - 1  # <|endoftext|>
+    ids = [end, *tokenizer(text).input_ids][:48]
     total = 0.0
     for position in range(1, len(ids)):
         logits = model(torch.tensor([ids[:position]])).logits[0, -1]
