@@ -3,7 +3,7 @@
 #
 #   bash scripts/caption.sh CHECKPOINT INPUT ... --out captions.jsonl [key=value ...] [--flag ...]
 #
-# CHECKPOINT is a run's folder or a file. docs/captioning.md has the flags. The same command
+# CHECKPOINT is a run's folder or a file; docs/captioning.md describes both. The same command
 # continues a stopped run. NPROC_PER_NODE and NNODES set processes, see scripts/launch.sh.
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
