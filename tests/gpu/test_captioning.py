@@ -1,6 +1,5 @@
 """A captioner's encoder, decoder and captions against the CPU's; compiled ones against eager."""
 
-import contextlib
 import copy
 import functools
 
@@ -17,15 +16,9 @@ TIES = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
 WEIGHT_SCALES = {True: 6.0, False: 2.0}
 
 
-@contextlib.contextmanager
 def without_tf32():
     """Compute convolutions in full float32."""
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
-    try:
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32 = before
+    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
 
 
 def scaled_captioner(tiny):
