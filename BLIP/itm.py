@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from BLIP.inference import inference_copy
+from BLIP.kernels.inference_linear import float_linear, replace_linears, shared_copy
 from BLIP.med import MedConfig, bert_states, build_bert, read_med_config
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import ImageEncoder
@@ -51,7 +51,7 @@ class BlipItm(nn.Module):
         self.itm_head = nn.Linear(config.hidden_size, 2)
         self.config = config
         self.tokenizer = tokenizer
-        self.inference_context = nullcontext  # `inference_copy` replaces it
+        self.inference_context = nullcontext  # `shared_copy` replaces it
 
     @torch.inference_mode()
     def encode(self, image: Tensor) -> Tensor:
@@ -106,11 +106,13 @@ class BlipItm(nn.Module):
         return len(self.tokenizer.ids(caption)) > MAX_TOKENS - 2
 
     def for_inference(self, dtype: torch.dtype) -> "BlipItm":
-        """Return a faster copy for inference. Its linear layers, except a few, compute in `dtype`.
+        """Return a faster copy for inference, see `shared_copy`.
 
-        See `inference_copy`.
+        Its linear layers, except a few, compute in `dtype`.
         """
-        return inference_copy(self, dtype)
+        copied = shared_copy(self)
+        replace_linears(copied, float_linear(dtype))
+        return copied
 
 
 def load_itm(
