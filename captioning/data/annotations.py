@@ -10,6 +10,7 @@ from typing import NamedTuple, Optional, Union
 from captioning.files import rows
 from captioning.files.columns import prompt_of
 from captioning.files.reading import StrPath
+from captioning.files.stores import ByteRange
 from captioning.files.tables import is_table
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
@@ -20,10 +21,11 @@ ImageId = Union[int, str]
 class Sample(NamedTuple):
     """An image and its human captions."""
 
-    image: str  # path as in the annotation file, relative to image_root
+    image: str  # path as in the annotation file, relative to image_root; or TAR/NAME
     captions: tuple[str, ...]  # at least one, unchanged
     image_id: ImageId  # identifies the image in results and references
     prompt: Optional[str] = None  # replaces the captioner's default prompt
+    span: Optional[ByteRange] = None  # of the image in a tar
 
 
 def read_annotations(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Optional
 
 from captioning.data.annotations import ImageId, derived_id, read_samples
@@ -15,10 +16,9 @@ from captioning.runtime.errors import UserError
 
 Captions = dict[ImageId, str]  # one predicted caption per image
 References = dict[ImageId, list[str]]  # the human captions of each image
-NO_IDS = {}
 
 
-def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = NO_IDS) -> Captions:
+def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = MappingProxyType({})) -> Captions:
     """Read a file of predictions as {image id: caption}; see `captioning.files.rows`.
 
     Of several `captions` in a row, the first is the best, as in the lines of bulk captioning.
@@ -34,18 +34,11 @@ def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = NO_IDS) -> Capt
     return _predictions(rows.read(local(path), needs=["captions"]), str(path), ids)
 
 
-def predictions_by_id(
-    entries: Any, where: str = "predictions", ids: Mapping[str, ImageId] = NO_IDS
-) -> Captions:
-    """Return {image id: caption} of a list of {image_id, caption}. ids: see `read_predictions`.
-
-    where: the name of the list, for errors. Raises UserError.
-    """
-    found = (
-        row_of(entry, f"{where}: row {number}", needs=["captions"])
-        for number, entry in enumerate(entries, start=1)
-    )
-    return _predictions(found, where, ids)
+def predictions_by_id(entries: Any) -> Captions:
+    """Return {image id: caption} of a list of {image_id, caption}. Raises UserError."""
+    where = "predictions"
+    found = (row_of(e, f"{where}: row {n}", needs=["captions"]) for n, e in enumerate(entries, 1))
+    return _predictions(found, where, {})
 
 
 def _predictions(found: Iterable[Row], where: str, ids: Mapping[str, ImageId]) -> Captions:

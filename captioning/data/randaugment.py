@@ -4,6 +4,7 @@ The operations are Pillow's and torchvision's. BLIP warps with OpenCV, which rou
 """
 
 import math
+from functools import partial
 
 import torch
 from PIL import Image
@@ -35,58 +36,34 @@ def random_sign() -> int:
     return 1 if torch.rand(()) < 0.5 else -1
 
 
-def identity(image: Image.Image) -> Image.Image:
-    return image
-
-
-def translate_x(image: Image.Image) -> Image.Image:
-    return _translate(image, TRANSLATION * random_sign(), 0)
-
-
-def translate_y(image: Image.Image) -> Image.Image:
-    return _translate(image, 0, TRANSLATION * random_sign())
-
-
 def _translate(image: Image.Image, columns: int, rows: int) -> Image.Image:
     """Translate by whole pixels without interpolation, which would take 30 times as long."""
+    sign = random_sign()
     moved = Image.new("RGB", image.size, FILL)
-    moved.paste(image, (columns, rows))
+    moved.paste(image, (sign * columns, sign * rows))
     return moved
 
 
-def shear_x(image: Image.Image) -> Image.Image:
-    """Move the pixels of row y by +-SHEAR * y columns."""
-    return _affine(image, shear=[_shear_angle(), 0.0], center=ORIGIN)
+def _shear(image: Image.Image, columns: int, rows: int) -> Image.Image:
+    """Move the pixels of row y by +-SHEAR * y columns, or of column x by +-SHEAR * x rows."""
+    angle = math.degrees(math.atan(SHEAR * random_sign()))
+    return _affine(image, 0.0, [angle * columns, angle * rows], ORIGIN)
 
 
-def shear_y(image: Image.Image) -> Image.Image:
-    """Move the pixels of column x by +-SHEAR * x rows."""
-    return _affine(image, shear=[0.0, _shear_angle()], center=ORIGIN)
-
-
-def rotate(image: Image.Image) -> Image.Image:
-    return _affine(image, angle=ROTATION * random_sign(), shear=[0.0, 0.0])
-
-
-def _shear_angle() -> float:
-    """Return the angle in degrees, which torchvision expects."""
-    return math.degrees(math.atan(SHEAR * random_sign()))
-
-
-def _affine(image, shear, angle=0.0, center=None) -> Image.Image:
+def _affine(image: Image.Image, angle: float, shear: list, center=None) -> Image.Image:
     bilinear = InterpolationMode.BILINEAR
     return F.affine(image, angle, [0, 0], 1.0, shear, bilinear, fill=list(FILL), center=center)
 
 
 OPERATIONS = (
-    identity,
+    lambda image: image,
     F.autocontrast,
-    identity,  # brightness: BLIP's factor, 1.8 * 0.5 + 0.1 = 1, changes nothing
-    identity,  # sharpness: the same
+    lambda image: image,  # brightness: BLIP's factor, 1.8 * 0.5 + 0.1 = 1, changes nothing
+    lambda image: image,  # sharpness: the same
     F.equalize,
-    shear_x,
-    shear_y,
-    translate_x,
-    translate_y,
-    rotate,
+    partial(_shear, columns=1, rows=0),
+    partial(_shear, columns=0, rows=1),
+    partial(_translate, columns=TRANSLATION, rows=0),
+    partial(_translate, columns=0, rows=TRANSLATION),
+    lambda image: _affine(image, ROTATION * random_sign(), [0.0, 0.0]),
 )

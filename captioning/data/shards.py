@@ -16,11 +16,11 @@ from typing import Union
 import torch
 from PIL import Image
 
-from captioning.data.annotations import log_once
+from captioning.data.annotations import Sample, log_once
 from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset, group_and_position
 from captioning.data.image import open_image
 from captioning.data.randomness import derived_seed, permutation
-from captioning.data.tar_index import TarSample, read_rows, summaries
+from captioning.data.tar_index import read_rows, summaries
 from captioning.files import stores
 from captioning.runtime.errors import UserError
 
@@ -47,19 +47,19 @@ class Shards:
     def __len__(self) -> int:
         return sum(summary["samples"] for summary in self.summaries)
 
-    def __iter__(self) -> Iterator[TarSample]:
+    def __iter__(self) -> Iterator[Sample]:
         return self._of_tars_with("samples")
 
-    def with_prompts(self) -> Iterator[TarSample]:
+    def with_prompts(self) -> Iterator[Sample]:
         """Yield the samples of the tars that have prompts."""
         return self._of_tars_with("prompts")
 
-    def _of_tars_with(self, count: str) -> Iterator[TarSample]:
+    def _of_tars_with(self, count: str) -> Iterator[Sample]:
         for number, summary in enumerate(self.summaries):
             if summary[count]:
-                yield from (row for row in self.rows(number) if isinstance(row, TarSample))
+                yield from (row for row in self.rows(number) if isinstance(row, Sample))
 
-    def rows(self, number: int) -> list[Union[TarSample, str]]:
+    def rows(self, number: int) -> list[Union[Sample, str]]:
         """Return the samples of a tar, and the errors of those that cannot be used."""
         return read_rows(self.tars[number], self.summaries[number])
 
@@ -131,7 +131,7 @@ class ShardDataset(TrainingDataset):
         keys: (epoch, index) of the items. Images on disk are not prefetched.
         """
         rows = (self._find(index)[0] for _, index in keys)
-        spans = [row.span for row in rows if isinstance(row, TarSample)]
+        spans = [row.span for row in rows if isinstance(row, Sample)]
         spans = [span for span in spans if stores.is_store(span.address)]
         self._prefetched = dict(zip(spans, stores.read_ranges(spans)))
 
@@ -140,13 +140,13 @@ class ShardDataset(TrainingDataset):
         random = torch.Generator().manual_seed(derived_seed("replacement", self.seed, index))
         yield from torch.randint(len(self), (MAX_REPLACEMENTS,), generator=random).tolist()
 
-    def _sample_and_captions(self, index: int) -> tuple[TarSample, list[int]]:
+    def _sample_and_captions(self, index: int) -> tuple[Sample, list[int]]:
         row, captions = self._find(index)
         if isinstance(row, str):
             raise UserError(row)
         return row, captions
 
-    def _find(self, index: int) -> tuple[Union[TarSample, str], list[int]]:
+    def _find(self, index: int) -> tuple[Union[Sample, str], list[int]]:
         """Return an item's sample or error, and [position of its caption].
 
         The list is empty if captions_per_image is above 1.
@@ -158,11 +158,11 @@ class ShardDataset(TrainingDataset):
         position, caption = group_and_position(items_up_to, item)
         return rows[position], [caption]
 
-    def _rows_of(self, tar: int) -> tuple[list[Union[TarSample, str]], list[int]]:
+    def _rows_of(self, tar: int) -> tuple[list[Union[Sample, str]], list[int]]:
         if tar not in self._rows:
             rows = self.samples.rows(tar)
             # With captions_per_image 1, each caption is an item, and each error is one item.
-            sizes = (len(row.captions) if isinstance(row, TarSample) else 1 for row in rows)
+            sizes = (len(row.captions) if isinstance(row, Sample) else 1 for row in rows)
             items_up_to = list(accumulate(sizes))
             items = items_up_to[-1] if self.captions_per_image == 1 else len(rows)
             if items != self._sizes[tar]:
@@ -176,7 +176,7 @@ class ShardDataset(TrainingDataset):
         self._rows.move_to_end(tar)
         return self._rows[tar]
 
-    def _open(self, sample: TarSample) -> Image.Image:
+    def _open(self, sample: Sample) -> Image.Image:
         data = self._prefetched.get(sample.span)
         if data is None:
             data = stores.read_range(*sample.span)

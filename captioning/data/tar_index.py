@@ -4,8 +4,9 @@ import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
+from captioning.data.annotations import Sample
 from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.columns import prompt_of
@@ -26,16 +27,6 @@ Summary = dict[str, Any]
 # A further line: `image`, its name in the tar, and its `position` and `size` there, `captions` and
 # `prompt`. Of a sample that cannot be used, only its `error`.
 IndexRow = dict[str, Any]
-
-
-class TarSample(NamedTuple):
-    """A sample in a tar, with the position of its image; see `annotations.Sample`."""
-
-    image: str  # the tar's path, a slash and the name in it
-    captions: tuple[str, ...]
-    image_id: str  # the same as image
-    span: stores.ByteRange  # of the image in the tar
-    prompt: Optional[str] = None
 
 
 def index_path(tar: str) -> Path:
@@ -110,7 +101,7 @@ def _index_rows(tar: str, left_out: list[str]) -> Iterator[IndexRow]:
         yield {"error": str(error)}
 
 
-def read_rows(tar: str, summary: Summary) -> list[Union[TarSample, str]]:
+def read_rows(tar: str, summary: Summary) -> list[Union[Sample, str]]:
     """Return the samples of a tar, and the errors of those that cannot be used.
 
     The tar itself is read if its index is damaged, or if another machine that shares the cache
@@ -125,6 +116,6 @@ def read_rows(tar: str, summary: Summary) -> list[Union[TarSample, str]]:
     return [row.get("error") or _sample_of(tar, row) for row in rows]
 
 
-def _sample_of(tar: str, row: IndexRow) -> TarSample:
+def _sample_of(tar: str, row: IndexRow) -> Sample:
     name, span = f"{tar}/{row['image']}", stores.ByteRange(tar, row["position"], row["size"])
-    return TarSample(name, tuple(row["captions"]), name, span, row["prompt"])
+    return Sample(name, tuple(row["captions"]), name, row["prompt"], span)

@@ -1,5 +1,7 @@
 """Parquet and Arrow files with images inside, written by pyarrow and by the datasets library."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -12,7 +14,7 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from captioning.data import load_image, read_annotations
-from captioning.data.caption_files import ids_by_name, predictions_by_id
+from captioning.data.caption_files import ids_by_name, read_predictions
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
@@ -80,7 +82,8 @@ def test_captions_of_several_files_meet_their_references(rows, tmp_path):
         names = [sample.image.replace(str(tmp_path), folder) for sample in samples]
         lines = [{"image": name, "caption": str(n)} for n, name in enumerate(names)]
         expected = {sample.image_id: str(n) for n, sample in enumerate(samples)}
-        assert predictions_by_id(lines, "a", ids) == expected
+        (tmp_path / "a.json").write_text(json.dumps(lines))
+        assert read_predictions(tmp_path / "a.json", ids) == expected
 
 
 def test_what_cannot_be_read_is_named_in_one_line(rows, tmp_path):
