@@ -151,7 +151,7 @@ def _read(flag: str, text: Optional[str], kind: Any, expected: str) -> list:
     kind: the type of each. expected: what an error asks for. Raises UserError.
     """
     try:
-        return TypeAdapter(list[kind]).validate_python(text.split(",") if text else [])
+        return TypeAdapter(list[kind]).validate_python([] if text is None else text.split(","))
     except ValidationError:
         raise UserError(f"--{flag} is {text!r}; give {expected}") from None
 

@@ -110,6 +110,7 @@ def test_table_report_and_figure_have_the_means_over_seeds(swept, tmp_path, monk
     ("arguments", "line"),
     [
         (["--mle", "2"], "--mle is '2'; give weights from 0 to 1"),
+        (["--mle", ""], "--mle is ''; give weights from 0 to 1"),
         (["reward={cider: 1}"], "unset reward, since a sweep compares objectives"),
         (["--ablation", "size"], "--ablation is 'size'; give some of objective, first_token_mle"),
         (["objective=smile"], "objective is set by the sweep"),
