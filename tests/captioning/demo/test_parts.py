@@ -13,6 +13,7 @@ import pytest
 from captioning.config import load_config
 from captioning.demo import __main__ as program
 from captioning.demo.runs import plan_demo, train_first
+from captioning.scenes.make import image_name
 from captioning.sweep.runs import SweepRun
 from tests.programs import one_error_line, run_program
 
@@ -45,22 +46,21 @@ def test_scores_captions_and_report_of_the_demo_are_those_of_its_runs(tmp_path):
     assert demo.code == 0, demo.err
     for step in ("pre-training", "fine-tuning, captioning and scoring"):
         assert re.search(rf"{step}: \d+%, about \d\d:\d\d to go in all", demo.err)
+    first = demo.err.partition("the first captions of the captioners")[2]
+    assert re.search(r"\.png\n  MLE .*\n  SMILE .*\n", first)
     folder = tmp_path / "output/demo-quick"
     lines = [line for line in demo.out.splitlines() if line.strip()]
     assert lines[0].split() == ["Humans", "MLE", "SMILE", "MLE+SMILE", "0.5:0.5"]
     (lengths,) = (line for line in lines if line.startswith("Length"))
     image = next(i for i, line in enumerate(lines) if line.startswith("data/scenes-quick/images/"))
-    first = demo.err.partition("the first captions of the captioners")[2]
-    assert re.search(r"\.png\n  MLE .*\n  SMILE .*\n", first)
     for number, run in enumerate(OBJECTIVES):
         split = folder / run / "result/test"
         length = json.loads((split / "metrics.json").read_text())["metrics"]["cap_len"]["value"]
         assert re.findall(r"(\d+\.\d+) \(", lengths)[number + 1] == f"{length:.1f}"
         results = json.loads(split.with_suffix(".json").read_text())
-        captions = {f"scene_{result['image_id']:06d}.png": result["caption"] for result in results}
-        assert len(captions) == 6
-        told = lines[image + 2 + number].split("  ")[-1].strip()
-        assert told == captions[Path(lines[image]).name].strip()
+        captions = {image_name(result["image_id"]): result["caption"] for result in results}
+        caption = captions[lines[image].removeprefix("data/scenes-quick/")]
+        assert len(captions) == 6 and lines[image + 2 + number].endswith(caption)
         config = load_config(folder / run / "config.yaml")
         assert config.objective == OBJECTIVES[run] and Path(config.tokenizer).is_absolute()
         assert config.pretrained == "output/demo-quick/pretrain/checkpoint_best.pth"
