@@ -11,9 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from captioning.data.annotations import ImageId
 from captioning.metrics.tokenizer import imitated_tokens, tokenize
-from captioning.rewards.interface import Reward, Sampled, TrainingImages
+from captioning.rewards.interface import Reward, TrainingImages
 from captioning.runtime.distributed import broadcast_from_main, is_main
 
 ORDERS = 4
@@ -56,17 +55,17 @@ class CiderD(Reward):
         self.idf = Idf(map(_with_end, group) for group in self.references.values())
 
     def __call__(self, image_ids, captions) -> np.ndarray:
-        return np.array([self._score_image(i, group) for i, group in zip(image_ids, captions)])
-
-    def _score_image(self, image_id: ImageId, captions: Sequence[Sampled]) -> list[float]:
-        """Return CIDEr-D of each caption of an image."""
-        refs = [self.idf.vectors(_with_end(words)) for words in self.references[image_id]]
         scores = []
-        for caption in captions:
-            tokens = imitated_tokens(caption.text)
-            candidate = self.idf.vectors(_with_end(tokens) if caption.ended else tokens.split())
-            scores.append(10.0 * sum(_similarity(candidate, ref) for ref in refs) / len(refs))
-        return scores
+        for image_id, group in zip(image_ids, captions):
+            refs = [self.idf.vectors(_with_end(words)) for words in self.references[image_id]]
+            scores.append([])
+            for caption in group:
+                tokens = imitated_tokens(caption.text)
+                words = _with_end(tokens) if caption.ended else tokens.split()
+                candidate = self.idf.vectors(words)
+                total = sum(_similarity(candidate, ref) for ref in refs)
+                scores[-1].append(10.0 * total / len(refs))
+        return np.array(scores)
 
 
 def _with_end(tokens: str) -> list[str]:
@@ -119,13 +118,9 @@ def _similarity(candidate: NgramVectors, reference: NgramVectors) -> float:
     The similarity is the mean over the orders n = 1 to 4, times the length penalty.
     """
     total = 0.0
-    for n in range(ORDERS):
-        norms = candidate.norms[n] * reference.norms[n]
-        if norms:
-            ref = reference.vectors[n]
-            weights = candidate.vectors[n].items()
-            total += (
-                sum(min(w, ref[gram]) * ref[gram] for gram, w in weights if gram in ref) / norms
-            )
+    for vector, norm, ref, ref_norm in zip(*candidate[:2], *reference[:2]):
+        if norm and ref_norm:
+            products = (min(w, ref[gram]) * ref[gram] for gram, w in vector.items() if gram in ref)
+            total += sum(products) / (norm * ref_norm)
     difference = candidate.length - reference.length
     return total / ORDERS * math.exp(-(difference**2) / (2 * SIGMA**2))

@@ -21,9 +21,8 @@ class FactsReward(Reward):
         self.scenes = entries_of(images.files, read_scenes(path), f"reward: facts: {path}")
 
     def __call__(self, image_ids, captions) -> np.ndarray:
-        values = []
-        for image_id, group in zip(image_ids, captions):
-            scene = self.scenes[image_id]
-            counts = [count_facts(read_caption(sampled.text), scene) for sampled in group]
-            values.append([float(c.true - (c.stated - c.true)) for c in counts])
-        return np.array(values)
+        groups = (
+            [count_facts(read_caption(sampled.text), self.scenes[image_id]) for sampled in group]
+            for image_id, group in zip(image_ids, captions)
+        )
+        return np.array([[float(2 * count.true - count.stated) for count in g] for g in groups])
