@@ -7,7 +7,8 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 from torch import nn
 
-from adapters.lora import CONFIG, add_lora
+from adapters import CONFIG
+from adapters.lora import add_lora
 from BLIP.kernels.int8_linear import check_int8
 from BLIP.sizes import MED_CONFIG, VitSizes, check_image_size
 from BLIP.weights.checkpoint import TIED, base_weights, load_weights

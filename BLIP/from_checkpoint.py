@@ -5,7 +5,8 @@ import json
 import logging
 from typing import Any, Union
 
-from adapters.lora import CONFIG, Lora, add_lora, merge_adapter
+from adapters import CONFIG
+from adapters.lora import Lora, add_lora, merge_adapter
 from BLIP.blip import BlipCaptioner
 from BLIP.weights.checkpoint import (
     NULL_IMAGE,

@@ -15,8 +15,8 @@ from typing import Optional
 import torch
 from safetensors.torch import save_file
 
+from adapters import CONFIG
 from adapters.card import UNKNOWN, write_model_card
-from adapters.lora import CONFIG
 from adapters.program import program_parser, run_program
 from BLIP.from_checkpoint import captioner_of
 from BLIP.weights.checkpoint import CheckpointError, base_of, read_checkpoint

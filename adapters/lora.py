@@ -12,7 +12,8 @@ from typing import Any, Optional, Union
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
-CONFIG = "adapter_config"  # the key of peft's configuration in a checkpoint
+from adapters import CONFIG
+
 PREFIX = "base_model.model."  # peft's files put this before a model's parameter names
 NAME = "default"  # peft's name for an adapter that was given no name
 

@@ -6,7 +6,8 @@ from typing import Any, Callable, Optional
 import torch
 from pydantic import BaseModel, Field, model_validator
 
-from adapters.lora import CONFIG, add_lora
+from adapters import CONFIG
+from adapters.lora import add_lora
 from vlm.image_batch import ImageBatch
 from vlm.library import check_library, load_parts
 from vlm.prompt import check_guidance, load_prompt_processor

@@ -10,7 +10,7 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import nn
 
-from adapters.lora import CONFIG
+from adapters import CONFIG
 from BLIP.weights.checkpoint import NULL_IMAGE, LoadReport, load_weights, read_checkpoint
 from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
 from captioning.captioners.registry import package_of
