@@ -8,12 +8,11 @@ from typing import Optional, Union
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from BLIP.weights.download import without_secrets
-from captioning.data.image import evaluation_transform, load_image, normalise
+from captioning.data.image import evaluation_transform, load_image
 from captioning.files.reading import StrPath
 from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, option
 from captioning.metrics.batches import in_batches
@@ -49,7 +48,7 @@ class Itm(Evaluator):
     needs_images = True
 
     def check_requirements(self) -> None:
-        check_itm_checkpoint(self.config.itm_model)
+        ItmScorer(self.config.itm_model)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         scorer = ItmScorer(self.config.itm_model, self.settings.device)
@@ -107,18 +106,13 @@ class ItmScorer:
         """Return an image file as the model's input (3, S, S). Raises UserError."""
         return self.preprocess(load_image(path))
 
-    def encode(self, images: Union[Sequence[Image.Image], Tensor]) -> Tensor:
+    def encode(self, images: Tensor) -> Tensor:
         """Return encoded images (B, 1 + P, width), the input of `BlipItm.match` and `similarity`.
 
-        images: RGB images of any size, or a tensor: uint8 (B, H, W, 3), or float (B, 3, H, W)
-        normalised like the output of `preprocess`. A tensor is resized (bicubic) if H or W is not
-        the model's image size.
+        images: (B, 3, H, W), normalised like the output of `preprocess`. They are resized (bicubic)
+        if H or W is not the model's image size.
         """
-        if not isinstance(images, Tensor):
-            images = torch.stack([self.preprocess(image) for image in images])
         images = images.to(self.device, non_blocking=True)
-        if images.dtype == torch.uint8:
-            images = normalise(images)
         if images.shape[2:] != (self.image_size, self.image_size):
             size = (self.image_size, self.image_size)
             images = F.interpolate(images.float(), size, mode="bicubic", antialias=True)
@@ -126,26 +120,9 @@ class ItmScorer:
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return self.model.encode(images)
 
-    def scores(
-        self, images: Union[Sequence[Image.Image], Tensor], captions: Sequence[Sequence[str]]
-    ) -> Tensor:
+    def scores(self, images: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
         """Return the probability (B, k), float32, that a caption matches its image.
 
         images: see `encode`. captions: k captions for each of the B images.
         """
         return self.model.match(self.encode(images), captions)
-
-
-def check_itm_checkpoint(file: str) -> None:
-    """Raise UserError unless `file` is a BLIP checkpoint with the matching and contrastive heads.
-
-    Downloads the checkpoint if necessary.
-    """
-    from BLIP.itm import check_itm
-    from BLIP.weights.checkpoint import read_checkpoint
-
-    try:
-        state = read_checkpoint(file, trust_checkpoint=True, mapped=True)["model"]
-        check_itm(state, without_secrets(file))
-    except ValueError as error:
-        raise UserError(f"itm_model: {error}") from error

@@ -236,7 +236,7 @@ class ImageTextMatching(Scorer):
 
     @classmethod
     def check(cls, model, config):
-        load("captioning.metrics.itm:check_itm_checkpoint")(model)
+        load("captioning.metrics.itm:ItmScorer")(model)
 
     def __init__(self, captioner, reranking, device):
         self.itm = _load_model("captioning.metrics.itm:ItmScorer", reranking.model, device)

@@ -5,7 +5,6 @@ import statistics
 import tarfile
 
 import pytest
-from PIL import Image
 
 from captioning.bulk.filtering import threshold_of
 from captioning.files import stores, tars
@@ -23,7 +22,7 @@ def scored(itm_checkpoint):
     scorer = ItmScorer(str(itm_checkpoint))
 
     def score(image, caption):
-        return scorer.scores([Image.open(image).convert("RGB")], [[caption]]).item()
+        return scorer.scores(scorer.read(image)[None], [[caption]]).item()
 
     return score
 

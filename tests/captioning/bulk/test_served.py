@@ -116,7 +116,7 @@ def test_an_answer_that_fails_takes_no_other_photos_score(run, server, photos, i
     assert len(lines) == 9 and "failed 2" in log
     scorer = ItmScorer(str(itm_checkpoint))
     for line in lines:
-        score = scorer.scores([Image.open(line["image"])], [[line["caption"]]]).item()
+        score = scorer.scores(scorer.read(line["image"])[None], [[line["caption"]]]).item()
         assert line["itm"] == pytest.approx(score, abs=1e-4)
 
 
