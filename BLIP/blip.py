@@ -116,9 +116,9 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         return TrainingTokens(*moved, prompt_length)
 
     def step_function(
-        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
+        self, encoded: Tensor, settings: DecodingSettings, null: Optional[Tensor]
     ) -> Step:
-        return self.step_factory(self.text_decoder, encoded, settings.max_length, other)
+        return self.step_factory(self.text_decoder, encoded, settings.max_length, null)
 
     def encode(self, image: Tensor) -> Tensor:
         """Encode images (B, 3, S, S) -> (B, 1 + P, width): [CLS], then P patches."""

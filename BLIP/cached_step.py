@@ -24,19 +24,17 @@ class CachedStep:
         decoder: TextDecoder,
         image_embeds: Tensor,
         max_length: int,
-        other: Optional[Tensor] = None,
+        null: Optional[Tensor] = None,
     ):
         """Compute the keys and values of the images.
 
         image_embeds: (B, P, width). max_length: the maximum number of tokens of a row, including
-        the prompt. other: the image embeddings of the second stream, (B or 1, P, width), see
-        `decoding.guided`; None without a second stream.
+        the prompt. null: the embeddings of the null image for guidance, (1, P, width), or None.
         """
         self.decoder = decoder
         self.max_length = max_length
         self.image_kv = [
-            _image_keys_values(layer.crossattention, image_embeds, other)
-            for layer in decoder.layers
+            _image_keys_values(layer.crossattention, image_embeds, null) for layer in decoder.layers
         ]
         # Keys and values of self-attention for each layer, each (b, heads, capacity, d).
         self.past: list[KeysValues] = []
@@ -122,14 +120,14 @@ def append_tokens(
 
 
 def _image_keys_values(
-    attention: Attention, image_embeds: Tensor, other: Optional[Tensor]
+    attention: Attention, image_embeds: Tensor, null: Optional[Tensor]
 ) -> KeysValues:
-    """Return the keys and values of the images of both streams.
+    """Return the keys and values of the images, then of the null image, if any, for each image.
 
     They are contiguous, because every step reads them.
     """
     image_kv = attention.keys_values(image_embeds)
-    if other is None:
+    if null is None:
         return tuple(x.contiguous() for x in image_kv)
-    other_kv = attention.keys_values(other)
-    return tuple(torch.cat([x, y.expand_as(x)]) for x, y in zip(image_kv, other_kv))
+    null_kv = attention.keys_values(null)
+    return tuple(torch.cat([x, y.expand_as(x)]) for x, y in zip(image_kv, null_kv))

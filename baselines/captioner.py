@@ -173,10 +173,10 @@ class ClassicCaptioner(CaptionGenerator):
         return logits.flatten(0, 1), labels[:, prompt_length:], attention
 
     def step_function(
-        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
+        self, encoded: Tensor, settings: DecodingSettings, null: Optional[Tensor]
     ) -> Step:
-        streams = encoded if other is None else torch.cat([encoded, other.expand_as(encoded)])
-        return RecurrentStep(self.decoder, streams, self.excluded)
+        both = encoded if null is None else torch.cat([encoded, null.expand_as(encoded)])
+        return RecurrentStep(self.decoder, both, self.excluded)
 
     def encode(self, image: Tensor) -> Tensor:
         """Encode images (B, 3, S, S) -> annotations (B, P, D)."""

@@ -156,7 +156,8 @@ def checkpoint_loader(arguments: argparse.Namespace, changes: dict[str, Any], de
     speed = keys_of("speed")
     settings = {key: value for key, value in changes.items() if key not in speed}
     models = {"checkpoint": checkpoint}
-    models.update((key, changes[key]) for key in ("rerank_judge", "itm_model") if key in changes)
+    if "itm_model" in changes:
+        models["itm_model"] = changes["itm_model"]
     for key, model in models.items():
         settings[key] = stores.without_secrets(model)
         settings[f"{key}_time"] = checkpoints.version_of(model)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from decoding.decode import generate_captions
-from decoding.guided import encode_noisy, second_stream
 from decoding.interface import DecodingSettings, Generated, Step
 from decoding.null_image import NullImage
 
@@ -86,12 +85,12 @@ class CaptionGenerator(nn.Module):
     has_unused_parameters = False
 
     def step_function(
-        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor]
+        self, encoded: Tensor, settings: DecodingSettings, null: Optional[Tensor]
     ) -> Step:
         """Return the step function for encoded images (B, P, width).
 
-        other: the result of `decoding.guided.second_stream`: one encoded null image (1, P, width)
-        for guidance, the encoded noisy images (B, P, width) for contrast, or None.
+        null: the encoded null image (1, P, width) for guidance, or None. With it, the step function
+        takes 2B prompts, see `decoding.guided`.
         """
         raise NotImplementedError
 
@@ -102,22 +101,15 @@ class CaptionGenerator(nn.Module):
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
         """Return captions of images (B, 3, S, S) with their token ids and scores."""
-        encoded = self.encode(image)
-        return self.generate_from(encoded, settings, encode_noisy(self, image, settings))
+        return self.generate_from(self.encode(image), settings)
 
     @torch.inference_mode()
-    def generate_from(
-        self, encoded: Tensor, settings: DecodingSettings, other: Optional[Tensor] = None
-    ) -> Generated:
-        """Return captions of encoded images (B, P, width).
-
-        other: the result of `decoding.guided.encode_noisy`: the same images with noise, encoded.
-        None if `contrastive_alpha` is 0.
-        """
-        other = second_stream(self, encoded, settings, other)
+    def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
+        """Return captions of encoded images (B, P, width)."""
+        null = self.encode_null(encoded[:1]) if settings.is_guided else None
         with self.inference_context():
             return generate_captions(
-                self.step_function(encoded, settings, other),
+                self.step_function(encoded, settings, null),
                 self.prompt_ids,
                 encoded,
                 self.tokenizer,

@@ -40,16 +40,16 @@ def generate_captions(
     images: (B, ...), of which only the number and the device are used. tokenizer: has the token ids
     `end` and `pad`. text: a function that maps ids (L,), prompt included, to a caption.
 
-    If `settings.two_streams`, `step` takes 2B prompts, see `decoding.guided`, and `log_likelihoods`
+    If `settings.is_guided`, `step` takes 2B prompts, see `decoding.guided`, and `log_likelihoods`
     is needed: a function that maps captions (B, k, n) to the log-likelihood of each token after the
     prompt. Otherwise `log_likelihoods` is not called.
     """
-    step = GuidedStep(step, settings) if settings.two_streams else step
+    step = GuidedStep(step, settings.guidance_scale) if settings.is_guided else step
     prompts = prompt.to(images.device).expand(len(images), -1)
     token_ids, scores = decode(step, prompts, tokenizer.end, tokenizer.pad, settings)
     captions = [[text(ids) for ids in rows] for rows in token_ids]
     own_scores = None
-    if settings.two_streams:
+    if settings.is_guided:
         lengths = caption_lengths(token_ids, prompt.size(-1), tokenizer.end)
         total = log_likelihoods(token_ids).double().sum(-1)
         own_scores = total / lengths**settings.length_penalty

@@ -17,12 +17,9 @@ AT_LEAST = {
     "num_beam_groups": 1,
     "diversity_penalty": 0,
     "guidance_scale": 0,
-    "contrastive_alpha": 0,
 }
-# These settings are at least 0, and at most the value.
-FROM_0_TO = {"min_p": 1, "contrastive_beta": 1, "contrastive_noise": 999}
 # These settings are above 0, and at most the value.
-ABOVE_0 = {"repetition_penalty": math.inf, "temperature": math.inf, "top_p": 1, "typical_p": 1}
+ABOVE_0 = {"repetition_penalty": math.inf, "temperature": math.inf, "top_p": 1}
 
 
 class SettingsError(ValueError):
@@ -37,14 +34,12 @@ class DecodingSettings:
       BLIP's nucleus sampling is top_p 0.9, top_k 50, repetition_penalty 1.1.
     - max_length, min_length: numbers of tokens, including the prompt.
     - num_return: the number of captions per image, either the best beams or samples.
-    - top_p 1, top_k 0, min_p 0 and typical_p 1 do not change the distribution; see
-      `decoding.sampling.warp_scores`.
+    - top_p 1 and top_k 0 do not change the distribution; see `decoding.sampling.warp_scores`.
     - no_repeat_ngram_size: no n-gram of this many tokens occurs twice. 0 allows repetition.
     - diversity_penalty: makes the `num_beam_groups` groups of beams differ (arXiv 1610.02424).
     - seeds: for sampling, one seed per prompt. The samples of a prompt then depend only on its seed
       and logits, not on the batch. None samples from torch's global generator.
-    - A guidance_scale other than 1, or a contrastive_alpha other than 0, adds a second stream of
-      images to decoding, see `decoding.guided`.
+    - guidance_scale: 1 for none; see `decoding.guided`.
 
     The constructor raises a one-line ValueError for an impossible value.
     """
@@ -62,12 +57,7 @@ class DecodingSettings:
     no_repeat_ngram_size: int = 0
     num_beam_groups: int = 1
     diversity_penalty: float = 0.0
-    min_p: float = 0.0
-    typical_p: float = 1.0
     guidance_scale: float = 1.0
-    contrastive_alpha: float = 0.0
-    contrastive_beta: float = 0.1
-    contrastive_noise: int = 500
     seeds: Optional[tuple[int, ...]] = None
 
     def __post_init__(self):
@@ -77,14 +67,6 @@ class DecodingSettings:
             self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
             self._require(name, getattr(self, name) <= maximum, f"{maximum} or less")
         self._require("length_penalty", math.isfinite(self.length_penalty), "a number")
-        for name, maximum in FROM_0_TO.items():
-            self._require(name, 0 <= getattr(self, name) <= maximum, f"from 0 to {maximum}")
-        if self.guidance_scale != 1 and self.contrastive_alpha:
-            raise ValueError(
-                f"guidance_scale is {self.guidance_scale} and contrastive_alpha "
-                f"{self.contrastive_alpha}; set one of them: guidance_scale 1 and "
-                "contrastive_alpha 0 turn them off"
-            )
         groups = self.num_beam_groups
         if groups > 1 and (self.sample or self.num_beams % groups):
             raise ValueError(
@@ -107,9 +89,9 @@ class DecodingSettings:
             )
 
     @property
-    def two_streams(self) -> bool:
-        """Whether decoding has a second stream of images, see `decoding.guided`."""
-        return self.guidance_scale != 1 or self.contrastive_alpha != 0
+    def is_guided(self) -> bool:
+        """Whether steps also run with the null image, see `decoding.guided`."""
+        return self.guidance_scale != 1
 
     def _require(self, name: str, is_valid: bool, requirement: str) -> None:
         if not is_valid:
@@ -159,8 +141,8 @@ class Generated(NamedTuple):
 
     captions: B lists of num_return strings. Beams are sorted, the best first; samples are not.
     token_ids: int64 (B, num_return, L); scores: float64 (B, num_return); see `Decoded`. own_scores:
-    with two streams, the scores under the captioner's own distribution, while `scores` are under
-    the combined distribution. rerank_scores: float64 (B, num_return), a reranker's scores, in
+    with guidance, the scores under the captioner's own distribution, while `scores` are under the
+    guided distribution. rerank_scores: float64 (B, num_return), a reranker's scores, in
     descending order. The last two are None where they do not apply.
     """
 

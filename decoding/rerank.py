@@ -70,18 +70,6 @@ class Reranking:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-def expected_similarity(similarity: Tensor) -> Tensor:
-    """Return each candidate's mean similarity to the other candidates of its image, (B, k).
-
-    similarity: (B, k, k), of each pair of candidates.
-
-    The candidate with the highest mean has minimum Bayes risk (Eikema and Aziz 2020, arXiv
-    2005.10283).
-    """
-    self_similarity = similarity.diagonal(dim1=-2, dim2=-1)
-    return (similarity.sum(-1) - self_similarity) / (similarity.size(-1) - 1)
-
-
 def rerank(generated: Generated, scores: Tensor, num_return: int) -> Generated:
     """Return the `num_return` candidates with the highest `scores` (B, k), in descending order.
 

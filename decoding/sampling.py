@@ -132,12 +132,10 @@ def draw_by_inverse(probabilities: Tensor, uniform: Tensor) -> Tensor:
 
 
 def warp_scores(scores: Tensor, settings: DecodingSettings) -> Tensor:
-    """Apply temperature, top_k, top_p, min_p and typical_p, in this order, to scores (..., V).
+    """Apply temperature, top_k and top_p, in this order, to scores (..., V).
 
     top_p keeps the fewest best tokens whose total probability exceeds top_p (arXiv 1904.09751).
-    min_p keeps tokens whose probability is at least min_p times the best token's probability (arXiv
-    2407.01082). Top-k, top-p and min-p always keep the best token. See `_keep_typical` for
-    typical_p.
+    Both always keep the best token.
     """
     scores = scores / settings.temperature
     if settings.top_k:
@@ -148,26 +146,4 @@ def warp_scores(scores: Tensor, settings: DecodingSettings) -> Tensor:
         probabilities = sorted_scores.softmax(-1)
         removed = probabilities.cumsum(-1) - probabilities > settings.top_p
         scores = scores.masked_fill(removed.scatter(-1, order, removed), float("-inf"))
-    if settings.min_p:
-        probabilities = scores.softmax(-1)
-        min_probability = settings.min_p * probabilities.amax(-1, keepdim=True)
-        scores = scores.masked_fill(probabilities < min_probability, float("-inf"))
-    if settings.typical_p < 1:
-        scores = _keep_typical(scores, settings.typical_p)
     return scores
-
-
-def _keep_typical(scores: Tensor, mass: float) -> Tensor:
-    """Keep the tokens whose surprisal, -log p, is nearest to the entropy (arXiv 2202.00666).
-
-    Keep as few of them as are needed for a total probability of `mass`, and all tokens whose
-    surprisal is as near as that of the last token kept. Set the scores of other tokens to -inf.
-    """
-    log_p = scores.log_softmax(-1)
-    p = log_p.exp()
-    entropy = -(p * log_p).nansum(-1, keepdim=True)
-    distance = (-log_p - entropy).abs()
-    sorted_distance, order = distance.sort(dim=-1)
-    num_below = (p.gather(-1, order).cumsum(-1) < mass).sum(-1, keepdim=True)
-    max_distance = sorted_distance.gather(-1, num_below.clamp(max=scores.size(-1) - 1))
-    return scores.masked_fill(distance > max_distance, float("-inf"))

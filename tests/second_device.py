@@ -113,7 +113,7 @@ def cases() -> dict[str, Callable[[str], Any]]:
     specs = [*OBJECTIVES, {"mle": 0.1, "smile": 0.9}]
     kinds = ("logits", "hidden states", "packed logits", "packed hidden states")
     groups = {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5}
-    best = {"sample": True, "top_k": 1, "repetition_penalty": 1.2, "min_p": 0.1}
+    best = {"sample": True, "top_k": 1, "repetition_penalty": 1.2}
     found = {
         **{f"{LOSS} {s}, {kind}": partial(_objective, s, kind) for s in specs for kind in kinds},
         "a training step": _training_step,
@@ -122,7 +122,6 @@ def cases() -> dict[str, Callable[[str], Any]]:
         "captions by compiled steps": partial(_captions, compiled=True, num_beams=3),
         "captions by sampling the best word": partial(_captions, **best),
         "guided captions": partial(_captions, guidance_scale=2.0),
-        "contrasted captions": partial(_captions, contrastive_alpha=1.0),
         "the attention map of a caption": _score_tokens,
         "a model of transformers": _transformers,
     }

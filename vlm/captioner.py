@@ -123,9 +123,7 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         """Return the images unchanged, because `generate` of transformers encodes them."""
         return image
 
-    def generate_from(
-        self, encoded: ImageBatch, settings: DecodingSettings, other: Optional[ImageBatch] = None
-    ) -> Generated:
+    def generate_from(self, encoded: ImageBatch, settings: DecodingSettings) -> Generated:
         check_guidance(settings, self.prompt_processor.family)
         tokenizer, images = self.tokenizer, len(encoded)
         inputs = collate(encoded.select(self.input_names).items, tokenizer.library_pad, left=True)

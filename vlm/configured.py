@@ -16,7 +16,6 @@ PROMPT_IS_QUESTION = True  # the prompt is an input of the model, not the beginn
 # Keys that must keep their defaults. transformers generates the captions, and version 5 has no
 # groups of beams. A reward needs captions sampled by `decoding`.
 UNSUPPORTED = (
-    "contrastive_alpha",
     "drop_image",
     "null_image",
     "rerank",

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from decoding import DecodingSettings
-from decoding.guided import combine_streams
+from decoding.guided import guide
 from vlm.tokenization import CaptionTokenizer
 
 ALWAYS_USED = ("length_penalty", "repetition_penalty", "no_repeat_ngram_size", "guidance_scale")
-SAMPLING_ONLY = ("top_p", "top_k", "temperature", "min_p", "typical_p")
+SAMPLING_ONLY = ("top_p", "top_k", "temperature")
 
 
 def generation_config(model: nn.Module, settings: DecodingSettings, tokenizer: CaptionTokenizer):
@@ -30,6 +30,7 @@ def generation_config(model: nn.Module, settings: DecodingSettings, tokenizer: C
     for name in (*ALWAYS_USED, *SAMPLING_ONLY):
         is_used = sample or name not in SAMPLING_ONLY
         setattr(config, name, getattr(settings, name) if is_used else None)
+    config.min_p = config.typical_p = None
     config.eos_token_id, config.pad_token_id = tokenizer.end_tokens, tokenizer.library_pad
     config.return_dict_in_generate = True
     return config
@@ -72,7 +73,11 @@ def generate(
     # `generate` alternates between a call with the image and a call without it. `calls` has the
     # logits of both; each stack is (rows, L, V).
     image_logits, null_logits = torch.stack(calls[::2], 1), torch.stack(calls[1::2], 1)
-    return padded, score(combine_streams(image_logits, null_logits, settings)), score(image_logits)
+    return (
+        padded,
+        score(guide(image_logits, null_logits, settings.guidance_scale)),
+        score(image_logits),
+    )
 
 
 @contextmanager

@@ -63,9 +63,9 @@ TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.wo
 OTHER_SETTINGS = ("prompt", "first_token_shift")
 
 
-FOLDER_ADVICE = (
-    "give a file in it; shards of an earlier version become a file by captioning.gather of commit "
-    "f445f286"
+IS_FOLDER = (
+    "is a folder, not a checkpoint: give a file in it (shards of an earlier version become a file "
+    "by captioning.gather of commit f445f286)"
 )
 
 
@@ -110,7 +110,7 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     """
     path = fetch(source)
     if not path.is_file():
-        problem = f"is a folder: {FOLDER_ADVICE}" if path.is_dir() else "does not exist"
+        problem = IS_FOLDER if path.is_dir() else "does not exist"
         raise CheckpointError(f"checkpoint {source} {problem}")
     try:
         if path.suffix == ".safetensors":

@@ -14,20 +14,21 @@ from captioning.data.randomness import derived_seed
 from captioning.files.stores import without_secrets
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.precision import Precision, check_precision
-from captioning.models.prompts import caption_lists, check_reranker, prompt_ids
+from captioning.models.prompts import caption_lists, prompt_ids
 from captioning.models.reranking import check_reranking, with_reranking
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
 from captioning.runtime.progress import log_line
 from decoding import DecodingSettings
 
-# Settings without an effect on greedy and beam search, without contrast, and without reranking.
-SAMPLING = ("top_p", "top_k", "temperature", "min_p", "typical_p")
-CONTRASTIVE = ("contrastive_beta", "contrastive_noise")
-RERANKING = ("num_candidates", "candidates", "rerank_weight", "rerank_judge")
+# Settings without an effect on greedy and beam search, and without reranking.
+SAMPLING = ("top_p", "top_k", "temperature")
+RERANKING = ("num_candidates", "candidates", "rerank_weight")
 # Settings that are off by default. They are recorded only if they differ from the default.
 OFF_BY_DEFAULT = (
-    *("no_repeat_ngram_size", "num_beam_groups", "diversity_penalty", "min_p", "typical_p"),
-    *("guidance_scale", "contrastive_alpha"),
+    "no_repeat_ngram_size",
+    "num_beam_groups",
+    "diversity_penalty",
+    "guidance_scale",
 )
 
 
@@ -55,7 +56,6 @@ class CheckpointModel:
         needs = {
             "sample=true": (SAMPLING, run.sample or run.rerank),
             "rerank": (RERANKING, run.rerank),
-            "contrastive_alpha": (CONTRASTIVE, run.contrastive_alpha),
         }
         for key, (names, is_enabled) in needs.items():
             unused = next((name for name in names if name in changes), None)
@@ -111,11 +111,8 @@ class CheckpointModel:
     def _with_checked_prompt(self, entry: dict[str, Any]) -> dict[str, Any]:
         """Return the entry, with an "error" if its prompt cannot be used."""
         try:
-            if "error" not in entry and entry.get("prompt"):
-                check_reranker(self.config)
-                if not self.takes_prompt:
-                    room = self.config.max_length
-                    prompt_ids(self.captioner, entry["prompt"], "max_length", room)
+            if "error" not in entry and entry.get("prompt") and not self.takes_prompt:
+                prompt_ids(self.captioner, entry["prompt"], "max_length", self.config.max_length)
         except UserError as error:
             return {**entry, "error": f"{entry['image']}: {error}"}
         return entry
@@ -214,7 +211,5 @@ def recorded_settings(settings: DecodingSettings, seed: int) -> dict[str, Any]:
     values["num_return_sequences"] = values.pop("num_return")
     unused = {name for name in OFF_BY_DEFAULT if values[name] == getattr(DecodingSettings, name)}
     unused.update(["num_beams"] if sample else SAMPLING)
-    if not settings.contrastive_alpha:
-        unused.update(CONTRASTIVE)
     used = {name: value for name, value in values.items() if name not in unused}
     return {"do_sample": True, "seed": seed, **used} if sample else used

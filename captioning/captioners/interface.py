@@ -72,7 +72,7 @@ class Captioner(Protocol):
     - min_batch_size: the smallest batch on which the captioner can train
     - has_unused_parameters: whether a training step may leave parameters without a gradient
     - null_image: None if the captioner has no null image. Then `captioning.models.build` refuses
-      `drop_image`, guidance and contrastive decoding
+      `drop_image` and guidance
     """
 
     tokenizer: Tokenizer
@@ -120,13 +120,10 @@ class Captioner(Protocol):
     def encode_null(self, encoded: Any) -> Any:
         """Return the encoded null image, expanded to the shape of the encoded images `encoded`."""
 
-    def generate_from(
-        self, encoded: Any, settings: DecodingSettings, other: Any = None
-    ) -> Generated:
+    def generate_from(self, encoded: Any, settings: DecodingSettings) -> Generated:
         """Do what `generate_details` does, for images that are already encoded.
 
-        other: see `decoding.guided.second_stream`. Raises SettingsError for settings that the
-        captioner does not support.
+        Raises SettingsError for settings that the captioner does not support.
         """
 
     def score_tokens(self, encoded: Any, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:

@@ -42,7 +42,11 @@ from smile.objective import FIRST_TOKEN_MLE
 
 # Keys that are gone, with the value that has the meaning of today's program: checkpoints and files
 # of earlier runs may have it. Another value is an unknown key.
-GONE = {"input": "fast", "resume": "auto", "reward_kl": 0, "checkpoint_format": "whole"}
+GONE = {
+    **{"input": "fast", "resume": "auto", "reward_kl": 0, "checkpoint_format": "whole"},
+    **{"min_p": 0, "typical_p": 1, "rerank_judge": None},
+    **{"contrastive_alpha": 0, "contrastive_beta": 0.1, "contrastive_noise": 500},
+}
 LAST = "last"  # the value of `select` that selects the last epoch instead of the best by metrics
 
 
@@ -61,7 +65,7 @@ class Config(Keys):
             return [os.path.expanduser(each) if isinstance(each, str) else each for each in value]
         return os.path.expanduser(value) if isinstance(value, str) else value
 
-    @field_serializer("pretrained", "rerank_judge", "itm_model", check_fields=False)
+    @field_serializer("pretrained", "itm_model", check_fields=False)
     def _without_secrets(self, value):
         return without_secrets(value) if isinstance(value, str) else value
 

@@ -145,17 +145,11 @@ class Keys(BaseModel):
     no_repeat_ngram_size: Generation[int] = 0
     num_beam_groups: Generation[int] = 1
     diversity_penalty: Generation[float] = 0.0
-    min_p: Generation[float] = 0.0
-    typical_p: Generation[float] = 1.0
     rerank: Generation[Optional[Literal[tuple(RERANKERS)]]] = None
     num_candidates: Generation[int] = Field(20, ge=2, le=1000)
     candidates: Generation[Literal["samples", "beams"]] = "samples"
     rerank_weight: Generation[float] = Field(0.5, ge=0, le=1)
-    rerank_judge: Generation[Optional[str]] = None
     guidance_scale: Generation[float] = 1.0
-    contrastive_alpha: Generation[float] = 0.0
-    contrastive_beta: Generation[float] = 0.1
-    contrastive_noise: Generation[int] = 500
     metrics: Scoring[list[Literal[tuple(EVALUATORS)]]] = Field(
         list(DEFAULT_EVALUATORS), min_length=1
     )

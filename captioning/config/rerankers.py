@@ -11,27 +11,23 @@ class RerankerEntry(NamedTuple):
 
     scorer: "module:class" of a `captioning.models.reranking.Scorer`. model: the configuration key
     whose value is the scorer's model; None if the scorer has no model. options: "module:class" of
-    the metric whose `Options` declare keys of this reranker, including `model`. weighted: whether
-    the scorer uses the key rerank_weight.
+    the metric whose `Options` declare keys of this reranker, including `model`.
     """
 
     scorer: str
     model: Optional[str] = None
     options: Optional[str] = None
-    weighted: bool = False
 
 
 _SCORERS = "captioning.models.reranking"
 RERANKERS: dict[str, RerankerEntry] = {
-    "mmi": RerankerEntry(f"{_SCORERS}:MutualInformation", weighted=True),
-    "mbr": RerankerEntry(f"{_SCORERS}:MinimumBayesRisk"),
+    "mmi": RerankerEntry(f"{_SCORERS}:MutualInformation"),
     "clip": RerankerEntry(
         f"{_SCORERS}:ClipScorer", "clip_model", "captioning.metrics.clipscore:ClipScore"
     ),
     "itm": RerankerEntry(
         f"{_SCORERS}:ImageTextMatching", "itm_model", "captioning.metrics.itm:Itm"
     ),
-    "judge": RerankerEntry(f"{_SCORERS}:Judge", "rerank_judge", weighted=True),
 }
 
 
@@ -58,6 +54,6 @@ def build_reranking(values: Any, num_return: int = 1) -> Optional[Reranking]:
     if entry.model and not model:
         raise ValueError(f"rerank is {values.rerank}, which needs {entry.model}")
     settings = {**values_of(Reranking, values), "model": model, "num_return": num_return}
-    if not entry.weighted:
+    if values.rerank != "mmi":
         settings["rerank_weight"] = None
     return Reranking(**settings)

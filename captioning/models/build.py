@@ -77,7 +77,7 @@ def _check_null_support(config: Config, captioner: Captioner) -> None:
     """Raise UserError if a key needs a null image and the captioner has none."""
     if captioner.null_image is not None:
         return
-    keys = ["drop_image", "null_image", "guidance_scale", "contrastive_alpha"]
+    keys = ["drop_image", "null_image", "guidance_scale"]
     if config.rerank == "mmi":
         keys.append("rerank")
     for key in keys:

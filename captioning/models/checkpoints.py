@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
-from BLIP.weights.checkpoint import FOLDER_ADVICE, check_finite, holds_tensors
+from BLIP.weights.checkpoint import IS_FOLDER, check_finite, holds_tensors
 from BLIP.weights.safe_load import read_pickled
 from captioning.files.stores import check_address, is_bucket_address, stamp, stamps
 from captioning.files.writing import (
@@ -211,7 +211,7 @@ def _check_keys(content: Any) -> None:
 def check_whole(path: Path) -> None:
     """Raise UserError if a bit of a checkpoint has changed, by the CRC-32 of each part of it."""
     if path.is_dir():
-        raise UserError(f"{path} is a folder: {FOLDER_ADVICE}")
+        raise UserError(f"{path} {IS_FOLDER}")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()

@@ -53,15 +53,14 @@ def check_prompts(
 ) -> None:
     """Raise UserError if the prompts of `samples` cannot be used.
 
-    Prompts cannot be used with a reward or with some rerankers, or if `prompt_ids` refuses a
-    prompt. key: "max_tokens" in training, "max_length" in generation; see `prompt_ids`.
+    Prompts cannot be used with a reward, or if `prompt_ids` refuses a prompt. key: "max_tokens" in
+    training, "max_length" in generation; see `prompt_ids`.
     """
     images = {sample.prompt: sample.image for sample in samples if sample.prompt is not None}
     if not images:
         return
     if config.reward:
         raise UserError("the annotations have a column prompt, which reward does not support")
-    check_reranker(config)
     if prompt_is_question(config):
         return
     for prompt, image in images.items():
@@ -69,12 +68,6 @@ def check_prompts(
             prompt_ids(captioner, prompt, key, getattr(config, key))
         except UserError as error:
             raise UserError(f"{image}: {error}") from None
-
-
-def check_reranker(config: Config) -> None:
-    """Raise UserError if the reranker cannot score captions of different prompts."""
-    if config.rerank == "judge":
-        raise UserError("rerank is judge, whose prompt is one for all: leave out the column prompt")
 
 
 def caption_lists(

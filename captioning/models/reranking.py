@@ -1,7 +1,6 @@
 """Reranks captions: generates several candidates per image, scores them and sorts them."""
 
 import hashlib
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Optional, Union
 
@@ -13,13 +12,11 @@ from captioning.captioners.interface import Captioner, Images
 from captioning.config import Config
 from captioning.config.rerankers import RERANKERS
 from captioning.data.randomness import derived_seed
-from captioning.files.stores import without_secrets
-from captioning.models.build import load_trained, trained_config
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
-from decoding.guided import caption_lengths, encode_noisy
-from decoding.rerank import Reranking, expected_similarity, rerank
+from decoding.guided import caption_lengths
+from decoding.rerank import Reranking, rerank
 
 MAX_CAPTIONS = 256  # the most captions whose likelihoods are computed in one batch
 
@@ -75,11 +72,8 @@ class Reranker:
         seeds = None
         if self.reranking.candidates == "samples":
             seeds = image_seeds(image, self.reranking.seed)
-        candidates = self.captioner.generate_from(
-            encoded,
-            self.reranking.candidate_settings(settings, seeds),
-            encode_noisy(self.captioner, image, settings),
-        )
+        candidate_settings = self.reranking.candidate_settings(settings, seeds)
+        candidates = self.captioner.generate_from(encoded, candidate_settings)
         scores = self.scorer(image, encoded, candidates)
         return rerank(candidates, scores.to(candidates.scores.device), self.reranking.num_return)
 
@@ -120,24 +114,14 @@ class MutualInformation(Scorer):
     """
 
     def __call__(self, image, encoded, candidates):
-        logp = None
+        captioner, token_ids, logp, scores = self.captioner, candidates.token_ids, None, []
         if self.reranking.candidates == "samples":
             # Scores of sampled captions are mean log-probabilities per token, without penalties,
             # so that the score times the caption's length is log p(y | image).
-            tokens = (self.captioner.prompt_ids.size(-1), self.captioner.tokenizer.end)
-            scores = candidates.scores if candidates.own_scores is None else candidates.own_scores
-            logp = scores * caption_lengths(candidates.token_ids, *tokens)
-        return self.scores(self.captioner, encoded, candidates.token_ids, logp)
-
-    def scores(
-        self, captioner: nn.Module, encoded: Any, token_ids: Tensor, logp: Optional[Tensor] = None
-    ) -> Tensor:
-        """Return scores (B, k) of token_ids (B, k, n), computed by `captioner` in small batches.
-
-        encoded: the images, encoded by `captioner`. logp: log p(y | image) (B, k), if known.
-        """
+            tokens = (captioner.prompt_ids.size(-1), captioner.tokenizer.end)
+            own = candidates.scores if candidates.own_scores is None else candidates.own_scores
+            logp = own * caption_lengths(token_ids, *tokens)
         count = max(1, MAX_CAPTIONS // token_ids.size(1))
-        scores = []
         for start in range(0, len(token_ids), count):
             rows = slice(start, start + count)
             ids, images = token_ids[rows], encoded[rows]
@@ -150,58 +134,6 @@ class MutualInformation(Scorer):
             without = captioner.log_likelihoods(null, captions).double().sum(-1).view_as(with_image)
             scores.append(with_image - self.reranking.rerank_weight * without)
         return torch.cat(scores)
-
-
-class Judge(MutualInformation):
-    """Scores like `MutualInformation`, but another captioner, the judge, computes probabilities.
-
-    The judge scores the captioner's token ids. Therefore both must have the same vocabulary, prompt
-    and first_token_shift.
-    """
-
-    @classmethod
-    def check(cls, model, config):
-        try:
-            judge = trained_config(model, None)
-        except UserError as error:
-            raise UserError(f"rerank_judge: {error}") from error
-        # first_token_shift changes a caption's first token id. Not all captioners have this key.
-        shift, judge_shift = (getattr(c, "first_token_shift", False) for c in (config, judge))
-        if shift != judge_shift:
-            raise _unsuitable(model, f"first_token_shift {judge_shift}, the captioner {shift}")
-
-    def __init__(self, captioner, reranking, device):
-        super().__init__(captioner, reranking, device)
-        config, self.judge = load_judge(reranking.model, device)
-        self.image_size = config.image_size
-        if vocabulary_of(captioner) != vocabulary_of(self.judge):
-            raise _unsuitable(reranking.model, "another vocabulary than the captioner")
-        if captioner.prompt_ids.tolist() != self.judge.prompt_ids.tolist():
-            prompts = f"the prompt {self.judge.prompt!r}, the captioner {captioner.prompt!r}"
-            raise _unsuitable(reranking.model, prompts)
-
-    def __call__(self, image, encoded, candidates):
-        encoded = self.judge.encode(resized(image, self.image_size))
-        return self.scores(self.judge, encoded, candidates.token_ids)
-
-
-def _unsuitable(judge: Optional[str], difference: str) -> UserError:
-    return UserError(
-        f"rerank_judge: {without_secrets(judge)} has {difference}: use a judge that was trained "
-        "with the same tokenizer, prompt and first_token_shift"
-    )
-
-
-class MinimumBayesRisk(Scorer):
-    """Scores a candidate by its mean CIDEr-D with the image's other candidates as references.
-
-    All n-grams have equal weights, instead of their document frequencies in a data set.
-    """
-
-    def __call__(self, image, encoded, candidates):
-        similarities = load("captioning.rewards.cider:similarities")
-        matrices = [similarities(captions) for captions in candidates.captions]
-        return expected_similarity(torch.tensor(matrices, dtype=torch.float64))
 
 
 class ClipScorer(Scorer):
@@ -257,14 +189,3 @@ def resized(image: Tensor, size: int) -> Tensor:
 @lru_cache(maxsize=1)
 def _load_model(entry: str, source: str, device: torch.device) -> Any:
     return load(entry)(source, device)
-
-
-@lru_cache(maxsize=1)
-def load_judge(checkpoint: str, device: torch.device) -> tuple[Config, nn.Module]:
-    config, judge = load_trained(checkpoint, None, device)
-    return config, judge.requires_grad_(False)
-
-
-def vocabulary_of(captioner: nn.Module) -> Sequence[str]:
-    tokenizer = captioner.tokenizer
-    return [tokenizer.token(token_id) for token_id in range(len(tokenizer))]

@@ -12,7 +12,6 @@ from captioning.captioners.interface import Images
 from captioning.models.prompts import scored_lists
 from captioning.models.reranking import Reranker
 from decoding import DecodingSettings, Generated, until_end
-from decoding.guided import encode_noisy
 
 END = "(end)"
 
@@ -60,8 +59,7 @@ def scored_captions(
     """
     encoded = captioner.encode(images)
     if reranker is None:
-        other = encode_noisy(captioner, images, settings)
-        generated = captioner.generate_from(encoded, settings, other)
+        generated = captioner.generate_from(encoded, settings)
         candidates = [[] for _ in generated.captions]
     else:
         generated = reranker.generate_from(images, encoded, settings)

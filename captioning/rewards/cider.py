@@ -97,13 +97,6 @@ class Idf:
         return NgramVectors(vectors, norms, max(len(words) - 1, 0))
 
 
-def similarities(captions: Sequence[str]) -> list[list[float]]:
-    """Return CIDEr-D (0 to 10) of each pair of captions, with an idf of 1 for all n-grams."""
-    idf = Idf(())
-    vectors = [idf.vectors(_with_end(imitated_tokens(text))) for text in captions]
-    return [[10.0 * _similarity(a, b) for b in vectors] for a in vectors]
-
-
 def _ngrams(words: Sequence[str]) -> list[Ngram]:
     return [
         tuple(words[start : start + n])

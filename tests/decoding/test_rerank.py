@@ -59,4 +59,4 @@ def test_candidates_are_samples_or_beams_of_the_settings():
     beams = Reranking("mmi", num_candidates=6, candidates="beams").candidate_settings(grouped)
     assert (beams.num_beams, beams.num_return, beams.num_beam_groups) == (6, 6, 2)
     with pytest.raises(ValueError, match="num_return is 3 with num_candidates 2"):
-        Reranking("mbr", num_candidates=2, num_return=3)
+        Reranking("mmi", num_candidates=2, num_return=3)

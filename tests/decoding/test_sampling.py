@@ -49,14 +49,10 @@ OLD = transformers.__version__ == "4.15.0"
 library = importlib.import_module(
     "transformers.generation_logits_process" if OLD else "transformers.generation"
 )
-WARPERS = {"temperature": "Temperature", "top_k": "TopK", "top_p": "TopP", "min_p": "MinP"}
-WARPERS["typical_p"] = "Typical"
+WARPERS = {"temperature": "Temperature", "top_k": "TopK", "top_p": "TopP"}
 TOP_K = ({}, {"top_k": 1}, {"top_k": 3}, {"top_k": 50})
 TOP_P = ({}, {"top_p": 0.3}, {"top_p": 0.9})
-MIN_P = ({}, {"min_p": 0.05}, {"min_p": 0.5}, {"min_p": 1.0})
-TYPICAL_P = ({}, {"typical_p": 0.1}, {"typical_p": 0.6}, {"typical_p": 0.95})
 CASES = [{"temperature": 0.7, **k, **p} for k in TOP_K for p in TOP_P]
-CASES += [{"top_k": 20, **p, **typical} for p in MIN_P for typical in TYPICAL_P] * (not OLD)
 
 
 @pytest.mark.parametrize("settings", CASES, ids=str)

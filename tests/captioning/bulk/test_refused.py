@@ -118,7 +118,7 @@ def test_an_output_that_another_program_writes_is_refused(refused):
         refused("another program is writing it")
 
 
-SAMPLING = {"top_p": 0.5, "top_k": 3, "temperature": 2.0, "min_p": 0.1, "typical_p": 0.5}
+SAMPLING = {"top_p": 0.5, "top_k": 3, "temperature": 2.0}
 TOGETHER = [
     (["--num_return", "3"], "num_return is 3 with num_beams 2"),
     (["max_length=3"], "min_length is 5, above max_length, 3"),

@@ -53,7 +53,7 @@ class FakeCaptioner(CaptionGenerator):
         inputs = tokens[:, p - 1 : -1].unflatten(0, (len(image), -1))  # (B, k, N)
         return self.logits(inputs, self.encode(image)).flatten(0, 1), labels[:, p:]
 
-    def step_function(self, encoded, settings, other):
+    def step_function(self, encoded, settings, null):
         def step(tokens, rows):
             if rows is not None:
                 step.images = step.images[rows[:, 0] // step.width]

@@ -2,8 +2,6 @@
 
 import dataclasses
 import json
-import math
-from collections import Counter
 
 import pytest
 import torch
@@ -13,8 +11,7 @@ from captioning.data import load_image, read_split
 from captioning.data.image import MEAN, STD
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.generation import caption_images
-from captioning.models.reranking import Reranker, check_reranking, resized
-from captioning.runtime.errors import UserError
+from captioning.models.reranking import Reranker, resized
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
 from tests.captioning.clip_references import save_siglip
@@ -82,29 +79,6 @@ def test_mutual_information_against_a_loop(built, model, candidates):
         assert [sorted(group) for group in found.captions] == [sorted(c) for c in beams.captions]
 
 
-def test_minimum_bayes_risk_against_a_loop(built):
-    """CIDEr-D with equal weights, written out for pairs of captions."""
-    found = generated(built(), Reranking("mbr", 5))
-    for captions, scores in zip(found.captions, found.rerank_scores.tolist()):
-        words = [[*text.split(), "</s>"] for text in captions]
-        for i, score in enumerate(scores):
-            others = [cider_d(words[i], words[j]) for j in range(5) if j != i]
-            assert score == pytest.approx(sum(others) / 4, rel=1e-6)
-        assert scores == sorted(scores, reverse=True)
-
-
-def cider_d(words, reference):
-    total = 0.0
-    for n in range(1, 5):
-        own, other = (
-            Counter(tuple(text[i : i + n]) for i in range(len(text) - n + 1))
-            for text in (words, reference)
-        )
-        product = sum(min(count, other[gram]) * other[gram] for gram, count in own.items())
-        total += product / max(1, math.hypot(*own.values()) * math.hypot(*other.values()))
-    return 10 * total / 4 * math.exp(-((len(words) - len(reference)) ** 2) / 72)
-
-
 def test_a_caption_depends_on_its_image_and_the_seed(built):
     captioner = built()
     reranking = Reranking("mmi", 6, seed=1)
@@ -160,40 +134,12 @@ def saved(scenes_config, tmp_path):
         keys = [*MODELS[model], "image_size=48", "seed=5", *overrides]
         config = load_config(scenes_config, keys, {"output_dir": str(tmp_path)})
         captioner = captioner_from(config, None)[0]
-        # Loaded judges are cached by their path.
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pth"
         content = {"model": captioner.state_dict(), "config": config.model_dump()}
         torch.save({**content, **captioner.saved_beside_weights()}, path)
         return path, config, captioner.eval()
 
     return write
-
-
-def test_a_judge_scores_with_its_own_likelihoods(built, saved):
-    path, _, other = saved()
-    found = generated(built(), Reranking("judge", 3, rerank_weight=0.4, model=str(path)))
-    assert_information(found, other, other.encode(resized(image_of(), 48)), 0.4)
-
-
-def test_a_judge_of_another_vocabulary_or_prompt_is_refused(built, saved):
-    path, *_ = saved("prompt='a photo of '")
-    with pytest.raises(UserError, match="has the prompt 'a photo of ', the captioner 'a picture"):
-        Reranker(built(), Reranking("judge", model=str(path)), CPU)
-    path, *_ = saved(model="lstm")
-    with pytest.raises(UserError, match="has another vocabulary than the captioner"):
-        Reranker(built(), Reranking("judge", model=str(path)), CPU)
-
-
-def test_a_judge_of_another_first_token_shift_is_refused_before_loading(
-    saved, scenes, scenes_config
-):
-    shift = [f"tokenizer={scenes / 'vocab_pieces.txt'}", "first_token_shift=true"]
-    path, *_ = saved(*shift)
-    keys = ["rerank=judge", f"rerank_judge={path}"]
-    check_reranking(load_config(scenes_config, [*shift, *keys]))
-    line = f"rerank_judge: {path} has first_token_shift True, the captioner False: use"
-    with pytest.raises(UserError, match=line):
-        check_reranking(load_config(scenes_config, [shift[0], *keys]))
 
 
 def test_attention_maps_are_of_the_reranked_caption(saved, scenes, tmp_path):
