@@ -106,7 +106,7 @@ def _link_weights(source: str, target: str) -> None:
 
 
 def leave_an_epoch(config, epoch=0, without=None):
-    """Write the checkpoint of a run of one process that has learned nothing, after that epoch.
+    """Write the checkpoint of a run of one process on 24 items, which has learned nothing.
 
     without: a key that its configuration lacks.
     """
@@ -114,8 +114,8 @@ def leave_an_epoch(config, epoch=0, without=None):
     folder.mkdir(exist_ok=True)
     batches = {"batch_size": config.batch_size, "processes": 1, "accumulation_steps": 1}
     kept = {key: value for key, value in config.model_dump().items() if key != without}
-    content = {"model": {}, "optimizer": {}, "epoch": epoch, "batches": batches, "config": kept}
-    torch.save(content, folder / f"checkpoint_{epoch:02d}.pth")
+    content = {"model": {}, "optimizer": {}, "epoch": epoch, "batches": batches, "items": 24}
+    torch.save({**content, "config": kept}, folder / f"checkpoint_{epoch:02d}.pth")
 
 
 def log_of(folder, event):

@@ -86,12 +86,6 @@ def run(request, scenes_config, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def done(run):
-    """Return a function that does a run with overrides, and returns it; see `run`."""
-    return lambda *overrides, **named: run(*overrides, **named).run()
-
-
-@pytest.fixture
 def resumed(run):
     """Return a function that stops a run in the second step of its second epoch, and resumes it."""
 

@@ -16,6 +16,10 @@ def config(scenes_config, *overrides):
     return load_config(scenes_config, ["init_lr=1.0", "max_epoch=4", "min_lr=0.1", *overrides])
 
 
+def sgd():
+    return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+
+
 def test_blips_schedule_is_the_default(scenes_config):
     chosen = config(scenes_config, "init_lr=1e-5", "min_lr=0", "max_epoch=5")
     rates = [scheduled_rate(chosen, epoch, 999, 200, 3) for epoch in range(5)]
@@ -26,22 +30,6 @@ def test_blips_schedule_is_the_default(scenes_config):
     assert rates == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 0.868198])
 
 
-def test_a_cosine_over_steps_is_torchs_and_ends_at_its_lowest(scenes_config):
-    chosen = config(scenes_config, "lr_schedule=cosine_steps", "warmup_steps=8")
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=31, eta_min=0.1)
-    for step in range(8, 40):
-        expected = optimizer.param_groups[0]["lr"]
-        assert scheduled_rate(chosen, step // 10, step, 10, 0) == pytest.approx(expected)
-        optimizer.step()
-        schedule.step()
-    assert scheduled_rate(chosen, 3, 39, 10, 0) == pytest.approx(0.1)
-    assert scheduled_rate(chosen, 0, 4, 10, 0) == 0.5  # half way through the warm-up
-    only = config(scenes_config, "lr_schedule=cosine_steps", "warmup_steps=39")
-    # The last step has min_lr, also if it is the only one.
-    assert scheduled_rate(only, 3, 39, 10, 0) == 0.1
-
-
 def test_exponential_and_plateau_fall_by_lr_decay(scenes_config):
     chosen = config(scenes_config, "lr_schedule=exponential", "lr_decay=0.5")
     rates = [scheduled_rate(chosen, epoch, 10 * epoch, 10, 9) for epoch in range(5)]
@@ -50,14 +38,23 @@ def test_exponential_and_plateau_fall_by_lr_decay(scenes_config):
     assert [scheduled_rate(chosen, 3, 30, 10, n) for n in (0, 1, 2)] == [1, 0.5, 0.25]
 
 
-@pytest.mark.parametrize(("growth", "lengths"), [(1, [8, 8, 8, 8]), (2, [8, 16, 32]), (1, [32])])
-def test_restarts_are_torchs_cosines_each_ending_at_its_lowest(scenes_config, growth, lengths):
-    named = ["lr_schedule=cosine_restarts", f"lr_cycle_growth={growth}", "warmup_steps=8"]
-    chosen = config(scenes_config, *named, f"lr_cycles={len(lengths)}")
+@pytest.mark.parametrize(
+    ("keys", "lengths"),
+    [
+        (["lr_schedule=cosine_steps"], [32]),
+        (["lr_schedule=cosine_restarts", "lr_cycle_growth=1", "lr_cycles=4"], [8, 8, 8, 8]),
+        (["lr_schedule=cosine_restarts", "lr_cycle_growth=2", "lr_cycles=3"], [8, 16, 32]),
+        (["lr_schedule=cosine_restarts", "lr_cycle_growth=1", "lr_cycles=1"], [32]),
+    ],
+)
+def test_cosines_over_steps_are_torchs_each_ending_at_its_lowest(scenes_config, keys, lengths):
+    chosen = config(scenes_config, *keys, "warmup_steps=8")
     steps = (8 + sum(lengths)) // 4  # an epoch
-    rates = [scheduled_rate(chosen, n // steps, n, steps, 0) for n in range(8, 4 * steps)]
+    rates = [scheduled_rate(chosen, n // steps, n, steps, 0) for n in range(4 * steps)]
+    assert rates[4] == 0.5  # half way through the warm-up
+    del rates[:8]
     for length in lengths:
-        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        optimizer = sgd()
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, length - 1, eta_min=0.1)
         for _ in range(length):
             assert rates.pop(0) == pytest.approx(optimizer.param_groups[0]["lr"])
@@ -66,7 +63,9 @@ def test_restarts_are_torchs_cosines_each_ending_at_its_lowest(scenes_config, gr
     assert rates == []
 
 
-def test_restarts_of_a_run_that_is_too_short_for_them_end_at_the_lowest(scenes_config):
+def test_cosines_without_room_end_at_the_lowest(scenes_config):
+    only = config(scenes_config, "lr_schedule=cosine_steps", "warmup_steps=39")
+    assert scheduled_rate(only, 3, 39, 10, 0) == 0.1
     for cycles in range(1, 12):
         chosen = config(scenes_config, "lr_schedule=cosine_restarts", f"lr_cycles={cycles}")
         rates = [scheduled_rate(chosen, n // 2, n, 2, 0) for n in range(8)]
@@ -77,7 +76,7 @@ def test_restarts_of_a_run_that_is_too_short_for_them_end_at_the_lowest(scenes_c
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 5), max_size=30), st.integers(0, 4))
 def test_plateaus_are_those_of_torch(values, patience):
-    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    optimizer = sgd()
     schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, mode="max", factor=0.5, patience=patience, threshold=0.0, min_lr=0.0, eps=0.0
     )
@@ -86,15 +85,13 @@ def test_plateaus_are_those_of_torch(values, patience):
     assert 0.5 ** count_plateaus(values, patience) == optimizer.param_groups[0]["lr"]
 
 
-def test_word_vectors_may_have_a_rate_of_their_own_beside_the_encoders(scenes_config):
+def test_encoder_and_word_vectors_have_rates_of_their_own(scenes_config):
     rates = ["encoder_lr=1e-4", "embedding_lr=2e-2"]
     chosen = load_config(scenes_config, ["model=attn", *CLASSIC, *rates])
     captioner, _ = captioner_from(chosen, None)
     optimizer, shares = build_optimizer(captioner, chosen)
     assert shares == pytest.approx([1.0, 0.1, 20])
-    rest, encoder, words = (group["params"] for group in optimizer.param_groups)
-    assert set(map(id, encoder)) == set(map(id, captioner.encoder.network.parameters()))
-    assert words == [captioner.decoder.embedding.weight]
-    assert id(words[0]) not in {id(p) for p in rest}
-    every = [p for group in optimizer.param_groups for p in group["params"]]
-    assert sorted(map(id, every)) == sorted(map(id, captioner.parameters()))
+    rest, encoder, words = ([*map(id, group["params"])] for group in optimizer.param_groups)
+    assert set(encoder) == set(map(id, captioner.encoder.network.parameters()))
+    assert words == [id(captioner.decoder.embedding.weight)]
+    assert sorted(rest + encoder + words) == sorted(map(id, captioner.parameters()))
