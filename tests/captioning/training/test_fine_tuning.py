@@ -12,94 +12,93 @@ from captioning.data import normalise
 from captioning.runtime.errors import UserError
 from captioning.training.selection import read_scores
 from tests.captioning.training.conftest import first_gradient
+from tests.markers import slow
 from tests.tiny import log_of
 
 NO_DROPOUT = ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
 
 
-def test_a_run_learns_and_leaves_everything(done):
-    tuning = done("log_every=1", "max_epoch=2", "init_lr=1e-2")
+def test_a_run_learns_and_leaves_everything(run):
+    tuning = run("log_every=1", "max_epoch=3", "eval_every=2", "init_lr=1e-2").run()
     folder = tuning.folder
     steps = log_of(folder, "step")
-    assert [line["step"] for line in steps] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in steps] == [*range(1, 10)]
     assert steps[-1]["loss"] < 0.9 * steps[0]["loss"]
     for line in steps:
         assert line["loss"] == pytest.approx(0.5 * line["mle"] + 0.5 * line["smile"])
-    rates = [line["learning_rate"] for line in steps]
-    assert rates == pytest.approx([1e-2] * 3 + [5e-3] * 3)
-    assert len(log_of(folder, "epoch")) == len(log_of(folder, "val")) == 2
+    rates = [line["learning_rate"] for line in steps[::3]]
+    assert rates == pytest.approx([1e-2, 7.5e-3, 2.5e-3])
+    # It validates every few epochs and after the last.
+    assert [line["step"] for line in log_of(folder, "val")] == [1, 2]
+    assert len(log_of(folder, "epoch")) == 3
     assert {path.name for path in folder.iterdir()} == {
-        *("checkpoint_00.pth", "checkpoint_01.pth", "checkpoint_best.pth"),
+        *("checkpoint_01.pth", "checkpoint_02.pth", "checkpoint_best.pth"),
         *("config.yaml", "run.json", "selected.json", "log.jsonl", "tensorboard", "result"),
     }
-    saved = torch.load(folder / "checkpoint_01.pth", weights_only=True)
-    assert {"model", "optimizer", "config", "epoch"} <= saved.keys()
+    saved = torch.load(folder / "checkpoint_02.pth", weights_only=True)
+    assert {"model", "optimizer"} <= saved.keys() and (saved["epoch"], saved["items"]) == (2, 24)
     assert saved["config"]["objective"] == {"mle": 0.5, "smile": 0.5}
-    captions = json.loads((folder / "result" / "val_epoch01.json").read_text())
+    captions = json.loads((folder / "result" / "val_epoch02.json").read_text())
     assert [set(entry) for entry in captions] == [{"image_id", "caption"}] * 5
     record = json.loads((folder / "run.json").read_text())
     assert torch.__version__.startswith(record["versions"]["torch"]) and record["processes"] == 1
-    assert load_config(folder / "config.yaml") == tuning.config.model_copy(
-        update={"select": "last"}
-    )
+    expected = tuning.config.model_copy(update={"select": "last"})
+    assert load_config(folder / "config.yaml") == expected
     assert any((folder / "tensorboard").iterdir())
 
 
-DROPS_IMAGES = ["drop_image=0.4", "null_image=learnt"]
 REWARDED = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "max_tokens=12"]
 REWARDED += ["reward_samples=3", "objective={smile: 0.1}"]
-SLOW = [["drop_image=0.4", "null_image=mean"], REWARDED]
 
 
 @pytest.mark.parametrize(
     "settings",
-    [DROPS_IMAGES, *(pytest.param(s, marks=pytest.mark.slow) for s in SLOW)],
+    [
+        ["drop_image=0.4", "null_image=learnt"],
+        slow(["drop_image=0.4", "null_image=mean"]),
+        slow(REWARDED),
+    ],
+    ids=str,
 )
 def test_an_interrupted_run_ends_as_the_undisturbed_one(run, resumed, scored, settings):
-    run(*settings, "max_epoch=2", folder="whole").run()
-    again = resumed(*settings, "max_epoch=2").folder
-    folders = (again.with_name("whole"), again)
-    whole, again = (torch.load(folder / "checkpoint_01.pth") for folder in folders)
+    runs = (run(*settings, "max_epoch=2", folder="whole").run(), resumed(*settings, "max_epoch=2"))
+    whole, again = (torch.load(tuning.folder / "checkpoint_01.pth") for tuning in runs)
     for part in ("model", "optimizer"):
         torch.testing.assert_close(whole[part], again[part], rtol=0, atol=0)
 
 
-SCORED = ["metrics=[coco, length]"]  # by the fixture `scored`
-
-
-def test_the_best_epoch_is_remembered_over_a_resume(done, scored, capsys):
+def test_the_best_epoch_is_remembered_over_a_resume(run, scored, capsys):
     scored.update({e: {"CIDEr": c, "Bleu_4": 0.0} for e, c in enumerate((0.3, 0.9, 0.5))})
-    done("max_epoch=2", "lr_schedule=exponential", "select=CIDEr + Bleu_4", *SCORED)
+    given = ["lr_schedule=exponential", "metrics=[coco, length]"]
+    run("max_epoch=2", "select=CIDEr + Bleu_4", *given).run()
     capsys.readouterr()
-    second = done("max_epoch=3", "lr_schedule=exponential", *SCORED)  # `select` is the run's
+    second = run("max_epoch=3", *given).run()  # `select` is the run's
     shown = capsys.readouterr().err
     assert "weights are random" not in shown and "resuming from" in shown
     assert torch.load(second.folder / "checkpoint_best.pth")["epoch"] == 1
-
-
-def test_weights_that_no_run_can_resume_from_are_not_replaced(done, scored):
-    folder = done("max_epoch=1").folder
-    (folder / "checkpoint_00.pth").unlink()
-    best = (folder / "checkpoint_best.pth").read_bytes()
-    with pytest.raises(UserError, match="has weights of an earlier run, but no checkpoint to resu"):
-        done("max_epoch=1")
-    assert (folder / "checkpoint_best.pth").read_bytes() == best
 
 
 def test_scores_of_an_epoch_go_when_it_is_trained_again(run, scored):
     folder = run("max_epoch=2").run().folder
     (folder / "checkpoint_01.pth").write_bytes(b"damaged")
     scored[1] = {"CIDEr": 5.0}
-    assert run("max_epoch=2").set_up().number == 3
-    run("max_epoch=2").run()
+    again = run("max_epoch=2")
+    assert again.set_up().number == 3
+    again.run()
     assert read_scores(folder, "val_epoch01")["CIDEr"] == 5.0
+    # Weights that no run can resume from are not replaced.
+    for epoch in (0, 1):
+        (folder / f"checkpoint_0{epoch}.pth").unlink()
+    best = (folder / "checkpoint_best.pth").read_bytes()
+    with pytest.raises(UserError, match="has weights of an earlier run, but no checkpoint to resu"):
+        run("max_epoch=2").run()
+    assert (folder / "checkpoint_best.pth").read_bytes() == best
 
 
 def test_two_epochs_are_those_of_a_plain_loop(run, scored):
     """AdamW, its settings, warm-up and the cosine, written out, to the very bit."""
-    settings = dict(warmup_steps=2, min_lr=1e-4, weight_decay=0.3, batch_size=8)
-    overrides = [f"{key}={value}" for key, value in settings.items()]
-    tuning = run(*NO_DROPOUT, "max_epoch=2", "log_every=1", *overrides).set_up()
+    settings = ["warmup_steps=2", "min_lr=1e-4", "weight_decay=0.3"]
+    tuning = run(*NO_DROPOUT, "max_epoch=2", "log_every=1", *settings).set_up()
     plain = copy.deepcopy(tuning.captioner)
     optimizer = torch.optim.AdamW(plain.parameters(), weight_decay=0.3, fused=True)
     rates = iter([0.0, 5e-4, 1e-3] + [5.5e-4] * 3)
@@ -119,20 +118,19 @@ def test_two_epochs_are_those_of_a_plain_loop(run, scored):
     assert logged == pytest.approx(losses, rel=1e-15)
 
 
-def one_step(run, **settings):
-    overrides = [f"{key}={value}" for key, value in settings.items()]
-    return first_gradient(run(*NO_DROPOUT, "max_epoch=1", *overrides))
+def one_step(run, *settings):
+    tuning = run(*NO_DROPOUT, "max_epoch=1", "batch_size=24", *settings)
+    return first_gradient(tuning), tuning
 
 
-def test_a_gradient_is_clipped(run, scored):
-    free = one_step(run, batch_size=24)
+def test_a_gradient_is_clipped(run):
+    free, _ = one_step(run)
     norm = math.sqrt(sum(float(g.square().sum()) for g in free.values()))
-    clipped = one_step(run, clip_grad_norm=norm / 4, batch_size=24)
+    clipped, _ = one_step(run, f"clip_grad_norm={norm / 4}")
     expected = {name: g / 4 for name, g in free.items()}
     torch.testing.assert_close(clipped, expected, rtol=1e-4, atol=1e-7)
-    clipped = one_step(run, clip_grad_value=1e-3, batch_size=24)
-    expected = {name: g.clamp(-1e-3, 1e-3) for name, g in free.items()}
-    torch.testing.assert_close(clipped, expected)
+    clipped, _ = one_step(run, "clip_grad_value=1e-3")
+    torch.testing.assert_close(clipped, {name: g.clamp(-1e-3, 1e-3) for name, g in free.items()})
 
 
 def test_dropout_depends_on_the_rank_and_the_batchs_number(run, monkeypatch):
@@ -148,20 +146,17 @@ def test_dropout_depends_on_the_rank_and_the_batchs_number(run, monkeypatch):
     assert len({loss(0, 0), loss(1, 0), loss(0, 1), loss(1, 1)}) == 4
 
 
-def test_bf16_follows_float32(run, scored):
-    full = one_step(run, batch_size=24)
-    mixed = one_step(run, batch_size=24, precision="bf16")
+def test_bf16_follows_float32(run):
     name = "text_decoder.bert.embeddings.word_embeddings.weight"
-    assert mixed[name].dtype == torch.float32
-    assert not torch.equal(full[name], mixed[name])
-    assert (full[name] - mixed[name]).norm() < 0.1 * full[name].norm()
+    full, mixed = (one_step(run, f"precision={p}")[0][name] for p in ("fp32", "bf16"))
+    assert mixed.dtype == torch.float32 and not torch.equal(full, mixed)
+    assert (full - mixed).norm() < 0.1 * full.norm()
 
 
 @pytest.mark.slow
-def test_compiled_parts_give_the_same_gradient(run, scored, quick_compiler):
-    eager = one_step(run, batch_size=24)
-    tuning = run(*NO_DROPOUT, "max_epoch=1", "batch_size=24", "compile=true")
-    compiled = first_gradient(tuning)
+def test_compiled_parts_give_the_same_gradient(run, quick_compiler):
+    eager, _ = one_step(run)
+    compiled, tuning = one_step(run, "compile=true")
     parts = (tuning.captioner.visual_encoder, tuning.captioner.text_decoder)
     assert all(part._compiled_call_impl is not None for part in parts)
     assert quick_compiler.frame_count > 1
@@ -171,9 +166,3 @@ def test_compiled_parts_give_the_same_gradient(run, scored, quick_compiler):
 def test_too_few_batches_to_accumulate_is_one_line(run):
     with pytest.raises(UserError, match="accumulation_steps is 9, but an epoch has only 3 batches"):
         run("accumulation_steps=9").run()
-
-
-def test_it_validates_every_few_epochs_and_after_the_last(done, scored):
-    tuning = done("eval_every=2", "max_epoch=3")
-    assert [line["step"] for line in log_of(tuning.folder, "val")] == [1, 2]
-    assert (tuning.folder / "checkpoint_best.pth").exists()

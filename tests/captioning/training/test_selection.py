@@ -12,9 +12,10 @@ from captioning.models.build import load_trained
 from captioning.runtime.errors import UserError
 from captioning.training.selection import read_selection
 from captioning.training.validation import select_best
+from tests.markers import slow
+from tests.programs import raises_line
 from tests.tiny import log_of
 
-CPU = torch.device("cpu")
 LOWER_AND_LONGER = [  # as in a published log of SMILE's original code: the sum of the first two
     {"CIDEr": 0.101, "Bleu_4": 0.066, "cap_len": 14.2},  # falls
     {"CIDEr": 0.080, "Bleu_4": 0.055, "cap_len": 18.9},
@@ -30,25 +31,26 @@ def scores(scored):
 
 
 def best_of(folder):
-    return torch.load(folder / checkpoints.BEST)["epoch"]
+    """Return the epoch of the best checkpoint, which the record has to name, too."""
+    epoch = torch.load(folder / checkpoints.BEST)["epoch"]
+    assert read_selection(folder).epoch == epoch
+    return epoch
 
 
 @pytest.mark.parametrize(
     ("overrides", "select", "epoch"),
     [
-        (["objective=mle"], "CIDEr + Bleu_4", 0),
-        pytest.param(["objective=mle", "select=last"], "last", 2, marks=pytest.mark.slow),
+        slow(["objective=mle", "select=last"], "last", 2),
         (["objective=mle", "metrics=[length]"], "last", 2),
-        (["objective=smile"], "last", 2),
-        pytest.param(*(["objective={mle: 0.01, smile: 0.99}"], "last", 2), marks=pytest.mark.slow),
+        slow(["objective={mle: 0.01, smile: 0.99}"], "last", 2),
         (["objective=smile", "select=CIDEr - cap_len"], "CIDEr - cap_len", 0),
-        pytest.param(["objective=mle", "select=cap_len"], "cap_len", 2, marks=pytest.mark.slow),
+        slow(["objective=mle", "select=cap_len"], "cap_len", 2),
     ],
 )
-def test_the_epoch_that_select_names_is_kept(done, overrides, select, epoch):
-    tuning = done(*overrides)
-    assert load_config(tuning.folder / "config.yaml").select == select
-    assert best_of(tuning.folder) == read_selection(tuning.folder).epoch == epoch
+def test_the_epoch_that_select_names_is_kept(run, overrides, select, epoch):
+    folder = run(*overrides).run().folder
+    assert load_config(folder / "config.yaml").select == select
+    assert best_of(folder) == epoch
 
 
 def test_of_equals_and_without_scores_the_latest_is_kept(tmp_path, monkeypatch):
@@ -70,91 +72,96 @@ def test_of_equals_and_without_scores_the_latest_is_kept(tmp_path, monkeypatch):
     assert [selected(select, 5) for select in ("-CIDEr", "METEOR", "last")] == [2, 4, 4]
 
 
-def test_what_was_selected_is_told_recorded_and_logged(done, capsys):
-    tuning = done("objective=mle")
+def test_what_was_selected_is_told_recorded_and_logged(run, capsys):
+    folder = run("objective=mle").run().folder
     shown = capsys.readouterr().err
     assert shown.splitlines()[-4:] == [
-        f"selected: epoch 1, by CIDEr + Bleu_4, kept as {tuning.folder / checkpoints.BEST}",
+        f"selected: epoch 1, by CIDEr + Bleu_4, kept as {folder / checkpoints.BEST}",
         "  epoch 1: 0.167, CIDEr 0.101, BLEU-4 0.066, Cap. Len. 14.20  (selected)",
         "  epoch 2: 0.135, CIDEr 0.080, BLEU-4 0.055, Cap. Len. 18.90",
         "  epoch 3: 0.105, CIDEr 0.062, BLEU-4 0.043, Cap. Len. 22.10",
     ]
-    record = json.loads((tuning.folder / "selected.json").read_text())
+    assert load_config(folder / "config.yaml").select == "CIDEr + Bleu_4" and best_of(folder) == 0
+    record = json.loads((folder / "selected.json").read_text())
     assert [each["value"] for each in record.pop("epochs")] == pytest.approx([0.167, 0.135, 0.105])
     assert record == {"select": "CIDEr + Bleu_4", "epoch": 0}
-    (tuning.folder / "selected.json").write_text(json.dumps(record))
+    (folder / "selected.json").write_text(json.dumps(record))
     with pytest.raises(UserError, match="must have exactly the keys select, epoch, epochs"):
-        read_selection(tuning.folder)
-    assert [line["selected"] for line in log_of(tuning.folder, "val")] == [0, 0, 0]
-    done("objective=smile", folder="last")
-    shown = capsys.readouterr().err
-    assert "selected: epoch 3, the last, kept as" in shown
-    assert shown.endswith("  epoch 3: CIDEr 0.062, BLEU-4 0.043, Cap. Len. 22.10  (selected)\n")
+        read_selection(folder)
+    assert [line["selected"] for line in log_of(folder, "val")] == [0, 0, 0]
 
 
 def hide_metrics(monkeypatch):
     monkeypatch.setattr(Coco, "unavailable", lambda c: dict.fromkeys(c.metric_names, "no licence"))
 
 
-@pytest.mark.parametrize("more", [[], ["objective=smile"]])
-def test_metrics_that_cannot_be_had_are_one_line_at_the_start(run, monkeypatch, more):
-    message = r"select depends on CIDEr \+ PPL, but metrics is \[.*'coco', .*\], which does not in"
-    with pytest.raises(UserError, match=message):
-        run("select=CIDEr + PPL", *more).run()
+@pytest.mark.parametrize(
+    ("key", "setting", "needs"),
+    [
+        ("select", "select=CIDEr + PPL", "CIDEr + PPL"),
+        ("early_stopping", "early_stopping=2", "Bleu_4"),
+        ("lr_schedule", "lr_schedule=plateau", "Bleu_4"),
+    ],
+)
+def test_metrics_that_cannot_be_had_are_one_line_at_the_start(
+    run, monkeypatch, key, setting, needs
+):
     hide_metrics(monkeypatch)
-    message = "select depends on CIDEr, but CIDEr cannot be computed: no licence; set select to"
-    with pytest.raises(UserError, match=message):
-        run("select=CIDEr", *more).run()
+    other = "select" if key == "select" else "monitor"
+    first = needs.split()[0]
+    for metrics, why in {
+        "[length]": f"metrics is ['length'], which does not include {first}",
+        "[coco, length]": f"{first} cannot be computed: no licence",
+    }.items():
+        with raises_line(UserError, f"{key} depends on {needs}, but {why}; set {other} to others"):
+            run(setting, f"metrics={metrics}").run()
+    run(setting, "metrics=[length]", f"{other}=-cap_len").set_up()
 
 
 def test_the_default_falls_back_to_the_last_epoch_and_says_so(run, monkeypatch, capsys):
     hide_metrics(monkeypatch)
-    tuning = run("objective=mle").set_up()
-    assert load_config(tuning.folder / "config.yaml").select == "last"
+    folder = run("objective=mle").set_up().folder
+    assert load_config(folder / "config.yaml").select == "last"
     line = "the last epoch will be selected, not the best by CIDEr + Bleu_4: CIDEr cannot be comp"
     assert line in capsys.readouterr().err
 
 
-def test_every_epochs_weights_are_kept_and_load_anywhere(run, done, scenes_config):
-    tuning = done(ALL)
-    folder = tuning.folder
+def test_every_epochs_weights_are_kept_load_anywhere_and_may_be_selected_later(run, capsys):
+    folder = run("objective=smile", ALL).run().folder
+    shown = capsys.readouterr().err
+    assert "selected: epoch 3, the last, kept as" in shown
+    assert shown.endswith("  epoch 3: CIDEr 0.062, BLEU-4 0.043, Cap. Len. 22.10  (selected)\n")
     assert [path.stem for path in checkpoints.saved(folder)] == ["checkpoint_01", "checkpoint_02"]
     for epoch in range(3):
         path = checkpoints.weights_path(folder, epoch)
         checkpoints.check_whole(path)
         content = torch.load(path, weights_only=True)
         assert content["epoch"] == epoch and not {"optimizer", "scaler"} & content.keys()
-        config, captioner = load_trained(str(path), None, CPU)
+        config, captioner = load_trained(str(path), None, torch.device("cpu"))
         assert config == load_config(folder / "config.yaml")
-        for name, value in captioner.state_dict().items():
-            assert torch.equal(value, content["model"][name])
-        whole = checkpoints.epoch_path(folder, epoch)
-        if whole.exists():
-            torch.testing.assert_close(torch.load(whole)["model"], content["model"])
-    started = run(f"pretrained={checkpoints.weights_path(folder, 0)}", folder="started").set_up()
-    first = torch.load(checkpoints.weights_path(folder, 0))["model"]
-    torch.testing.assert_close(started.captioner.state_dict(), first)
-
-
-def test_another_select_takes_another_epoch_of_a_run_that_is_over(done, capsys):
-    tuning = done("objective=smile", ALL)
-    assert best_of(tuning.folder) == 2
-    capsys.readouterr()
-    done("objective=smile", ALL, "select=CIDEr")
-    assert best_of(tuning.folder) == read_selection(tuning.folder).epoch == 0
+        weights = [captioner.state_dict()]
+        if epoch:
+            weights.append(torch.load(checkpoints.epoch_path(folder, epoch))["model"])
+        for found in weights:
+            torch.testing.assert_close(found, content["model"], rtol=0, atol=0)
+    started = run(f"pretrained={path}", folder="started").set_up()
+    torch.testing.assert_close(started.captioner.state_dict(), content["model"])
+    assert best_of(folder) == 2
+    run("objective=smile", ALL, "select=CIDEr").run()
+    assert best_of(folder) == 0
     shown = capsys.readouterr().err
     assert "checkpoint_best.pth now has the weights of epoch 1, by select: CIDEr" in shown
-    done("objective=smile", ALL, "select=last")
-    assert best_of(tuning.folder) == 2
+    run("objective=smile", ALL, "select=last").run()
+    assert best_of(folder) == 2
 
 
 @pytest.mark.slow
-def test_an_epoch_whose_weights_are_gone_cannot_be_taken(done, capsys):
-    tuning = done("objective=smile")
-    done("objective=smile", "select=CIDEr")
+def test_an_epoch_whose_weights_are_gone_cannot_be_taken(run, capsys):
+    folder = run("objective=smile").run().folder
+    run("objective=smile", "select=CIDEr").run()
     shown = capsys.readouterr().err
     assert "epoch 1 is best by select: CIDEr, but its weights were not kept (keep_check" in shown
-    assert best_of(tuning.folder) == read_selection(tuning.folder).epoch == 1  # the next best
+    assert best_of(folder) == 1  # the next best
 
 
 def test_no_epoch_is_done_before_its_weights_are_kept(run, monkeypatch):

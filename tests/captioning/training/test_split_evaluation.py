@@ -18,11 +18,8 @@ RESULTS = [{"image_id": 7, "caption": "a red ball"}, {"image_id": 8, "caption": 
 @pytest.fixture
 def evaluation(tmp_path, monkeypatch):
     """Return a function that sets up the evaluation of two images with given captions."""
-    samples = [
-        {"image": f"{r['image_id']}.png", "image_id": r["image_id"], "caption": ["a ball"]}
-        for r in RESULTS
-    ]
-    (tmp_path / "val.json").write_text(json.dumps(samples))
+    rows = [{"image": f"{n}.png", "image_id": n, "caption": ["a ball"]} for n in (7, 8)]
+    (tmp_path / "val.json").write_text(json.dumps(rows))
     config = tmp_path / "some.yaml"
     config.write_text(f"image_root: {tmp_path}\nann_root: {tmp_path}\ndataset: custom\n")
     monkeypatch.setattr(validation, "caption_images", lambda *_: RESULTS)
@@ -44,17 +41,16 @@ def test_the_chosen_metrics_are_computed_and_read_back(evaluation, tmp_path):
     assert lines == [{**result, "cap_len": n} for result, n in zip(RESULTS, (3, 2))]
 
 
-def test_facts_file_is_relative_to_ann_root(evaluation, tmp_path):
-    with pytest.raises(UserError, match="facts needs facts_file"):
-        evaluation("metrics=[length, facts]")
-    with pytest.raises(UserError, match=f"{tmp_path}/facts.json"):
-        evaluation("metrics=[length, facts]", "facts_file=facts.json")
-
-
-def test_what_is_missing_is_said_before_captions_are_made(evaluation, monkeypatch, capsys):
+def test_what_is_missing_is_said_before_captions_are_made(
+    evaluation, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(diversity.Length, "unavailable", lambda _: {"cap_len": "no ruler"})
     evaluation("metrics=[length]")
     assert "cap_len will be skipped: no ruler" in capsys.readouterr().err
+    with pytest.raises(UserError, match="facts needs facts_file"):
+        evaluation("metrics=[length, facts]")
+    with pytest.raises(UserError, match=f"{tmp_path}/facts.json"):  # relative to ann_root
+        evaluation("metrics=[length, facts]", "facts_file=facts.json")
 
 
 def test_models_are_told_of_images_and_device(evaluation, tmp_path):
