@@ -66,6 +66,6 @@ def test_a_pool_is_a_list_or_another_split(evaluation, tmp_path):
     given = ("metrics=[retrieval]", "train_file=train.json")
     for pool, name in ((tmp_path / "pool.txt", "7.png"), ("train", "1.png")):
         [evaluator] = evaluation(*given, f"pool={pool}").evaluators
-        assert evaluator.pool.files == [tmp_path / name]
-    with pytest.raises(UserError, match="pool: test has 0 annotation files of its own; give"):
+        assert evaluator.files == [tmp_path / name]
+    with pytest.raises(UserError, match="pool: test has no file of its own: name a list"):
         evaluation(*given, "val_file=", "train_file=val.json", "split={val: 0.5}", "pool=test")
