@@ -139,12 +139,12 @@ class Scores:
         counts: {metric: (numerators, denominators)}, both with one number per caption. others: the
         other fields of Scores.
         """
-        metrics, per_caption = {}, {}
-        for name, (numerators, denominators) in counts.items():
-            metrics[name] = ratio_estimate(numerators, denominators, scale=100)
-            pairs = zip(numerators, denominators)
-            per_caption[name] = [100 * a / b if b else None for a, b in pairs]
-        return cls(metrics, per_caption, **others)
+        metrics = {name: ratio_estimate(*pair, scale=100) for name, pair in counts.items()}
+        shares = {
+            name: [100 * a / b if b else None for a, b in zip(*pair)]
+            for name, pair in counts.items()
+        }
+        return cls(metrics, shares, **others)
 
     @classmethod
     def from_means(
@@ -274,9 +274,7 @@ def missing_options(kind: Any, config: Any) -> Optional[str]:
     or has its default.
     """
     fields = {name: kind.options[name][1] for name in kind.required}
-    missing = [
-        name for name, each in fields.items() if getattr(config, name) in (each.default, "", [])
-    ]
+    missing = [name for name, f in fields.items() if getattr(config, name) in (f.default, "", [])]
     meanings = " and ".join(fields[name].description for name in missing)
     return f"needs {' and '.join(missing)}: {meanings}" if missing else None
 

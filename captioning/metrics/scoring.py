@@ -210,21 +210,17 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
     differences = {}
     for name in dict.fromkeys([*all_metrics(), *first.per_caption]):
         if name in first.per_caption and name in second.per_caption:
-            columns = [np.array(each.per_caption[name], dtype=float) for each in (first, second)]
-            if not any(np.isnan(column).all() for column in columns):
-                differences[name] = _compare_columns(*columns)
+            rows = zip(first.per_caption[name], second.per_caption[name])
+            if pairs := [pair for pair in rows if None not in pair]:
+                differences[name] = _paired_difference(*np.array(pairs, dtype=float).T)
         elif name in first.metrics and name in second.metrics:
             a, b = first.metrics[name].value, second.metrics[name].value
             differences[name] = Difference(a, b, b - a, n=first.metrics[name].n)
     return differences
 
 
-def _compare_columns(first: np.ndarray, second: np.ndarray) -> Difference:
-    """Return the difference of two columns, one value per image; nan for a missing value."""
-    in_both = ~np.isnan(first) & ~np.isnan(second)
-    first, second = first[in_both], second[in_both]
-    if not len(first):
-        return Difference(math.nan, math.nan, math.nan)
+def _paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
+    """Return the difference of two columns with one value per image, (n,)."""
     estimate = mean_estimate(second - first)
     return Difference(
         float(first.mean()),
