@@ -19,14 +19,6 @@ def logs_of_one_second_in_order(monkeypatch):
     monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
 
-def test_a_value_that_is_not_finite_is_left_out(tmp_path):
-    log = RunLog(tmp_path, 0, 0)
-    log.write("step", 1, {"grad_norm": float("inf"), "loss": 0.5}, epoch=0)
-    log.close()
-    line = '{"event": "step", "step": 1, "epoch": 0, "loss": 0.5}\n'
-    assert (tmp_path / "log.jsonl").read_text() == line
-
-
 def test_a_run_records_no_secret_of_an_address(scenes_config, tmp_path, monkeypatch):
     given = "pretrained=https://me:SECRET@host/a.pth?X-Signature=SECRET"
     monkeypatch.setattr("sys.argv", ["captioning/train.py", "--config", "run.yaml", given])
@@ -39,22 +31,16 @@ def test_a_run_records_no_secret_of_an_address(scenes_config, tmp_path, monkeypa
     assert not [path for path in tmp_path.iterdir() if "SECRET" in path.read_text()]
 
 
+IN_LISTS = """x={"a": ["https://me:SECRET@h/a?X=1, SECRET"], 'b': 's3://b/c', d: 1}"""
+
+
 @pytest.mark.parametrize(
-    "word, shown",
+    ("word", "shown"),
     [
-        (
-            "train_file=[https://h/a.tar, https://me:SECRET@h2/b.tar?X=SECRET]",
-            "train_file=[https://h/a.tar, https://h2/b.tar]",
-        ),
-        (
-            "train_file=[https://h/a?X=SECRET,https://SECRET@h/b#SECRET]",
-            "train_file=[https://h/a,https://h/b]",
-        ),
-        (
-            """x={"a": ["https://me:SECRET@h/a?X=1, SECRET"], 'b': 's3://b/c', d: 1}""",
-            """x={"a": ["https://h/a"], 'b': 's3://b/c', d: 1}""",
-        ),
-        ("[[https://h/a?SECRET], [https://h/b?SECRET]]", "[[https://h/a], [https://h/b]]"),
+        ("f=[https://h/a.tar, https://me:S@h2/b?X=S]", "f=[https://h/a.tar, https://h2/b]"),
+        ("f=[https://h/a?X=S,https://S@h/b#S]", "f=[https://h/a,https://h/b]"),
+        (IN_LISTS, """x={"a": ["https://h/a"], 'b': 's3://b/c', d: 1}"""),
+        ("[[https://h/a?S], [https://h/b?S]]", "[[https://h/a], [https://h/b]]"),
         ("--url=https://me:SE'CRET@h/a?X='SECRET&u=https://SECRET", "--url=https://h/a"),
         ('"https://h/a?SECRET', '"https://h/a'),
         ("https://me:SEC RET@h/a", "https://h/a"),
@@ -81,16 +67,17 @@ def test_a_log_goes_on_where_the_run_does(tmp_path):
     first = [("step", 1), ("step", 2), ("epoch", 0), ("val", 0), ("step", 3), ("step", 4)]
     log = RunLog(tmp_path, 0, 0)
     for event, step in [*first, ("epoch", 1), ("val", 1)]:
-        log.write(event, step, {"loss": 1.0})
+        log.write(event, step, {"loss": 1.0, "grad_norm": float("inf")})  # inf is left out
     log.close()
     with open(tmp_path / "log.jsonl", "a") as file:
         file.write('{"event": "step", "st')
     log = RunLog(tmp_path, epoch=1, step=3)
     assert not log.write("val", 0, {"loss": 3.0})  # it is there
-    assert log.write("step", 4, {"loss": 2.0})
+    assert log.write("step", 4, {"loss": 2.0}, epoch=1)
     log.close()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(line["event"], line["step"]) for line in lines] == first
+    assert lines[0].keys() == {"event", "step", "loss"} and lines[-1]["epoch"] == 1
     curves = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [e.value for e in curves.Scalars("step/loss")] == [1, 1, 1, 2]
 

@@ -34,6 +34,23 @@ def on(s3, tmp_path, monkeypatch):
     return machine
 
 
+def save(folder, epoch):
+    content = {"model": {"w": torch.full((9,), float(epoch))}, "optimizer": {}, "config": {}}
+    checkpoints.save({**content, "epoch": epoch}, checkpoints.epoch_path(folder, epoch))
+    checkpoints.remove_oldest(folder, 2)
+
+
+def uploaded(output, epoch):
+    """Return the output folder, after an epoch whose checkpoint it has written to the store."""
+    save(output.folder, epoch)
+    output.upload()
+    return output
+
+
+def newest(output):
+    return checkpoints.read_newest(output.folder)[1]["epoch"]
+
+
 @pytest.fixture
 def killed_at(monkeypatch):
     """Return a function that calls `act` up to its n-th write, and returns whether it finished."""
@@ -59,50 +76,30 @@ def killed_at(monkeypatch):
     return until
 
 
-def save(folder, epoch):
-    content = {"model": {"w": torch.full((9,), float(epoch))}, "optimizer": {}, "config": {}}
-    checkpoints.save({**content, "epoch": epoch}, checkpoints.epoch_path(folder, epoch))
-    checkpoints.remove_oldest(folder, 2)
-
-
-def uploaded(output, epoch):
-    """Return the output folder, after an epoch whose checkpoint it has written to the store."""
-    save(output.folder, epoch)
-    output.upload()
-    return output
-
-
-def newest(output):
-    return checkpoints.read_newest(output.folder)[1]["epoch"]
-
-
-def rounds(output):
-    """Write the files of each epoch like a run; yield (epoch, what was written)."""
-    for epoch in range(3):
-        write_text("".join(f"{n}\n" for n in range(epoch + 1)), output.folder / "log.jsonl")
-        save(output.folder, epoch)
-        yield epoch, "checkpoint"
-        write_json({"of": epoch}, output.folder / f"result/val_epoch{epoch:02d}/metrics.json")
-        checkpoints.keep_as_best(output.folder, epoch)
-        write_json({"epoch": epoch}, output.folder / SELECTED)
-        yield epoch, "best"
-
-
 @pytest.mark.slow
 def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, killed_at):
     # The writes of the second epoch are those of the third.
     for number in itertools.chain(range(6), itertools.count(11)):
         if s3.files.exists("bucket/run"):
             s3.files.rm("bucket/run", recursive=True)
-        output, done = on(f"one{number}"), [(-1, "")]
+        output, reached = on(f"one{number}"), [-1, ""]
 
-        def act(output=output, done=done):
-            for step in rounds(output):
-                done.append(step)
+        def act(output=output, reached=reached):
+            for epoch in range(3):
+                lines = "".join(f"{n}\n" for n in range(epoch + 1))
+                write_text(lines, output.folder / "log.jsonl")
+                save(output.folder, epoch)
+                reached[:] = epoch, "checkpoint"
+                output.upload()
+                scores = output.folder / f"result/val_epoch{epoch:02d}/metrics.json"
+                write_json({"of": epoch}, scores)
+                checkpoints.keep_as_best(output.folder, epoch)
+                write_json({"epoch": epoch}, output.folder / SELECTED)
+                reached[:] = epoch, "best"
                 output.upload()
 
         finished = killed_at(number, act)
-        _check_what_is_there(on(f"two{number}").folder, *done[-1])
+        _check_what_is_there(on(f"two{number}").folder, *reached)
         if finished:
             break
     assert number == 3 * 5 + 1  # files of an epoch, what is removed
@@ -115,15 +112,14 @@ def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, killed_at):
 
 def _check_what_is_there(folder, epoch, kept):
     """epoch, kept: what was being written."""
-    newest = checkpoints.read_newest(folder)
-    if newest is None:
+    found = checkpoints.read_newest(folder)
+    if found is None:
         assert epoch <= 0 and kept != "best"
         return
-    _, content, problems = newest
+    _, content, problems = found
     assert content["epoch"] in ((epoch, epoch - 1) if kept == "checkpoint" else (epoch,))
     assert problems == [] and content["model"]["w"].tolist() == [content["epoch"]] * 9
-    lines = (folder / "log.jsonl").read_text().split()
-    assert len(lines) > content["epoch"]
+    assert len((folder / "log.jsonl").read_text().split()) > content["epoch"]
     for earlier in range(content["epoch"]):
         assert (folder / f"result/val_epoch{earlier:02d}/metrics.json").exists()
     for path in checkpoints.saved(folder):
@@ -135,22 +131,26 @@ def _check_what_is_there(folder, epoch, kept):
         assert read_json(folder / SELECTED)["epoch"] <= checkpoints.read(best)["epoch"]
 
 
-def test_what_was_not_written_is_written_by_the_next_call(s3, on):
+def test_what_a_store_lacks_is_written_by_the_next_call(s3, on):
     output = on("one")
     save(output.folder, 0)
     s3.refused = "checkpoint_00.pth"
     with pytest.raises(UserError, match=r"not allowed.*nothing is lost.*the same command"):
         output.upload()
     s3.refused = None
-    assert "checkpoint_00.pth" not in stores.stamps(ADDRESS)
-    again = on("one")
-    assert newest(again) == 0
-    again.upload()
-    assert "checkpoint_00.pth" in stores.stamps(ADDRESS)
+    on("one").upload()
+    s3.files.rm("bucket/run", recursive=True)
+    on("one").upload()
+    assert {"checkpoint_00.pth", "writer.json"} == set(stores.stamps(ADDRESS))
+    assert newest(on("two")) == newest(output) == 0
 
 
-def test_a_run_has_one_writer_and_an_earlier_state_is_not_lost(s3, on, tmp_path):
+def test_a_run_has_one_writer_and_an_earlier_state_is_not_lost(s3, on, tmp_path, monkeypatch):
     first = uploaded(on("first"), 0)
+    with monkeypatch.context() as patch:  # a fetch that is killed is done again
+        patch.setattr(OutputFolder, "_become_writer", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            on("second")
     second = uploaded(on("second"), 1)
     there = stores.stamps(ADDRESS)
     save(first.folder, 7)
@@ -166,14 +166,6 @@ def test_a_run_has_one_writer_and_an_earlier_state_is_not_lost(s3, on, tmp_path)
     assert newest(on("second")) == 1
 
 
-def test_a_store_that_was_emptied_gets_the_run_again(s3, on):
-    output = uploaded(on("one"), 0)
-    s3.files.rm("bucket/run", recursive=True)
-    on("one").upload()
-    assert {"checkpoint_00.pth", "writer.json"} == set(stores.stamps(ADDRESS))
-    assert newest(on("two")) == newest(output) == 0
-
-
 def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
     output = uploaded(on("one"), 0)
     checkpoints.keep_as_best(output.folder, 0)
@@ -186,12 +178,3 @@ def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
     s3.requests.clear()
     output.upload()
     assert not s3.requests
-
-
-def test_a_fetch_that_was_killed_is_done_again(s3, on, monkeypatch):
-    uploaded(on("first"), 0)
-    with monkeypatch.context() as patch:
-        patch.setattr(OutputFolder, "_become_writer", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            on("second")
-    assert newest(uploaded(on("second"), 1)) == 1

@@ -28,14 +28,18 @@ class Toy(nn.Module):
 
     tokenizer = SimpleNamespace(end=END)
 
-    def __init__(self, seed):
+    def __init__(self, dealt=()):
         super().__init__()
-        made = torch.Generator().manual_seed(seed)
+        made = torch.Generator().manual_seed(1)
         self.table = nn.Parameter(torch.randn(WORDS + 1, WORDS, generator=made).double())
-        self.dealt = []
+        self.dealt = [*dealt]
 
     def encode(self, image):
         return image
+
+    def forward(self, image, captions):
+        loss = torch.tensor(5.0, dtype=torch.float64)
+        return ObjectiveOutput(loss, {"mle": loss}, torch.tensor(1))
 
     def generate_from(self, encoded, settings):
         ids = torch.tensor([self.dealt if settings.sample else [self.greedy(settings)]])
@@ -63,14 +67,6 @@ class Toy(nn.Module):
         return logprobs
 
 
-def every_caption():
-    """Yield all captions of at most LONGEST words, padded with END."""
-    for words in itertools.product(range(WORDS), repeat=LONGEST):
-        cut = words.index(END) if END in words else LONGEST
-        if all(word == END for word in words[cut:]):
-            yield list(words)
-
-
 def worth_of(text):
     return math.sin(sum(ord(c) ** n for n, c in enumerate(text)))
 
@@ -83,77 +79,63 @@ class Worth:
         return np.array([[worth_of(s.text) for s in group] for group in captions])
 
 
-def settings(**changed):
-    """A configuration with a reward on two samples, without an objective."""
+def learner(toy, worth=None, **changed):
+    """Return the learner of a reward on two samples, without an objective."""
     given = {"reward": {"worth": 1.0}, "reward_samples": 2, "reward_temperature": 1.0}
     given |= {"reward_baseline": "others", "objective": None}
-    return SimpleNamespace(**{**given, "max_tokens": LONGEST, **changed})
+    settings = SimpleNamespace(**{**given, "max_tokens": LONGEST, **changed})
+    return SelfCritical(toy, settings, {"worth": worth or Worth()})
 
 
 def test_a_reward_knows_which_captions_came_to_their_end():
-    config, worth, toy = settings(reward_samples=4), Worth(), Toy(1)
-    toy.dealt = [[1, 2, 1], [1, 2, END], [END] * 3, [2, 2, 2]]
-    output = SelfCritical(toy, config, {"worth": worth})(None, [[""]], [0])
+    toy, worth = Toy([[1, 2, 1], [1, 2, END], [END] * 3, [2, 2, 2]]), Worth()
+    output = learner(toy, worth, reward_samples=4)(None, [[""]], [0])
     assert worth.asked == [[False, True, True, False]]
     assert list(output.parts) == ["reward", "baseline", "length"]  # a single reward is logged once
     # The baseline of a caption is the mean reward of the others.
     torch.testing.assert_close(output.parts["baseline"], output.parts["reward"])
 
 
-class WithLikelihood(Toy):
-    def forward(self, image, captions):
-        loss = torch.tensor(5.0, dtype=torch.float64)
-        return ObjectiveOutput(loss, {"mle": loss}, torch.tensor(1))
-
-
 def test_the_loss_of_the_objective_is_added_to_that_of_the_reward():
-    outputs = []
-    for objective in (None, "mle"):
-        toy, config = WithLikelihood(1), settings(objective=objective)
-        toy.dealt = [[1, 2, 1], [1, 2, END]]
-        outputs.append(SelfCritical(toy, config, {"worth": Worth()})(None, [[""]], [0]))
-    torch.testing.assert_close(outputs[1].loss, outputs[0].loss + 5)
-    assert outputs[1].parts["mle"] == 5 and "mle" not in outputs[0].parts
+    alone, added = (
+        learner(Toy([[1, 2, 1], [1, 2, END]]), objective=objective)(None, [[""]], [0])
+        for objective in (None, "mle")
+    )
+    torch.testing.assert_close(added.loss, alone.loss + 5)
+    assert added.parts["mle"] == 5 and "mle" not in alone.parts
 
 
 @pytest.mark.parametrize("baseline", ["others", "greedy"])
 def test_the_expected_gradient_is_that_of_all_captions_enumerated(baseline):
     """The gradients of all pairs of samples, weighted by probability, against the formula."""
-    temperature = 1.3
-    toy = Toy(1)
-    config = settings(
-        reward={"worth": 2.0}, reward_temperature=temperature, reward_baseline=baseline
-    )
-    learner = SelfCritical(toy, config, {"worth": Worth()})
-    captions = list(every_caption())
+    toy, changed = Toy(), {"reward_temperature": 1.3, "reward_baseline": baseline}
+    learns = learner(toy, reward={"worth": 2.0}, **changed)
+    captions = []  # all of at most LONGEST words, padded with END
+    for words in itertools.product(range(WORDS), repeat=LONGEST):
+        cut = words.index(END) if END in words else LONGEST
+        if all(word == END for word in words[cut:]):
+            captions.append([*words])
     assert len(captions) == 1 + 2 + 4 + 8
-    ids = torch.tensor([captions])
 
-    logp = toy.log_likelihoods(None, ids, temperature).sum(-1)[0]
+    logp = toy.log_likelihoods(None, torch.tensor([captions]), 1.3).sum(-1)[0]
     assert logp.exp().sum().item() == pytest.approx(1)
-    worth = torch.tensor(
-        [2 * worth_of(" ".join(map(str, words))) for words in captions], dtype=torch.float64
-    )
-    value = (logp.exp() * worth).sum()
+    worth = [2 * worth_of(" ".join(map(str, words))) for words in captions]
+    value = (logp.exp() * torch.tensor(worth, dtype=torch.float64)).sum()
     (expected,) = torch.autograd.grad(-value, toy.table)
 
-    found = torch.zeros_like(toy.table)
-    p = logp.detach().exp()
+    found, p = torch.zeros_like(toy.table), logp.detach().exp()
     for a, b in itertools.product(range(len(captions)), repeat=2):
         toy.dealt = [captions[a], captions[b]]
-        output = learner(None, [[""]], [0])
-        (gradient,) = torch.autograd.grad(output.loss, toy.table)
+        (gradient,) = torch.autograd.grad(learns(None, [[""]], [0]).loss, toy.table)
         found += p[a] * p[b] * gradient
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
     assert expected.abs().max() > 0.01
 
 
 @pytest.mark.slow
-def test_a_run_learns_what_is_rewarded(done):
-    tuning = done(
-        "objective=", "init_lr=3e-3", "max_epoch=12", "lr_schedule=exponential", "eval_every=12"
-    )
-    steps = log_of(tuning.folder, "step")
+def test_a_run_learns_what_is_rewarded(run):
+    given = ["objective=", "init_lr=3e-3", "max_epoch=12", "lr_schedule=exponential"]
+    steps = log_of(run(*given, "eval_every=12").run().folder, "step")
     means = [np.mean([line["reward"] for line in part]) for part in (steps[:6], steps[-6:])]
     assert means[1] > means[0] + 0.3
     for line in steps:
@@ -161,15 +143,12 @@ def test_a_run_learns_what_is_rewarded(done):
         assert line.keys() >= {"baseline", "length", "loss"} and "mle" not in line
 
 
-def test_a_run_that_is_over_needs_no_rewards(run, monkeypatch):
-    run().run()
+def test_the_objective_is_logged_and_a_run_that_is_over_needs_no_rewards(run, monkeypatch):
+    given = ["objective={mle: 0.1}", "reward_baseline=greedy"]
+    folder = run(*given).run().folder
+    assert all(math.isfinite(line["mle"]) for line in log_of(folder, "step"))
     monkeypatch.setattr(self_critical, "build_rewards", lambda *_: 1 / 0)
-    run().run()
-
-
-def test_the_objective_beside_it_is_in_the_loss_and_the_log(done):
-    tuning = done("objective={mle: 0.1}", "reward_baseline=greedy")
-    assert all(math.isfinite(line["mle"]) for line in log_of(tuning.folder, "step"))
+    run(*given).run()
 
 
 @pytest.mark.slow
@@ -197,10 +176,8 @@ def test_a_reward_that_is_not_finite_stops_the_run(run, monkeypatch):
         return values
 
     monkeypatch.setattr(CiderD, "__call__", fail_second)
-    tuning = run()
-    with pytest.raises(
-        UserError, match=r"the reward is not finite at step 2 \(rank 0 had.*remove a term from the"
-    ):
+    tuning, line = run(), r"the reward is not finite at step 2 \(rank 0 had.*remove a term from the"
+    with pytest.raises(UserError, match=line):
         tuning.run()
     assert (tuning.folder / "checkpoint_00_step00000001.pth").exists()
 
@@ -209,8 +186,7 @@ def test_an_image_without_facts_is_missed_before_anything_is_loaded(run, scenes,
     content = json.loads((scenes / "scenes.json").read_text())
     number = json.loads((scenes / "scenes_train.json").read_text())[0]["image_id"]
     del content["scenes"][str(number)]
-    fewer = scenes / "fewer.json"
-    fewer.write_text(json.dumps(content))
+    (scenes / "fewer.json").write_text(json.dumps(content))
     monkeypatch.setattr(fine_tuning, "captioner_from", lambda *_: 1 / 0)
     with pytest.raises(UserError, match=r"fewer\.json has no entry for image"):
         run("facts_file=fewer.json").run()
