@@ -14,7 +14,7 @@ import torch
 from captioning.files.cache import cache_folder, cache_key
 from captioning.files.tables import is_row
 from captioning.files.writing import atomic_write
-from captioning.metrics.base import CaptionSet, Evaluator, Settings
+from captioning.metrics.base import CaptionSet, Evaluator
 from captioning.metrics.batches import in_batches
 from captioning.metrics.clip import CLIP_OPTIONS, PREPROCESSING, Clip
 from captioning.runtime.errors import UserError
@@ -39,59 +39,47 @@ class ClipEvaluator(Evaluator):
     def check_requirements(self) -> None:
         Clip(self.config.clip_model)
 
-    def features(self, captions: CaptionSet) -> "ClipFeatures":
-        """Return the `ClipFeatures` that all evaluators of these captions share."""
-        if ClipFeatures not in captions.shared:
-            captions.shared[ClipFeatures] = ClipFeatures(self.config.clip_model, self.settings)
-        return captions.shared[ClipFeatures]
+    def clip(self, captions: CaptionSet) -> Clip:
+        """Return the `Clip` that all evaluators of these captions share."""
+        if Clip not in captions.shared:
+            captions.shared[Clip] = Clip(self.config.clip_model, self.settings.device)
+        return captions.shared[Clip]
 
-
-class ClipFeatures:
-    """Computes features with one CLIP."""
-
-    def __init__(self, clip_model: str, settings: Settings):
-        self.clip, self.settings = Clip(clip_model, settings.device), settings
-
-    def of_texts(self, texts: Iterable[str], prefix: str = "") -> dict[str, np.ndarray]:
+    def text_features(
+        self, clip: Clip, texts: Iterable[str], prefix: str = ""
+    ) -> dict[str, np.ndarray]:
         """Return {text: unit vector (D,)}. prefix: put before each text."""
 
         def compute(batch):
-            return self.clip.text_features([prefix + text for text in batch]).cpu().numpy()
+            return clip.text_features([prefix + text for text in batch]).cpu().numpy()
 
         texts = sorted(dict.fromkeys(texts), key=len)  # of similar length: little padding
         size = self.settings.batch_size
         return dict(zip(texts, in_batches(texts, compute, size, "CLIP, captions")))
 
-    def of_images(self, paths: Sequence[Path], description: str) -> np.ndarray:
+    def image_features(self, clip: Clip, paths: Sequence[Path], description: str) -> np.ndarray:
         """Return unit vectors (P, D) of image files, from the cache if possible.
 
-        Raises UserError for a file that cannot be read.
+        The name of the cache file is a hash of the image encoder's weights, the preprocessing, the
+        libraries' versions, and the path, size and modification time of each image. Raises
+        UserError for a file that cannot be read.
         """
-        file = self._cache_file(paths)
+        libraries = [version(name) for name in ("torchvision", "pillow")]
+        images = [_file_state(path) for path in paths]
+        inputs = [clip.weights, clip.image_size, PREPROCESSING, libraries, images]
+        name = f"clip_features_{cache_key(json.dumps(inputs), 32)}.npz"
+        file = cache_folder(self.settings.cache_dir) / name
         features = read_cached(file)
         if features is None:
             features = in_batches(
                 paths,
-                lambda images: self.clip.image_features(torch.stack(images)).cpu().numpy(),
+                lambda batch: clip.image_features(torch.stack(batch)).cpu().numpy(),
                 self.settings.batch_size,
                 description,
-                read=self.clip.read_image,
+                read=clip.read_image,
             )
             _write_cached(file, features, paths)
         return features
-
-    def _cache_file(self, paths: Sequence[Path]) -> Path:
-        """Return the cache file of the features of a list of image files.
-
-        Its name is a hash of the image encoder's weights, the preprocessing, the libraries'
-        versions, and the path, size and modification time of each image. Raises UserError for a
-        missing image.
-        """
-        libraries = [version(name) for name in ("torchvision", "pillow")]
-        images = [_file_state(path) for path in paths]
-        inputs = [self.clip.weights, self.clip.image_size, PREPROCESSING, libraries, images]
-        name = f"clip_features_{cache_key(json.dumps(inputs), 32)}.npz"
-        return cache_folder(self.settings.cache_dir) / name
 
 
 def _file_state(path: Path) -> list:

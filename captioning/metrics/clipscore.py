@@ -37,13 +37,13 @@ class ClipScore(ClipEvaluator):
     factor, truncated_setting = 2.5, "clipscore_truncated"
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        features = self.features(captions)
+        clip = self.clip(captions)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
-        images = features.of_images(paths, "CLIP, images")
+        images = self.image_features(clip, paths, "CLIP, images")
         texts = captions.texts
         groups = [captions.references[image_id] for image_id in captions.ids]
         sentences = [SENTENCE_END.split(text.strip()) for text in texts]
-        vector_of = features.of_texts(chain(texts, *groups, *sentences), PREFIX)
+        vector_of = self.text_features(clip, chain(texts, *groups, *sentences), PREFIX)
 
         def vectors_of(texts):
             return np.array([vector_of[text] for text in texts])
@@ -58,10 +58,10 @@ class ClipScore(ClipEvaluator):
             of_sentences = image_score(vectors_of(parts), image, self.factor).mean()
             rows.append((score, harmonic_mean, of_sentences))
         columns = 100 * np.array(rows).T
-        truncated = sum(features.clip.truncates(PREFIX + text) for text in texts)
+        truncated = sum(clip.truncates(PREFIX + text) for text in texts)
         return Scores.from_means(
             dict(zip(self.metric_names, columns.tolist())),
-            settings={"clip_model": features.clip.name, self.truncated_setting: truncated},
+            settings={"clip_model": clip.name, self.truncated_setting: truncated},
         )
 
 

@@ -80,7 +80,8 @@ def _build(state: dict[str, Tensor], activation: str) -> nn.Module:
         }
 
     words = len(state["token_embedding.weight"])
-    text = {"vocab_size": words, "max_position_embeddings": context, "eos_token_id": words - 1}
+    text = {"vocab_size": words, "max_position_embeddings": context}
+    text.update(bos_token_id=words - 2, eos_token_id=words - 1)
     vision = {"image_size": patch * math.isqrt(patches), "patch_size": patch}
     # transformers 4.15.0 supports only these argument names.
     config = CLIPConfig(

@@ -69,14 +69,14 @@ class Retrieval(ClipEvaluator):
         self.of_pool = pools[0][1] if pools else None
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        features = self.features(captions)
+        clip = self.clip(captions)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         files = list(dict.fromkeys(paths))
-        images = features.of_images(files, "CLIP, images")
+        images = self.image_features(clip, files, "CLIP, images")
         if self.pool:
             of_pool = self.of_pool
             if of_pool is None:
-                of_pool = features.of_images(self.files, "CLIP, pool")
+                of_pool = self.image_features(clip, self.files, "CLIP, pool")
             if images.shape[1] != of_pool.shape[1]:
                 raise UserError(
                     f"pool: {self.pool} has features of width {of_pool.shape[1]}, "
@@ -84,16 +84,16 @@ class Retrieval(ClipEvaluator):
                 )
             images = _joined(files, images, self.files, of_pool)
         index_of = {path: index for index, path in enumerate(files)}
-        vectors = features.of_texts(captions.texts)
+        vectors = self.text_features(clip, captions.texts)
         pairs = zip(captions.texts, paths)
         ranks = [own_image_rank(vectors[text], images, index_of[path]) for text, path in pairs]
         where = self.pool or "the captions' own"
         scores = Scores.from_means(
             {f"R@{k}": [100.0 if rank <= k else 0.0 for rank in ranks] for k in RANKS},
             settings={
-                "clip_model": features.clip.name,
+                "clip_model": clip.name,
                 "pool": f"{len(images)} images ({where})",
-                "retrieval_truncated": sum(map(features.clip.truncates, captions.texts)),
+                "retrieval_truncated": sum(map(clip.truncates, captions.texts)),
             },
         )
         scores.metrics["median_rank"] = median_estimate(ranks)
