@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
+from threading import Lock
 from typing import Any, Callable, NamedTuple, Optional
 
 from captioning.files.cache import cache_folder, cache_key
@@ -60,7 +61,7 @@ class Judge(Evaluator):
         self.server = ChatServer(self.config.judge_url, "judge_url", KEY_VARIABLE)
         self.judge = f"{self.config.judge_model} of {self.server.url}"  # recorded with the scores
         self.cache = cache_folder(self.settings.cache_dir) / "judge"
-        self.keeps_replies = True
+        self.unwarned = Lock()  # held for good by the thread that logs the first failed write
 
     def check_requirements(self) -> None:
         self.server.list_models()
@@ -104,9 +105,8 @@ class Judge(Evaluator):
         try:
             write_json(content, path)
         except UserError as error:
-            if self.keeps_replies:
+            if self.unwarned.acquire(blocking=False):
                 log_line(f"replies are not kept: {error}")
-            self.keeps_replies = False
 
 
 def first_object(reply: str, read: Callable[[Any], Any]) -> Any:
