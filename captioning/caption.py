@@ -178,9 +178,9 @@ def caption(arguments: argparse.Namespace) -> None:
     fields = set(Request.__dataclass_fields__) - {"sources"}
     values = {name: getattr(arguments, name) for name in fields}
     request = Request(tuple(arguments.inputs), **values)
-    on_cluster = arguments.engine == "ray"
-    if on_cluster:
-        device = ray_engine.connect(arguments.device)
+    cluster_device = None
+    if arguments.engine == "ray":
+        cluster_device = device = ray_engine.connect(arguments.device)
     else:
         is_served = arguments.url and not arguments.filter
         device = distributed.start("cpu" if is_served else arguments.device)
@@ -196,7 +196,7 @@ def caption(arguments: argparse.Namespace) -> None:
     settings |= {name: getattr(arguments, name) for name in IDENTITY}
     settings["itm_model"] = stores.without_secrets(arguments.itm_model or "")
     settings["input"] = arguments.inputs
-    BulkCaptioning(request, settings, load, arguments.restart, on_cluster).run()
+    BulkCaptioning(request, settings, load, arguments.restart, cluster_device).run()
 
 
 def main(argv=None) -> int:

@@ -95,7 +95,7 @@ def _left(
     annotated, image_of = set(), {}
     if request.captions:
         annotated = {sample.image for sample in read_annotations(local(request.captions))}
-    for entry in _images(request, sources, counts):
+    for key, entry in _images(request, sources, counts):
         counts["found"] += 1
         image = entry["image"]
         if request.metadata:
@@ -108,9 +108,9 @@ def _left(
                 f"--captions: {name} in {request.captions} may be {image_of[name]} or {image}: use "
                 "longer names there"
             )
-        if key_of(image) in earlier.failed:
+        if key in earlier.failed:
             counts["failed before"] += 1
-        elif key_of(image) in earlier.done or (request.skips_existing and (has_sidecar or name)):
+        elif key in earlier.done or (request.skips_existing and (has_sidecar or name)):
             counts["skipped"] += 1
         else:
             counts["planned"] += 1
@@ -122,19 +122,23 @@ def _left(
         )
 
 
-def _images(request: Request, sources: list[str], counts: Counts) -> Iterator[Entry]:
-    """Yield an entry per image, each once. Image files are not opened here. Raises UserError."""
+def _images(request: Request, sources: list[str], counts: Counts) -> Iterator[tuple[str, Entry]]:
+    """Yield the key (see `key_of`) and the entry of each image once. Raises UserError.
+
+    Image files are not opened here.
+    """
     seen, number = {}, 0  # {key of an image: hash of its id and prompt}
     for source in sources:
         for entry in _of_source(request, source, counts):
             identity = hash((entry.get("image_id"), entry.get("prompt")))
-            if seen.setdefault(key_of(entry["image"]), identity) != identity:
+            key = key_of(entry["image"])
+            if seen.setdefault(key, identity) != identity:
                 raise UserError(
                     f"{source}: {entry['image']} has two ids or prompts: give an image one"
                 )
             if len(seen) > number:
                 number = len(seen)
-                yield entry
+                yield key, entry
 
 
 def _of_source(request: Request, source: str, counts: Counts) -> Iterator[Entry]:

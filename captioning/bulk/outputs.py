@@ -111,10 +111,11 @@ def merge(request: Request, plan: Plan) -> Counter:
     All units must be done. Lines of images that are in the plan replace earlier lines, so that a
     repeated call, such as after a kill, writes the same files. Raises UserError.
     """
-    counts, finished = Counter(), {}
-    units = range(len(plan))
-    planned = {key_of(line["image"]) for unit in units for line in plan.lines(unit)}
-    planned.update(key_of(unit["tar"]) for unit in map(plan.unit, units) if "tar" in unit)
+    counts, finished, units = Counter(), {}, range(len(plan))
+    earlier, planned = list(filter(stores.exists, request.outputs)), set()
+    if earlier:
+        planned.update(key_of(line["image"]) for unit in units for line in plan.lines(unit))
+        planned.update(key_of(unit["tar"]) for unit in map(plan.unit, units) if "tar" in unit)
     with contextlib.ExitStack() as files:
         opened: dict[str, BinaryIO] = {}
 
@@ -124,7 +125,7 @@ def merge(request: Request, plan: Plan) -> Counter:
             opened[name].write(json_line(line))
 
         opened[request.out] = files.enter_context(stores.create(request.out))
-        for name in request.outputs:
+        for name in earlier:
             for line in lines_of(request, name):
                 if key_of(line["image"]) not in planned:
                     write(name, line)

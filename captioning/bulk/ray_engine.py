@@ -51,15 +51,17 @@ def caption(
     left: list[int],
     load: Callable[[], Any],
     on_images: Callable[[int], None],
+    device: torch.device,
 ) -> list[str]:
     """Caption the units `left`; return the `left_out` of all. Raises UserError, Stopped.
 
-    on_images: called with the number of images that were captioned.
+    - on_images: called with the number of images that were captioned
+    - device: from `connect`
     """
     import ray
 
     cpus = min([CPUS, *(node["Resources"].get("CPU", CPUS) for node in ray.nodes())])
-    resources = {"num_gpus": 1} if "GPU" in ray.cluster_resources() else {"num_cpus": cpus}
+    resources = {"num_gpus": 1} if device.type == "cuda" else {"num_cpus": cpus}
     task = ray.remote(max_retries=TRIES, max_calls=0, **resources)(_caption)
     pending = [task.remote(os.getcwd(), request, unit, load) for unit in left]
     images, left_out = 0, []
@@ -69,18 +71,18 @@ def caption(
         ready, pending = ray.wait(pending, timeout=1)
         for result in ready:
             try:
-                names, further = ray.get(result)
+                unit, names, further = ray.get(result)
             except ray.exceptions.RayTaskError as error:
                 raise (error.cause if isinstance(error.cause, UserError) else error) from None
             plan.add(names)
             left_out += further
-            images += sum(plan.kept(int(name.partition(".")[0])) for name in names[-1:])
+            images += plan.kept(unit)
             on_images(images)
     return left_out
 
 
 def _caption(folder: str, request: Request, unit: int, load: Callable) -> tuple:
-    """Caption a unit in a process of Ray; return `done` and `left_out` of its `Worker`.
+    """Caption a unit in a process of Ray; return it with `done` and `left_out` of its `Worker`.
 
     folder: the caller's working folder, so that relative paths mean the same files.
     """
@@ -90,4 +92,4 @@ def _caption(folder: str, request: Request, unit: int, load: Callable) -> tuple:
     _model = _model or load()
     worker = Worker(request, Plan(request.parts), _model, lambda number: None)
     worker.caption([unit], read_ahead=not worker.plan.tries(unit))
-    return worker.done, worker.left_out
+    return unit, worker.done, worker.left_out

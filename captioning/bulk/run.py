@@ -7,6 +7,8 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any, Callable, Optional
 
+import torch
+
 from captioning.bulk import inputs, outputs, plan, ray_engine
 from captioning.bulk.claims import caption_claimed, shared_counters
 from captioning.bulk.plan import Plan
@@ -28,7 +30,8 @@ class BulkCaptioning:
     - settings: identify the run; a later call continues it only if they are the same
     - load: returns the captioner, see `CheckpointModel`; called only if there is work
     - restart: whether to abandon an unfinished run
-    - on_cluster: whether to caption on the Ray cluster to which this process is connected
+    - cluster_device: the device of tasks on the Ray cluster to which this process is connected;
+      None to caption in this process
     """
 
     def __init__(
@@ -37,10 +40,10 @@ class BulkCaptioning:
         settings: dict[str, Any],
         load: Callable[[], Any],
         restart: bool = False,
-        on_cluster: bool = False,
+        cluster_device: Optional[torch.device] = None,
     ):
         self.request, self.settings, self.load = request, settings, load
-        self.restart, self.on_cluster, self.model = restart, on_cluster, None
+        self.restart, self.cluster_device, self.model = restart, cluster_device, None
         self.totals, self.left_out, self.seconds = Counter(), [], 0.0
         self.is_resumed = False
 
@@ -147,7 +150,7 @@ class BulkCaptioning:
         done = sum(map(made.kept, range(len(made))))
         in_tars = any("tar" in made.unit(unit) for unit in left[:1])
         total = None if in_tars else made.header["counts"].get("planned")
-        if self.model is None and not self.on_cluster:
+        if self.model is None and self.cluster_device is None:
             self.model = self.load()
             log_line(self.model.report)
         started = time.monotonic()
@@ -156,8 +159,9 @@ class BulkCaptioning:
             def show(images: int) -> None:
                 bar.update(done + images - bar.n)
 
-            if self.on_cluster:
-                self.left_out += ray_engine.caption(self.request, made, left, self.load, show)
+            if device := self.cluster_device:
+                given = (self.request, made, left, self.load, show, device)
+                self.left_out += ray_engine.caption(*given)
             else:
                 add = shared_counters(made.header["id"])
                 worker = Worker(self.request, made, self.model, lambda n: show(add("images", n)))
