@@ -17,7 +17,6 @@ import pytest
 
 from tests.chromium import open_page
 
-pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
 RUNS = ("mle", "smile", "mle_smile")
 # The demo with each list of arguments, in one process, which imports once.
 PROGRAM = """
@@ -31,42 +30,6 @@ for arguments in json.loads(sys.argv[1]):
 """
 
 
-@pytest.fixture(scope="module")
-def demo(tmp_path_factory, repository):
-    """Return the folder of a demo that was killed in fine-tuning, and the outputs of three calls.
-
-    The outputs are stdout of the call that continued it, of the same call again, and of one with
-    num_beams=1, then stderr of all three.
-    """
-    root = tmp_path_factory.mktemp("demo")
-    folder = root / "output" / "demo-quick"
-
-    def start(*calls):
-        return subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, json.dumps(calls)],
-            cwd=root,
-            env={**os.environ, "PYTHONPATH": str(repository)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    killed = start([])
-    deadline = time.monotonic() + 250
-    while not (folder / "mle" / "checkpoint_00.pth").exists():
-        assert killed.poll() is None, killed.stderr.read()
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    kill_with_children(killed.pid)
-    killed.communicate()
-    pretrained = (folder / "pretrain" / "checkpoint_best.pth").read_bytes()
-    continued = start([], [], ["num_beams=1"])
-    stdout, stderr = continued.communicate(timeout=280)
-    assert continued.returncode == 0, stderr
-    assert (folder / "pretrain" / "checkpoint_best.pth").read_bytes() == pretrained
-    return folder, [*stdout.split("END OF DEMO\n")[:3], stderr]
-
-
 def kill_with_children(pid):
     """Kill a process and its descendants. Its jobs would go on for a while."""
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
@@ -76,33 +39,53 @@ def kill_with_children(pid):
             kill_with_children(int(child))
 
 
-def test_demo_that_was_killed_goes_on(demo):
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_demo_that_was_killed_goes_on_shows_the_effect_and_its_report(
+    tmp_path, repository, request
+):
     """A call scores only what has no scores of its settings: the third anew, the second nothing."""
-    folder, (continued, again, greedy, stderr) = demo
+    folder = tmp_path / "output" / "demo-quick"
+
+    def start(*calls):
+        environment = {**os.environ, "PYTHONPATH": str(repository)}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-c", PROGRAM, json.dumps(calls)]
+        return subprocess.Popen(command, cwd=tmp_path, env=environment, **pipes)
+
+    killed, deadline = start([]), time.monotonic() + 250
+    while not (folder / "mle" / "checkpoint_00.pth").exists():
+        assert killed.poll() is None, killed.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    kill_with_children(killed.pid)
+    killed.communicate()
+    pretrained = (folder / "pretrain" / "checkpoint_best.pth").read_bytes()
+    process = start([], [], ["num_beams=1"])
+    stdout, stderr = process.communicate(timeout=280)
+    assert process.returncode == 0, stderr
+    assert (folder / "pretrain" / "checkpoint_best.pth").read_bytes() == pretrained
+    continued, again, greedy, _ = stdout.split("END OF DEMO\n")
+    assert continued == again != greedy
     logs = {name: (folder / f"{name}.log").read_text() for name in ("pretrain", *RUNS)}
     assert "resuming from output/demo-quick/mle/checkpoint_0" in logs["mle"]
     assert re.search(r"\d%, about \d\d:\d\d to go in all", stderr) and "Warning" not in stderr
     first = stderr.partition("the first captions of the captioners")[2]
     assert re.search(r"\.png\n  MLE    a.* .+\n  SMILE  a.* .+\n", first)
-    pretrained = json.loads((folder / "pretrain" / "run.json").read_text())
-    assert "[rank 1]" not in logs["pretrain"] and pretrained["processes"] == 2
-    assert continued == again != greedy
+    record = json.loads((folder / "pretrain" / "run.json").read_text())
+    assert "[rank 1]" not in logs["pretrain"] and record["processes"] == 2
     said = "".join(logs.values())
     assert said.count("captions and scores are in") == 2 * len(RUNS)
     # The first call found the finished pre-training; the others found all four runs finished.
     assert said.count("has finished all of its") == 1 + 4 + 4
 
-
-def test_demo_shows_the_effect(demo):
     # The effect is weaker than the full demo's, but a broken objective would not show it.
-    files = (demo[0] / name / "result" / "test" / "metrics.json" for name in ("mle", "smile"))
+    files = (folder / name / "result" / "test" / "metrics.json" for name in ("mle", "smile"))
     mle, smile = (json.loads(file.read_text())["metrics"] for file in files)
     assert smile["cap_len"]["value"] > 1.2 * mle["cap_len"]["value"]
     assert smile["true_facts"]["value"] > mle["true_facts"]["value"]
 
-
-def test_report_fits_the_screen(demo, browser):
-    page = open_page(browser, f"file://{demo[0]}/report.html")
+    page = open_page(request.getfixturevalue("browser"), f"file://{folder}/report.html")
     for width in (400, 1400):
         page.set_viewport_size({"width": width, "height": 3000})
         assert page.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,4 +1,4 @@
-"""One of two processes dies, hangs, raises an error or has no data."""
+"""One of two processes dies, hangs, raises an error, has no data or a loss that is not finite."""
 
 import json
 import os
@@ -8,6 +8,7 @@ import time
 import pytest
 
 from captioning.metrics.diversity import Length
+from captioning.models import checkpoints
 from tests.processes import Launched
 from tests.runs import (
     Run,
@@ -64,13 +65,36 @@ WAITED = "error: [rank 0] waited in vain for rank 1"
 )
 def test_a_process_that_fails_is_named(config, tmp_path, do, code, line):
     run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(do))
-    until = time.monotonic() + 60
-    while do in (freeze, hang) and line not in run.said() and time.monotonic() < until:
-        time.sleep(0.1)
     if do in (freeze, hang):
+        until = time.monotonic() + 60
+        while line not in run.said() and time.monotonic() < until:
+            time.sleep(0.1)
         run.send(signal.SIGKILL, [1])  # as the launcher does
     assert run.wait() == [1, code] and line in run.said()
     assert saved_step(tmp_path / "run", 8) == 3
+
+
+def test_a_loss_of_one_that_is_not_finite_stops_both_with_its_line(run, finished, tmp_path):
+    def spoil(rank, step, batches):
+        batch = next(batches)
+        if (rank, step) == (1, 4):
+            (tmp_path / "images").write_text(json.dumps(batch["image_id"]))
+            batch["image"] = batch["image"] * float("nan")
+        return iter([batch])
+
+    def hook(rank):
+        be_quick(rank)
+        before_steps(spoil)(rank)
+
+    said = run(*TWO, "max_epoch=1", code=2, processes=2, hook=hook)
+    images = json.loads((tmp_path / "images").read_text())
+    line = f"error: the loss is not finite at step 5 (rank 1 had images {images})"
+    assert line in said and "Traceback" not in said
+    saved = checkpoints.read(tmp_path / "run" / "checkpoint_00_step00000004.pth")
+    assert saved["within"]["steps"] == 4
+    # Without the fault, the run continues to its usual end.
+    run(*TWO, "max_epoch=1", processes=2)
+    assert difference(finished("batch_size=4", "max_epoch=1"), tmp_path / "run") is None
 
 
 @pytest.mark.slow

@@ -19,41 +19,30 @@ SMALL = [
 ]
 
 
-@pytest.fixture
-def script(repository, shared_data, tmp_path):
-    """Return a function that runs a script on the sample photos in this Python's environment."""
+@pytest.mark.slow
+def test_the_scripts_train_in_two_processes_and_evaluate_in_one(repository, tmp_path, shared_data):
     environment = {k: v for k, v in os.environ.items() if k not in ("VENV", "PYTHON")}
-    environment["VIRTUAL_ENV"] = sys.prefix
+    folders = [f"image_root={shared_data}/photos", f"tokenizer={shared_data}/bert-base-uncased"]
+    folders += [f"{key}={shared_data}/annotation" for key in ("ann_root", "coco_gt_root")]
 
-    def run(name, *arguments, processes=1):
-        environment["NPROC_PER_NODE"] = str(processes)
-        command = [
-            *("bash", str(repository / "scripts" / name), "configs/caption_coco.yaml"),
-            f"image_root={shared_data / 'photos'}",
-            f"ann_root={shared_data / 'annotation'}",
-            f"coco_gt_root={shared_data / 'annotation'}",
-            f"tokenizer={shared_data / 'bert-base-uncased'}",
-            f"output_dir={tmp_path}",
-            *SMALL,
-            *arguments,
-        ]
+    def script(name, processes, *metrics):
+        variables = {"VIRTUAL_ENV": sys.prefix, "NPROC_PER_NODE": processes}
+        command = ["bash", str(repository / "scripts" / name), "configs/caption_coco.yaml"]
         result = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=280
+            [*command, *folders, f"output_dir={tmp_path}", *SMALL, *metrics],
+            env={**environment, **variables},
+            capture_output=True,
+            text=True,
+            timeout=280,
         )
         assert result.returncode == 0, result.stderr
         return result.stderr
 
-    return run
-
-
-@pytest.mark.slow
-def test_the_scripts_train_in_two_processes_and_evaluate_in_one(script, tmp_path, shared_data):
-    shown = script("train.sh", "metrics=[length]", processes=2)
+    shown = script("train.sh", "2", "metrics=[length]")
     losses = [line["loss"] for line in log_of(tmp_path, "step")]
     assert "epoch 1/1: loss" in shown and len(losses) == 330 // 30
     assert losses[-1] < 0.9 * losses[0]
-
-    shown = script("eval.sh", "metrics=[coco]")
+    shown = script("eval.sh", "1", "metrics=[coco]")
     assert f"loaded {tmp_path / 'checkpoint_best.pth'}" in shown and "CIDEr" in shown
     captions = json.loads((tmp_path / "result" / "test.json").read_text())
     truth = json.loads((shared_data / "annotation" / "coco_karpathy_test_gt.json").read_text())

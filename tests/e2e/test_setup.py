@@ -17,17 +17,18 @@ import uv
 NOWHERE = "http://127.0.0.1:9/simple"
 AS_PYTHON = 'case "$*" in *version_info*) echo Python {};; esac'
 CONTENT = "lib/python*/site-packages/tiny_package.py"
+UNREACHABLE = "the package index cannot be reached"
 
 
 class Project:
     """Scripts, requirements of tiny-package, and wheels of its versions 1.0 and 1.1."""
 
-    def __init__(self, repository, root, pip=False):
+    def __init__(self, repository, root, pip):
         """pip: whether environments have it. The folders of wheels are then pip's setting."""
-        self.root, self.venv, self.pip = root, root / ".venv", pip
+        self.root, self.venv, self.wheels = root, root / ".venv", root / "wheels"
         self.interpreter, self.log = self.venv / "bin/python", self.venv / "setup.log"
         shutil.copytree(repository / "scripts", root / "scripts")
-        (root / "wheels").mkdir()
+        self.wheels.mkdir()
         for name in ("tiny_package-1.0", "tiny_package-1.1", "tiny_tool-1.0"):
             self.write_wheel(name)
         python = f'exec "{sys.executable}"'
@@ -38,21 +39,24 @@ class Project:
             self.require("-r requirements.txt", "tiny-tool==1.0", more=more)
         self.require("tiny-package>=1.0", 'absent; python_version < "3"')
         self.require("tiny-package==1.0", "of-another-platform==3.0", more="-lock")
+        self.packages = {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(self.wheels)}
+        if pip:
+            links = f"{root / 'bin'} {self.wheels}"
+            self.packages = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": links}
 
     def require(self, *lines, more=""):
         (self.root / f"requirements{more}.txt").write_text("\n".join(lines) + "\n")
 
     def write_wheel(self, name, program=""):
         """Write a wheel of an empty module, or of a program."""
-        info, package = f"{name}.dist-info", name.split("-")[0]
-        version = name.split("-")[1]
+        info, (package, version) = f"{name}.dist-info", name.split("-")
         files = {
             f"{name}.data/scripts/{package}" if program else f"{package}.py": program,
             f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n",
             f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         }
         files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])
-        with zipfile.ZipFile(self.root / "wheels" / f"{name}-py3-none-any.whl", "w") as wheel:
+        with zipfile.ZipFile(self.wheels / f"{name}-py3-none-any.whl", "w") as wheel:
             for path, text in files.items():
                 entry = zipfile.ZipInfo(path)
                 entry.external_attr = 0o100755 << 16  # executable
@@ -68,23 +72,20 @@ class Project:
         return path
 
     def start(self, *arguments, **variables):
-        wheels = str(self.root / "wheels")
-        packages = {"UV_OFFLINE": "1", "UV_FIND_LINKS": wheels}
-        if self.pip:
-            packages = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{self.root / 'bin'} {wheels}"}
-        environment = {
+        given = {
             "PATH": f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            "HOME": str(self.root),
-            "PIP_CONFIG_FILE": os.devnull,
-            "PIP_RETRIES": "0",
-            "UV_HTTP_RETRIES": "0",
-            **packages,
-            **{name: str(value) for name, value in variables.items()},
+            **{"HOME": self.root, "PIP_CONFIG_FILE": os.devnull},
+            **{"PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0"},
+            **{**self.packages, **variables},
         }
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        command = ["bash", self.root / "scripts/setup.sh", *arguments]
-        environment = {name: value for name, value in environment.items() if value}
-        return subprocess.Popen(command, env=environment, start_new_session=True, **pipes)
+        return subprocess.Popen(
+            ["bash", self.root / "scripts/setup.sh", *arguments],
+            env={name: str(value) for name, value in given.items() if value},
+            start_new_session=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
 
     def use(self, *arguments, interpreter=None, **variables):
         """Set up, which has to print the environment's interpreter. Return stderr."""
@@ -107,14 +108,10 @@ class Project:
 
 
 @pytest.fixture
-def project(tmp_path, repository):
+def project(request, tmp_path, repository):
     """A project, with a space in its path, in which nothing has been set up."""
-    return Project(repository, tmp_path / "my project")
-
-
-@pytest.fixture
-def with_pip(tmp_path, repository):
-    return Project(repository, tmp_path / "project", pip=True)
+    pip = request.node.get_closest_marker("soak") is not None
+    return Project(repository, tmp_path / ("project" if pip else "my project"), pip)
 
 
 def test_locked_versions_are_installed_once(project):
@@ -188,39 +185,33 @@ def test_killed_installation_is_made_again_and_two_calls_install_once(project):
 
 
 @pytest.mark.soak
-def test_pips_variables_and_files_say_where_packages_come_from(with_pip, tmp_path):
-    with_pip.write_wheel("tiny_tool-1.1")
-    with_pip.require("-r requirements.txt", "tiny-tool", more="-dev")
+def test_pips_variables_and_files_say_where_packages_come_from(project, tmp_path):
+    project.write_wheel("tiny_tool-1.1")
+    project.require("-r requirements.txt", "tiny-tool", more="-dev")
     (tmp_path / "mine.txt").write_text("tiny-tool==1.0\n")
-    with_pip.use("dev", PIP_CONSTRAINT=tmp_path / "mine.txt")
-    assert with_pip.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
-    shutil.rmtree(with_pip.venv)
-    lines = "".join(f"\n    {with_pip.root / folder}" for folder in ("bin", "wheels"))
-    (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links ={lines}\n")
-    with_pip.use(PIP_NO_INDEX="", PIP_FIND_LINKS="", PIP_CONFIG_FILE=tmp_path / "pip.conf")
-    assert with_pip.versions() == {"tiny_package": "1.0"}
-
-
-@pytest.mark.soak
-def test_an_unreachable_index_is_one_line_and_keeps_the_environment(with_pip):
-    with_pip.use()
-    with_pip.require("tiny-package==1.0", "another-package")
+    project.use("dev", PIP_CONSTRAINT=tmp_path / "mine.txt")
+    assert project.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
     for given in ({"PIP_NO_INDEX": "0"}, {"PIP_NO_INDEX": "", "NO_INDEX": "1"}):
-        words = ("the package index cannot be reached", with_pip.log)
-        with_pip.refuse(*words, before=1, PIP_INDEX_URL=NOWHERE, **given)
-        assert f" {NOWHERE}/" in with_pip.log.read_text()
-    with_pip.require("tiny-package==1.0")
-    assert with_pip.use() == ""
+        project.require("tiny-package==1.0", "another-package")  # the environment stays
+        project.refuse(UNREACHABLE, project.log, before=1, PIP_INDEX_URL=NOWHERE, **given)
+        assert f" {NOWHERE}/" in project.log.read_text()
+        project.require("tiny-package==1.0")
+        assert project.use() == ""
+    shutil.rmtree(project.venv)
+    lines = "".join(f"\n    {project.root / folder}" for folder in ("bin", "wheels"))
+    (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links ={lines}\n")
+    project.use(PIP_NO_INDEX="", PIP_FIND_LINKS="", PIP_CONFIG_FILE=tmp_path / "pip.conf")
+    assert project.versions() == {"tiny_package": "1.0"}
 
 
 @pytest.mark.soak
-def test_without_uv_pip_checks_and_installs_it(with_pip):
-    with_pip.write_program("uv", "exit 127")
-    unreachable = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": NOWHERE}
-    with_pip.refuse("the package index cannot be reached", before=1, **unreachable)
-    with_pip.write_wheel("uv-1.0", f'#!/bin/sh\nexec "{uv.find_uv_bin()}" "$@"\n')
-    with_pip.use()
-    assert with_pip.versions() == {"tiny_package": "1.0"} and (with_pip.venv / "bin/uv").exists()
-    active = with_pip.venv.rename(with_pip.root / "active")
+def test_without_uv_pip_checks_and_installs_it(project):
+    project.write_program("uv", "exit 127")
+    nowhere = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": NOWHERE}
+    project.refuse(UNREACHABLE, before=1, **nowhere)
+    project.write_wheel("uv-1.0", f'#!/bin/sh\nexec "{uv.find_uv_bin()}" "$@"\n')
+    project.use()
+    assert project.versions() == {"tiny_package": "1.0"} and (project.venv / "bin/uv").exists()
+    active = project.venv.rename(project.root / "active")
     (active / "bin/uv").unlink()
-    assert with_pip.use(VIRTUAL_ENV=active, interpreter=active / "bin/python") == ""
+    assert project.use(VIRTUAL_ENV=active, interpreter=active / "bin/python") == ""
