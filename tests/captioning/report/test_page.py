@@ -31,6 +31,7 @@ def test_a_report_is_one_file_with_each_runs_scores_figures_captions_and_command
         assert f"{label} {numbers}" in text
     other = text.partition("Other scores ROUGE-L ")[2]
     assert "MLE 0.500 SMILE 0.500" in other and "CIDEr" not in other
+    assert "wrong; lower is better" in text and "caption, on average True facts" in text
     assert text.count("Humans") > 8  # the table, the legends and eight images
     assert page.count("<img ") == 9 and page.count("<svg role") == 5
     assert "init_lr 0.001 0.001 0.0003" in text
