@@ -20,7 +20,7 @@ import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, get_args
 
 from adapters.program import program_parser
 from captioning.data.caption_files import (
@@ -92,8 +92,6 @@ def _parsing_of(kind: Any, default: Any) -> dict[str, Any]:
     """Return keyword arguments of `add_argument` for an option of this type."""
     if default is False:
         return {"action": "store_true"}
-    if get_origin(kind) is Literal:
-        return {"choices": get_args(kind)}
     if list[str] in (kind, *get_args(kind)):
         return {"nargs": "+"}
     return {"type": str if default is None else type(default)}
