@@ -54,10 +54,10 @@ class Perplexity(Evaluator):
             # The logits (N - 1, V) of all texts of a batch might not fit in memory.
             head = model.get_output_embeddings()
             losses = [
-                F.cross_entropy(head(state[: len(each) - 1]), each[1:])
+                F.cross_entropy(head(state[: len(each) - 1]).double(), each[1:])
                 for state, each in zip(states, tokens)
             ]
-            return torch.stack(losses).double().exp().cpu().numpy()
+            return torch.stack(losses).exp().cpu().numpy()
 
         # Texts of similar length need little padding.
         texts = sorted(ids, key=len)
