@@ -102,10 +102,10 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
     """
     label, done = f"the run in {config.output_dir}", progress_of(content)
     saved = _saved_settings(content, label)
-    settings = list(_changes(config, saved, [*keys_of("run", type(config)), *_reward_keys(config)]))
+    problems = list(_changes(config, saved, [*keys_of("run", type(config)), *_reward_keys(config)]))
     why = _why_length_stays(config)
     if why and (lengths := list(_changes(config, saved, keys_of("length", type(config))))):
-        settings += [f"{', '.join(lengths)}: {why} depend on it"]
+        problems += [f"{', '.join(lengths)}: {why} depend on it"]
     now, before = batch_sizes(config), content.get("batches", batch_sizes(config))
     images = math.prod(before.values()), math.prod(now.values())
     # With bucket_batches, a batch of all processes has captions of similar length, so that its size
@@ -113,15 +113,15 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
     same_buckets = before["accumulation_steps"] == now["accumulation_steps"]
     if images[0] != images[1] or (config.bucket_batches and not same_buckets):
         old, new = (f"{n} ({_listed(sizes)})" for n, sizes in zip(images, (before, now)))
-        settings.append(f"images per step were {old}, are {new}")
+        problems.append(f"images per step were {old}, are {new}")
     if (items := content.get("items", num_items)) != num_items:
-        settings.append(f"it had {items} training items, now there are {num_items}")
+        problems.append(f"it had {items} training items, now there are {num_items}")
     started = done.epoch + (1 if done.steps else 0)
     if started > config.max_epoch:
-        settings.append(f"max_epoch is {config.max_epoch}, but {started} epochs have begun")
-    if settings:
+        problems.append(f"max_epoch is {config.max_epoch}, but {started} epochs have begun")
+    if problems:
         raise UserError(
-            f"{label} had other settings ({'; '.join(settings)}); set the old ones, or {ADVICE}"
+            f"{label} had other settings ({'; '.join(problems)}); set the old ones, or {ADVICE}"
         )
 
 

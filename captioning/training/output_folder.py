@@ -4,13 +4,13 @@ Finished files are copied to the store after each save, and fetched where the wo
 A run has one writer: the process whose id is in the file WRITER of the store.
 """
 
+import json
 import secrets
 import shutil
 from pathlib import Path, PurePosixPath
 
 from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key, fetch
-from captioning.files.reading import read_json
 from captioning.files.writing import SUFFIX, user_errors, write_json
 from captioning.models.checkpoints import BEST, is_checkpoint_file
 from captioning.runtime import distributed
@@ -58,8 +58,9 @@ class OutputFolder:
 
     def _begin(self) -> None:
         writer = self._stored_writer()
-        path = self.folder / WRITER
-        record = read_json(path) if path.exists() else {"id": "", "copied": {}}
+        text = stores.read_if_any(str(self.folder / WRITER)).decode()
+        # Earlier versions wrote the same content here and to the store.
+        record = {"id": text, "copied": {}, **json.loads(text or "{}")}
         self.id = record["id"]
         current = _states(self.folder)
         with user_errors(self.folder):

@@ -166,6 +166,14 @@ def test_a_run_has_one_writer_and_an_earlier_state_is_not_lost(s3, on, tmp_path,
     assert newest(on("second")) == 1
 
 
+def test_a_run_of_an_earlier_version_goes_on_where_it_was(s3, on):
+    folder = uploaded(on("one"), 0).folder
+    for name in (str(folder / "writer.json"), f"{ADDRESS}/writer.json"):
+        stores.put(b'{"token": "c0ffee"}', name)
+    assert newest(uploaded(on("one"), 1)) == 1
+    assert "checkpoint_01.pth" in stores.stamps(ADDRESS)
+
+
 def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
     output = uploaded(on("one"), 0)
     checkpoints.keep_as_best(output.folder, 0)
