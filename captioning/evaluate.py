@@ -31,7 +31,8 @@ from captioning.data.caption_files import (
     with_references,
 )
 from captioning.files.cache import local
-from captioning.files.writing import require_folder, write_json
+from captioning.files.stores import require_writable
+from captioning.files.writing import write_json
 from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
 from captioning.metrics.base import Settings, build_evaluators, evaluator_classes, options_of
 from captioning.metrics.image_files import find_images
@@ -114,7 +115,7 @@ def _evaluate(arguments: argparse.Namespace, argv: list[str]) -> None:
     files = arguments.compare or [arguments.predictions]
     predictions, *second = [_read_predictions(path, references, ids) for path in files]
     if arguments.output_dir:
-        require_folder(Path(arguments.output_dir))  # fail before the captions are scored
+        require_writable(arguments.output_dir)  # fail before the captions are scored
     evaluators = _build_evaluators(arguments, predictions, device)
     command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
     # Files are written before anything is printed, because stdout may be closed.

@@ -21,7 +21,8 @@ from PIL import Image
 
 from adapters.program import program_parser
 from BLIP.weights.safe_load import PickledError, read_pickled
-from captioning.files.writing import require_folder, user_errors, write_json
+from captioning.files.stores import require_writable
+from captioning.files.writing import user_errors, write_json
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import run_program
 from captioning.runtime.progress import log_line, progress
@@ -72,7 +73,7 @@ def unpack(path: Path, folder: Path) -> str:
         raise UserError(f"{path}: {error.strerror or error}") from None
     except (KeyError, TypeError, ValueError, AttributeError):
         raise UserError(f"{path}: expected {CONTENT}") from None
-    require_folder(folder)
+    require_writable(str(folder))
     summary, image_id = [], 0
     for split in SPLITS:
         rows = []

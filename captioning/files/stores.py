@@ -24,7 +24,7 @@ from captioning.files.store_requests import (
     retry,
     system_of,
 )
-from captioning.files.writing import atomic_write, require_folder, user_errors
+from captioning.files.writing import atomic_write, user_errors
 from captioning.runtime.errors import UserError
 
 # [size in bytes or None, a value that changes when the file is written]. A list, as in JSON.
@@ -323,12 +323,9 @@ def put(content: bytes, name: str) -> None:
 
 
 def require_writable(folder: str) -> None:
-    """Raise UserError if a folder is not writable. To test this, writes and removes a file."""
-    if is_store(folder):
-        put(b"", join(folder, ".writable"))
-        remove(join(folder, ".writable"))
-    else:
-        require_folder(Path(folder))
+    """Create a folder and check that it is writable. Raises UserError."""
+    put(b"", join(folder, ".writable"))
+    remove(join(folder, ".writable"))
 
 
 def remove(name: str) -> None:

@@ -72,12 +72,6 @@ def unfinished_writes(folder: Path) -> Iterator[Path]:
     return folder.rglob(f".*{SUFFIX}")
 
 
-def require_folder(folder: Path) -> None:
-    """Create a folder and check that it is writable. Raises UserError."""
-    write_text("", folder / ".writable")
-    (folder / ".writable").unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def user_errors(path: Path) -> Iterator[None]:
     """Turn an OSError into a UserError that names `path`."""
