@@ -3,25 +3,31 @@
 import os
 import random
 import resource
+import shutil
+import signal
 import zipfile
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from tests.captioning.models.kills import killed_at_each_operation, newest_after_a_kill
 from tests.programs import unchanged
 
 
-def content(epoch):
-    return {"model": {"w": torch.full((3,), float(epoch))}, "optimizer": {}, "config": {}} | {
-        "epoch": epoch
-    }
+def content(epoch, **more):
+    weights = {"w": torch.full((3,), float(epoch))}
+    return {"model": weights, "optimizer": {}, "config": {}, "epoch": epoch, **more}
 
 
 def save(folder, epoch):
     checkpoints.save(content(epoch), checkpoints.epoch_path(folder, epoch))
+
+
+def save_step(folder, epoch, step):
+    checkpoints.save(content(epoch, within={}), checkpoints.step_path(folder, epoch, step))
 
 
 def test_the_newest_readable_one_is_found_and_others_named(tmp_path):
@@ -33,8 +39,7 @@ def test_the_newest_readable_one_is_found_and_others_named(tmp_path):
     path.write_bytes(path.read_bytes()[:200])
     (tmp_path / "checkpoint_best.pth").write_bytes(b"")
     path, newest, problems = checkpoints.read_newest(tmp_path)
-    assert path == checkpoints.epoch_path(tmp_path, 10)
-    assert newest["epoch"] == 10
+    assert path == checkpoints.epoch_path(tmp_path, 10) and newest["epoch"] == 10
     assert len(problems) == 1 and "checkpoint_100.pth cannot be read" in problems[0]
 
 
@@ -46,18 +51,11 @@ def test_a_machine_without_the_folder_says_so(tmp_path):
 @pytest.mark.parametrize("link", [os.link, None])  # None: the disk has no hard links
 def test_the_best_survives_the_removal_of_its_epoch(tmp_path, monkeypatch, link):
     monkeypatch.setattr(os, "link", link or (lambda *_: os.stat("/no/links")))
-    save(tmp_path, 0)
-    checkpoints.keep_as_best(tmp_path, 0)
-    save(tmp_path, 1)
-    checkpoints.epoch_path(tmp_path, 0).unlink()
-    best = torch.load(tmp_path / checkpoints.BEST)
-    assert best["epoch"] == 0
-    checkpoints.keep_as_best(tmp_path, 1)
-    assert torch.load(tmp_path / checkpoints.BEST)["epoch"] == 1
-
-
-def save_step(folder, epoch, step):
-    checkpoints.save(content(epoch) | {"within": {}}, checkpoints.step_path(folder, epoch, step))
+    for epoch in (0, 1):
+        save(tmp_path, epoch)
+        checkpoints.keep_as_best(tmp_path, epoch)
+        checkpoints.epoch_path(tmp_path, epoch).unlink()
+        assert torch.load(tmp_path / checkpoints.BEST)["epoch"] == epoch
 
 
 def test_two_of_all_are_kept_and_checksums_of_an_earlier_version_go_with_their_files(tmp_path):
@@ -73,12 +71,9 @@ def test_two_of_all_are_kept_and_checksums_of_an_earlier_version_go_with_their_f
     saved = [path.stem.removeprefix("checkpoint_") for path in checkpoints.saved(tmp_path)]
     assert saved == names
     checkpoints.remove_oldest(tmp_path, keep=2)
-    left = [f"checkpoint_{name}" for name in ("01", "02", *names[-2:])]
-    assert {path.name for path in tmp_path.iterdir()} == {
-        *(f"{name}.pth" for name in left),
-        "checkpoint_01.json",
-    }
-    assert [path.stem for path in checkpoints.epoch_checkpoints(tmp_path)] == left[:2]
+    left = [f"checkpoint_{name}.pth" for name in ("01", "02", *names[-2:])]
+    assert {path.name for path in tmp_path.iterdir()} == {*left, "checkpoint_01.json"}
+    assert [path.name for path in checkpoints.epoch_checkpoints(tmp_path)] == left[:2]
 
 
 def test_a_flipped_bit_is_noticed_and_the_file_set_aside(tmp_path):
@@ -100,13 +95,11 @@ def test_a_flipped_bit_is_noticed_and_the_file_set_aside(tmp_path):
 
 def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(tmp_path):
     """Nothing reads padding between records, and dates. The index is tested bit by bit."""
-    path, written = tmp_path / "checkpoint_01.pth", content(1) | {"config": {"a": "b"}}
+    path, written = tmp_path / "checkpoint_01.pth", content(1, config={"a": "b"})
     checkpoints.save(written, path)
-    whole = path.read_bytes()
-    end = 8 * len(whole)
-    index = 8 * zipfile.ZipFile(path).start_dir
-    noticed = 0
-    places = [*random.Random(0).sample(range(index), 300), *range(index, end, 3)]
+    whole, weights = path.read_bytes(), written.pop("model")["w"]
+    index, noticed = 8 * zipfile.ZipFile(path).start_dir, 0
+    places = [*random.Random(0).sample(range(index), 300), *range(index, 8 * len(whole), 3)]
     for place in places:
         damaged = bytearray(whole)
         damaged[place // 8] ^= 1 << place % 8
@@ -117,25 +110,57 @@ def test_a_flipped_bit_anywhere_is_noticed_or_changes_nothing(tmp_path):
         except UserError:
             noticed += 1
             continue
-        assert torch.equal(found.pop("model")["w"], written["model"]["w"]), place
-        assert found == {key: value for key, value in written.items() if key != "model"}, place
+        assert torch.equal(found.pop("model")["w"], weights) and found == written, place
     assert noticed > len(places) / 2
+
+
+def die_at(count):
+    """Let this process kill itself before its file operation of this number, from 0."""
+    operations, complete = iter(range(count + 1)), checkpoints.atomic_write
+
+    def counted(operation):
+        def call(*arguments, **settings):
+            if next(operations) == count:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return operation(*arguments, **settings)
+
+        return call
+
+    @contextmanager
+    def atomic_write(path):
+        with complete(path) as file:
+            yield SimpleNamespace(write=counted(file.write), flush=file.flush)
+
+    for name in ("open", "fsync", "replace", "unlink", "link"):
+        setattr(os, name, counted(getattr(os, name)))
+    checkpoints.atomic_write = atomic_write
 
 
 def test_killed_before_any_file_operation_there_is_a_verified_checkpoint(tmp_path):
     """Two after a complete save. Leftovers are removed when the run is resumed."""
+    source = tmp_path / "source"
+    source.mkdir()
     for epoch in (0, 1):
-        save(tmp_path, epoch)
-
-    def act(folder):
-        save_step(folder, 2, 25)
-        checkpoints.remove_oldest(folder, 2)
-        checkpoints.keep_as_best(folder, 1)
-
-    for folder in killed_at_each_operation(tmp_path, act, least=15):
-        _, newest = newest_after_a_kill(folder)
+        save(source, epoch)
+    for count in range(100):
+        folder = shutil.copytree(source, tmp_path / str(count))
+        child = os.fork()
+        if child == 0:
+            die_at(count)
+            save_step(folder, 2, 25)
+            checkpoints.remove_oldest(folder, 2)
+            checkpoints.keep_as_best(folder, 1)
+            os._exit(0)
+        is_killed = os.waitpid(child, 0)[1] == signal.SIGKILL
+        checkpoints.remove_leftovers(folder)
+        _, newest, problems = checkpoints.read_newest(folder)
+        assert not problems and newest["epoch"] in (1, 2)
         assert torch.equal(newest["model"]["w"], torch.full((3,), float(newest["epoch"])))
-    assert newest["epoch"] == 2
+        left = {file.name for file in folder.iterdir()} - {checkpoints.BEST}
+        assert len(left) == len(checkpoints.saved(folder)) >= 2, left
+        if not is_killed:
+            break
+    assert not is_killed and count > 15 and newest["epoch"] == 2
 
 
 @pytest.mark.parametrize("size", [0, 100, 30_000])
@@ -146,7 +171,7 @@ def test_a_file_that_the_system_does_not_let_grow_is_one_line_and_no_file_change
         child = os.fork()
         if child == 0:
             resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
-            large = content(1) | {"optimizer": {"m": torch.ones(20_000)}}
+            large = content(1, optimizer={"m": torch.ones(20_000)})
             try:
                 checkpoints.save(large, checkpoints.epoch_path(tmp_path, 1))
             except UserError as error:

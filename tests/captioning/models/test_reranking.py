@@ -9,6 +9,9 @@ import torch
 from captioning.config import load_config
 from captioning.data import load_image, read_split
 from captioning.data.image import MEAN, STD
+from captioning.metrics.clip import Clip
+from captioning.metrics.clipscore import PREFIX
+from captioning.metrics.itm import ItmScorer
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.generation import caption_images
 from captioning.models.reranking import Reranker, resized
@@ -39,8 +42,17 @@ def built(scenes_config, tmp_path):
     return make
 
 
-def image_of(images=2):
-    return torch.randn(images, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+@pytest.fixture
+def image():
+    return torch.randn(3, 3, 64, 64)
+
+
+def generated(captioner, reranking, image):
+    """Return all candidates, sorted by their score."""
+    reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
+    found = Reranker(captioner, reranking, CPU).generate_details(image, WHOLE)
+    assert (found.rerank_scores.diff(dim=1) <= 1e-6).all()
+    return found
 
 
 def log_p(captioner, encoded, ids):
@@ -58,20 +70,13 @@ def assert_information(found, captioner, encoded, weight):
         own = encoded[row : row + 1]
         expected = [log_p(captioner, own, x) - weight * log_p(captioner, null, x) for x in group]
         assert scores == pytest.approx(expected, rel=1e-3, abs=1e-3)
-        assert scores == sorted(scores, reverse=True)
-
-
-def generated(captioner, reranking, image=None):
-    reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
-    image = image_of() if image is None else image
-    return Reranker(captioner, reranking, CPU).generate_details(image, WHOLE)
 
 
 @pytest.mark.parametrize("candidates", ["samples", "beams"])
 @pytest.mark.parametrize("model", MODELS)
-def test_mutual_information_against_a_loop(built, model, candidates):
-    captioner, image = built(model), image_of()
-    found = generated(captioner, Reranking("mmi", 4, candidates, rerank_weight=0.7))
+def test_mutual_information_against_a_loop(built, image, model, candidates):
+    captioner = built(model)
+    found = generated(captioner, Reranking("mmi", 4, candidates, rerank_weight=0.7), image)
     assert_information(found, captioner, captioner.encode(image), 0.7)
     if candidates == "beams":
         settings = dataclasses.replace(WHOLE, num_beams=4, num_return=4)
@@ -79,14 +84,12 @@ def test_mutual_information_against_a_loop(built, model, candidates):
         assert [sorted(group) for group in found.captions] == [sorted(c) for c in beams.captions]
 
 
-def test_a_caption_depends_on_its_image_and_the_seed(built):
-    captioner = built()
-    reranking = Reranking("mmi", 6, seed=1)
-    whole = generated(captioner, reranking, image_of(images=3))
-    for row in range(3):
-        alone = generated(captioner, reranking, image_of(images=3)[row : row + 1])
-        assert alone.captions[0] == whole.captions[row]
-    other = generated(captioner, dataclasses.replace(reranking, seed=2), image_of(images=3))
+def test_a_caption_depends_on_its_image_and_the_seed(built, image):
+    captioner, reranking = built(), Reranking("mmi", 6, seed=1)
+    whole = generated(captioner, reranking, image)
+    alone = [generated(captioner, reranking, one[None]).captions[0] for one in image]
+    assert alone == whole.captions
+    other = generated(captioner, dataclasses.replace(reranking, seed=2), image)
     assert other.captions != whole.captions
 
 
@@ -96,55 +99,30 @@ def siglip_folder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("folder", ["clip_folder", "siglip_folder"])
-def test_clip_reranks_by_its_own_scores(built, request, folder):
-    from captioning.metrics.clip import Clip
-    from captioning.metrics.clipscore import PREFIX
-
-    captioner, image = built(), image_of()
+def test_clip_reranks_by_its_own_scores(built, image, request, folder):
     folder = str(request.getfixturevalue(folder))
-    found = generated(captioner, Reranking("clip", 4, model=folder))
-    clip = Clip(folder)
+    found, clip = generated(built(), Reranking("clip", 4, model=folder), image), Clip(folder)
     old_mean, old_std, mean, std = (
         torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD, *clip.statistics)
     )
     pixels = resized(image * old_std + old_mean, clip.image_size)
     vectors = clip.image_features((pixels - mean) / std)
-    for row in range(2):
-        texts = clip.text_features([PREFIX + t for t in found.captions[row]])
-        expected = texts @ vectors[row]
-        torch.testing.assert_close(found.rerank_scores[row].float(), expected)
-        assert (expected.diff() <= 1e-6).all()
+    for captions, scores, vector in zip(found.captions, found.rerank_scores, vectors):
+        texts = clip.text_features([PREFIX + text for text in captions])
+        torch.testing.assert_close(scores.float(), texts @ vector)
 
 
-def test_itm_reranks_by_its_own_scores(built, itm_checkpoint):
-    from captioning.metrics.itm import ItmScorer
-
-    captioner, image = built(), image_of()
-    found = generated(captioner, Reranking("itm", 4, model=str(itm_checkpoint)))
+def test_itm_reranks_by_its_own_scores(built, image, itm_checkpoint):
+    found = generated(built(), Reranking("itm", 4, model=str(itm_checkpoint)), image)
     expected = ItmScorer(str(itm_checkpoint)).scores(image, found.captions)
     torch.testing.assert_close(found.rerank_scores.float(), expected)
-    assert (expected.diff(dim=1) <= 1e-6).all()
 
 
-@pytest.fixture
-def saved(scenes_config, tmp_path):
-    """Return a function that writes a checkpoint and returns its path, config and captioner."""
-
-    def write(*overrides, model="blip"):
-        keys = [*MODELS[model], "image_size=48", "seed=5", *overrides]
-        config = load_config(scenes_config, keys, {"output_dir": str(tmp_path)})
-        captioner = captioner_from(config, None)[0]
-        path = tmp_path / f"{len(list(tmp_path.iterdir()))}.pth"
-        content = {"model": captioner.state_dict(), "config": config.model_dump()}
-        torch.save({**content, **captioner.saved_beside_weights()}, path)
-        return path, config, captioner.eval()
-
-    return write
-
-
-def test_attention_maps_are_of_the_reranked_caption(saved, scenes, tmp_path):
+def test_attention_maps_are_of_the_reranked_caption(scenes, scenes_config, tmp_path):
     keys = ["rerank=mmi", "num_candidates=6", "top_p=1.0", "top_k=0", "rerank_weight=1.0"]
-    path, config, captioner = saved(*keys)
+    config = load_config(scenes_config, [*MODELS["blip"], "image_size=48", "seed=5", *keys])
+    captioner, path = captioner_from(config, None)[0].eval(), tmp_path / "saved.pth"
+    torch.save({"model": captioner.state_dict(), "config": config.model_dump()}, path)
     photo = next((scenes / "images").iterdir())
     command = [photo, "--device", "cpu", "--output", tmp_path / "maps.png", "--checkpoint", path]
     code, out, _ = run_program("captioning.attend", *command)
@@ -155,31 +133,20 @@ def test_attention_maps_are_of_the_reranked_caption(saved, scenes, tmp_path):
     assert reranked.captions[0] != captioner.generate(image, settings)
 
 
-@pytest.fixture
-def results(scenes_config, tmp_path):
-    """Return a function that captions the test split and returns the results."""
-
-    def caption(*overrides):
+def test_captions_do_not_depend_on_the_batch_size_and_candidates_are_kept(scenes_config, tmp_path):
+    def results(*overrides):
         config = load_config(scenes_config, overrides, {"output_dir": str(tmp_path)})
         captioner, _ = captioner_from(config, None)
         return caption_images(captioner, read_split(config, "test"), config, CPU, "captions")
 
-    return caption
-
-
-def test_weight_0_is_plain_decoding(results):
-    assert results("rerank=mmi", "rerank_weight=0.0") == results()
-
-
-def test_captions_do_not_depend_on_the_batch_size_and_candidates_are_kept(results):
+    assert results("rerank=mmi", "rerank_weight=0.0") == results()  # plain decoding
     keys = ["rerank=mmi", "num_candidates=3", "top_p=1.0", "top_k=0"]
     found = results(*keys, "eval_batch_size=3", "save_candidates=true")
-    assert [{k: v for k, v in r.items() if k != "candidates"} for r in found] == results(
-        *keys, "eval_batch_size=1"
-    )
     assert json.loads(json.dumps(found)) == found
-    for result in found:
-        scores = [candidate["rerank_score"] for candidate in result["candidates"]]
+    alone = results(*keys, "eval_batch_size=1")
+    for result, expected in zip(found, alone):
+        candidates = result.pop("candidates")
+        scores = [candidate["rerank_score"] for candidate in candidates]
+        assert result == expected and candidates[0]["caption"] == result["caption"]
         assert len(scores) == 3 and scores == sorted(scores, reverse=True)
-        assert result["candidates"][0]["caption"] == result["caption"]
-        assert all(isinstance(candidate["score"], float) for candidate in result["candidates"])
+        assert all(isinstance(candidate["score"], float) for candidate in candidates)
