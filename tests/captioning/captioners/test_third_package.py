@@ -20,19 +20,11 @@ LACKING = {"drop_image": 0.5, "guidance_scale": 2.0, "rerank": "mmi"}
 
 
 @pytest.fixture(scope="module")
-def registered():
-    """Name the fake in the registry as if it had been there when the configuration was imported."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(CAPTIONERS, "fake", fake.__name__)
-        patch.setattr(Config.model_fields["model"], "annotation", Literal[tuple(CAPTIONERS)])
-        config_class.cache_clear()
-        yield
-    config_class.cache_clear()
+def results(scenes, tmp_path_factory):
+    """Return the folder of a run of the fake captioner, and what programs printed, by a name.
 
-
-@pytest.fixture(scope="module")
-def results(registered, scenes, tmp_path_factory):
-    """Return the folder of a run of the fake captioner, and what programs printed, by a name."""
+    The fake is named as if it had been in the registry when the configuration was imported.
+    """
     folder = tmp_path_factory.mktemp("fake")
     config, run = folder / "fake.yaml", folder / "run"
     text = TINY_RUN.replace("batch_size: 8", "batch_size: 4").format(data=scenes)
@@ -43,7 +35,8 @@ def results(registered, scenes, tmp_path_factory):
     train = ["captioning.train", "--config", config, "--output_dir", run, "max_epoch=2"]
     other = [*train[:4], folder / "other"]
     best = ["--checkpoint", run / "checkpoint_best.pth"]
-    truth = ["--references", scenes / "scenes_test.json"]
+    made, truth = run / "result/test.json", scenes / "scenes_test.json"
+    bulk, report = folder / "captions.jsonl", folder / "report.html"
     programs = {
         "begun": (0, *train[:-1], "max_epoch=1"),
         "resumed": (0, *train),
@@ -51,38 +44,41 @@ def results(registered, scenes, tmp_path_factory):
         "fp16": (2, *other, "precision=fp16"),
         **{key: (2, *other, f"{key}={value}") for key, value in LACKING.items()},
         "split": (0, *train, "--evaluate", "--eval_split", "test"),
-        "captions": (
-            *(0, "captioning.caption", run, scenes / "images"),
-            *("--out", folder / "captions.jsonl"),
-        ),
+        "captions": (0, "captioning.caption", run, scenes / "images", "--out", bulk),
         "calibrated": (0, "captioning.calibrate", *best),
-        "scored": (
-            *(0, "captioning.evaluate", run / "result/test.json"),
-            *("--metrics", "length", *truth),
-        ),
-        "report": (0, "captioning.report", run, "--output", folder / "report.html"),
+        "scored": (0, "captioning.evaluate", made, "--metrics", "length", "--references", truth),
+        "report": (0, "captioning.report", run, "--output", report),
         "maps": (2, "captioning.attend", *best, min((scenes / "images").iterdir())),
         "page": (0, "tests.captioning.captioners.page", run, folder / "page.json"),
     }
     outcomes = {}
-    for name, (code, *call) in programs.items():
-        outcomes[name] = run_program(*call)
-        assert outcomes[name].code == code, (name, outcomes[name].err)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(CAPTIONERS, "fake", fake.__name__)
+        patch.setattr(Config.model_fields["model"], "annotation", Literal[tuple(CAPTIONERS)])
+        config_class.cache_clear()
+        for name, (code, *call) in programs.items():
+            outcomes[name] = run_program(*call)
+            assert outcomes[name].code == code, (name, outcomes[name].err)
+    config_class.cache_clear()
     return folder, outcomes
 
 
-def test_it_is_trained_and_goes_on(results):
+def test_it_is_trained_goes_on_and_is_scored_and_reported(results):
     folder, outcomes = results
     assert "no checkpoint: the weights are a fake's" in outcomes["begun"].err
     assert f"resuming from {folder / 'run' / 'checkpoint_00.pth'}" in outcomes["resumed"].err
     assert (folder / "run" / "checkpoint_01.pth").exists()
     assert "fake_width: 6" in (folder / "run" / "config.yaml").read_text()
+    assert "Cap. Len." in outcomes["scored"].out
+    assert "negative log-likelihood" in outcomes["calibrated"].out
+    assert "Fake, MLE+SMILE 0.5:0.5" in (folder / "report.html").read_text()
 
 
 def test_its_own_keys_have_roles_and_its_own_limits_hold(results):
     _, outcomes = results
     one_error_line(outcomes["another width"].err, "had other settings (fake_width was 6, is 7)")
     one_error_line(outcomes["fp16"].err, "error: precision is fp16, which a fake has not; try fp32")
+    one_error_line(outcomes["maps"].err, "gives no attention maps")
     for key, value in LACKING.items():
         line = f"error: {key} is {value}, but this captioner has no null image; unset it"
         one_error_line(outcomes[key].err, line)
@@ -94,14 +90,6 @@ def test_the_split_the_bulk_captions_and_the_page_have_the_same_captions(results
     assert all(entry["caption"] for entry in split)
     assert [word for word in words if word != "<END>"] == caption.split()
     assert label == "Fake, MLE+SMILE 0.5:0.5"
-
-
-def test_it_is_scored_and_reported(results):
-    folder, outcomes = results
-    assert "Cap. Len." in outcomes["scored"].out
-    assert "negative log-likelihood" in outcomes["calibrated"].out
-    assert "Fake, MLE+SMILE 0.5:0.5" in (folder / "report.html").read_text()
-    one_error_line(outcomes["maps"].err, "gives no attention maps")
 
 
 def members(protocol):
