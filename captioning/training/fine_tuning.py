@@ -31,7 +31,7 @@ from captioning.training.output_folder import OutputFolder
 from captioning.training.schedule import build_optimizer, scheduled_rate
 from captioning.training.selection import summary
 from captioning.training.step import NotFiniteError, TrainingStep, token_means
-from captioning.training.validation import Validation, select_best
+from captioning.training.validation import Validation
 
 
 def fine_tune(config: Config, device: torch.device) -> None:
@@ -62,10 +62,12 @@ def fine_tune(config: Config, device: torch.device) -> None:
     resumed = resume_content(config, output, len(loader.dataset))
     config = validation.with_select(resumed)
     at = progress_of(resumed)
+    log = RunLog(output.folder, at.epoch, at.epoch * steps + at.steps)
     # The run may have stopped between the last checkpoint and its validation.
     unscored = at.epoch > 0 and at.steps == 0 and validation.is_due(at.epoch - 1)
     if (reason := validation.reason_finished(at.epoch)) and not unscored:
-        distributed.run_on_main(lambda: select_best(config.select, output.folder, at.epoch))
+        validation.finish_epoch(at.epoch - 1, log)
+        log.close()
         output.upload()
         log_line(reason)
         return
@@ -100,7 +102,6 @@ def fine_tune(config: Config, device: torch.device) -> None:
     if resumed:
         checkpointing.restore(resumed)
     step = TrainingStep(config, model, learner, optimizer, precision)
-    log = RunLog(output.folder, at.epoch, at.epoch * steps + at.steps)
     images = config.batch_size * distributed.world_size() * config.accumulation_steps
 
     try:

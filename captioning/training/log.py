@@ -68,23 +68,24 @@ def record_run(config: Config, folder: Path, **more: Any) -> None:
 class RunLog:
     """Appends to log.jsonl and tensorboard/ in a run's folder, on rank 0.
 
-    epoch, step: where the run resumes, from 0. Lines after this point, which an interrupted process
-    has written, are removed. Raises UserError if the folder cannot be written.
+    epoch, step: where the run resumes, from 0. The first `write` removes the lines after this
+    point, which an interrupted process has written. `write` raises UserError if the folder cannot
+    be written.
     """
 
     def __init__(self, folder: Path, epoch: int, step: int):
-        self.path, self.file = folder / "log.jsonl", None
-        if not is_main():
-            return
+        self.path, self.file, self.step = folder / "log.jsonl", None, step
+        self.lines = [line for line in read_log(self.path) if _is_before(line, epoch, step)]
+
+    def _open(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        lines = [line for line in read_log(self.path) if _is_before(line, epoch, step)]
-        self.logged = {(line["event"], line["step"]) for line in lines}
-        write_text("".join(json.dumps(line) + "\n" for line in lines), self.path)
+        write_text("".join(json.dumps(line) + "\n" for line in self.lines), self.path)
         with user_errors(self.path):
             # Unbuffered, so that each line is one system call, which a kill does not interrupt.
             self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
-            self.tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
+            folder = str(self.path.parent / "tensorboard")
+            self.tensorboard = SummaryWriter(folder, purge_step=self.step + 1)
 
     def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> bool:
         """Write a line {"event", "step", entries of `more` and `values`}, and TensorBoard points.
@@ -97,8 +98,11 @@ class RunLog:
         - step: the number of finished steps of the run for "step", else the epoch, from 0
         - values: get a curve each
         """
-        if self.file is None or (event == "val" and (event, step) in self.logged):
+        is_logged = any((line["event"], line["step"]) == ("val", step) for line in self.lines)
+        if not is_main() or (event == "val" and is_logged):
             return False
+        if self.file is None:
+            self._open()
         values = {name: value for name, value in values.items() if math.isfinite(value)}
         text = (json.dumps({"event": event, "step": step, **more, **values}) + "\n").encode()
         with user_errors(self.path):

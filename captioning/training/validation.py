@@ -156,6 +156,10 @@ class Validation(SplitEvaluation):
             seed = derived_seed("evaluation", self.config.seed, epoch, distributed.rank())
             torch.manual_seed(seed)
             self.run(fsdp.unsharded(captioner, self.config, self.device), evaluation_name(epoch))
+        self.finish_epoch(epoch, log)
+
+    def finish_epoch(self, epoch: int, log: RunLog) -> None:
+        """Keep the best checkpoint, and log the scores unless they are logged already."""
         distributed.run_on_main(lambda: self._select_and_log(epoch, log))
 
     def _select_and_log(self, epoch: int, log: RunLog) -> None:

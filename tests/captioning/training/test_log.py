@@ -84,6 +84,7 @@ def test_a_log_goes_on_where_the_run_does(tmp_path):
 
 def test_a_disk_that_takes_no_more_is_one_line(tmp_path):
     log = RunLog(tmp_path, 0, 0)
+    log.write("step", 1, {})  # which opens it
     log.file.close()
     log.file = open("/dev/full", "wb", buffering=0)  # noqa: SIM115
     with pytest.raises(UserError, match=r"cannot write .*log.jsonl: No space left on device"):
