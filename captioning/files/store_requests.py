@@ -10,7 +10,6 @@ from captioning.runtime.errors import UserError
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "hf": "datasets"}
 TRIES = 6  # requests in total, before a StoreError
 PAUSE_S = 0.5  # after the first failure; doubled after each further failure
-CONNECT_S, SILENCE_S = 10, 30  # of https servers
 
 
 class StoreError(UserError):
@@ -32,10 +31,9 @@ def system_of(address: str) -> tuple[Any, str]:
     settings = {}
     try:
         if address.startswith("http"):
-            import aiohttp
+            from captioning.files.web import client
 
-            timeout = aiohttp.ClientTimeout(None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
-            settings["client_kwargs"] = {"timeout": timeout, "trust_env": True}
+            settings["get_client"] = client
         return fsspec.core.url_to_fs(address, use_listings_cache=False, **settings)
     except ImportError:
         library = library_of(address)

@@ -95,6 +95,16 @@ def test_scores_of_an_epoch_go_when_it_is_trained_again(run, scored):
     assert (folder / "checkpoint_best.pth").read_bytes() == best
 
 
+def test_a_validation_that_a_kill_left_without_its_log_line_gets_it(run, scored):
+    """Also in a run that is over; nothing else changes, and the line is not repeated."""
+    path = run("max_epoch=1").run().folder / "log.jsonl"
+    text = path.read_text()
+    path.write_text("".join(line for line in text.splitlines(True) if '"val"' not in line))
+    for _ in range(2):
+        run("max_epoch=1").run()
+        assert path.read_text() == text
+
+
 def test_two_epochs_are_those_of_a_plain_loop(run, scored):
     """AdamW, its settings, warm-up and the cosine, written out, to the very bit."""
     settings = ["warmup_steps=2", "min_lr=1e-4", "weight_decay=0.3"]
