@@ -92,11 +92,11 @@ def _add_output_flags(add) -> None:
     add("--suffix", default="", help="put after each caption")
     add("--sidecar", nargs="?", const=".txt", metavar=".EXT", help="text files beside the photos")
     add("--language", metavar="TAG", help="of captions in .xmp sidecars, such as en")
-    add("--write-shards", "--write_shards", type=normal_name, metavar="FOLDER")
+    add("--write-shards", "--write_shards", type=normal_name, metavar="FOLDER", help="for tars")
     add("--shard_size", type=_positive, default=256, help="images in a unit of work and a shard")
     add("--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file")
     add("--itm_model", help="a retrieval checkpoint of BLIP, for --filter and rerank=itm")
-    add("--parquet", type=normal_name, metavar="FILE")
+    add("--parquet", type=normal_name, metavar="FILE", help="a table of the lines")
     add("--metadata", type=normal_name, metavar="FILE", help="metadata.jsonl of `datasets`")
 
 
