@@ -51,30 +51,26 @@ def _train_an_epoch(arguments):
 
 def test_two_processes_train_as_one(scenes_config, tmp_path):
     """Three steps of 8 images: in one process, in two, and in two that accumulate."""
-    gradients, ends, losses = [], [], []
+    found = []
     for processes, *overrides in (
         (1, "batch_size=8"),
         (2, "batch_size=4"),
         (2, "batch_size=2", "accumulation_steps=2"),
     ):
-        folder = tmp_path / str(len(ends))
+        folder = tmp_path / str(len(found))
         given = [scenes_config, folder, "clip_grad_norm=1", "log_every=1", *overrides]
         run = Processes(_train_an_epoch, given, folder.with_suffix(".output"), processes)
         assert run.wait() == [0] * processes, run.said()
         saved = [torch.load(folder / f"rank{rank}.pth") for rank in range(processes)]
         torch.testing.assert_close(saved[-1], saved[0], rtol=0, atol=0)
-        gradients.append(saved[0][0])
-        ends.append(saved[0][1])
         names, steps = ("loss", "mle", "smile", "grad_norm"), log_of(folder, "step")
-        losses.append(torch.tensor([[line[part] for part in names] for line in steps]))
-    assert len(losses[0]) == 3
-    for number in (1, 2):
-        torch.testing.assert_close(gradients[number], gradients[0], rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(losses[number], losses[0], rtol=1e-4, atol=1e-5)
-        for key, value in gradients[0].items():
-            large = value.abs() > 1e-3  # for tiny gradients, AdamW's direction is rounding noise
-            end, expected = ends[number][key][large], ends[0][key][large]
-            torch.testing.assert_close(end, expected, rtol=1e-4, atol=1e-5)
+        losses = torch.tensor([[line[part] for part in names] for line in steps])
+        gradient, end = saved[0]
+        # For tiny gradients, AdamW's direction is rounding noise.
+        large = {name: value.abs() > 1e-3 for name, value in (found or saved)[0][0].items()}
+        found.append((gradient, losses, {name: end[name][large[name]] for name in large}))
+        torch.testing.assert_close(found[-1], found[0], rtol=1e-4, atol=1e-5)
+    assert len(losses) == 3
 
 
 @pytest.mark.slow
@@ -93,19 +89,17 @@ def test_two_processes_caption_and_score_as_one(scenes_config, tmp_path):
     assert [entry["image_id"] for entry in found[0][0]] == list(range(29, 36))
 
 
-def _collect(folder):
-    """Save the statistics that all ranks have, and whether any rank is asked to stop."""
-    distributed.start("cpu")
-    layer = torch.nn.BatchNorm1d(3)
-    layer.running_mean.fill_(5 + distributed.rank())
-    distributed.broadcast_buffers(layer)
-    found = layer.running_mean.tolist(), distributed.any_rank(distributed.rank() == 1)
-    (folder / f"{distributed.rank()}").write_text(str(found))
-    distributed.stop()
-
-
 def test_running_statistics_are_those_of_rank_0_and_one_rank_stops_all(tmp_path):
-    run = Processes(_collect, tmp_path, tmp_path / "output", 2)
+    def collect(folder):
+        distributed.start("cpu")
+        layer = torch.nn.BatchNorm1d(3)
+        layer.running_mean.fill_(5 + distributed.rank())
+        distributed.broadcast_buffers(layer)
+        found = layer.running_mean.tolist(), distributed.any_rank(distributed.rank() == 1)
+        (folder / f"{distributed.rank()}").write_text(str(found))
+        distributed.stop()
+
+    run = Processes(collect, tmp_path, tmp_path / "output", 2)
     assert run.wait() == [0, 0], run.said()
     for rank in "01":
         assert (tmp_path / rank).read_text() == "([5.0, 5.0, 5.0], True)"
@@ -124,33 +118,27 @@ def test_an_error_is_one_line_and_ends_all(scenes, scenes_config, tmp_path, whos
     assert "scene_000007.png" in error and "Traceback" not in launched.said()
 
 
-def _never_leave_groups(rank):
-    """A hook: as with NCCL, `destroy_process_group` waits for the processes that do not call it."""
-    be_quick(rank)
-    dist.destroy_process_group = lambda: time.sleep(1000)
-
-
-def _fail_in_a_collective(arguments):
-    """Rank 1 fails, with an idle worker process, while rank 0 waits for it."""
-    folder, error = arguments
-
-    def program():
-        distributed.start("cpu")
-        if distributed.rank() == 1:
-            pool = ProcessPoolExecutor(1, initializer=signals.ignore)
-            (folder / "worker").write_text(str(pool.submit(os.getpid).result()))
-            atexit.register((folder / "tidied").touch)
-            raise error
-        distributed.barrier()
-
-    return run_program(program)
-
-
 @pytest.mark.parametrize(("error", "code"), [(UserError("mend it"), 2), (KeyboardInterrupt(), 130)])
 def test_a_process_that_fails_alone_does_not_wait_for_the_others(tmp_path, error, code):
-    """Its worker is ended, and its atexit functions are called."""
-    given, said = (tmp_path, error), tmp_path / "said"
-    run = Processes(_fail_in_a_collective, given, said, 2, _never_leave_groups)
+    """Rank 1 fails, while rank 0 waits for it. Its worker ends; its atexit functions are called."""
+
+    def never_leave_groups(rank):  # as NCCL, which waits for the processes that do not leave
+        be_quick(rank)
+        dist.destroy_process_group = lambda: time.sleep(1000)
+
+    def fail_in_a_collective(folder):
+        def program():
+            distributed.start("cpu")
+            if distributed.rank() == 1:
+                pool = ProcessPoolExecutor(1, initializer=signals.ignore)
+                (folder / "worker").write_text(str(pool.submit(os.getpid).result()))
+                atexit.register((folder / "tidied").touch)
+                raise error
+            distributed.barrier()
+
+        return run_program(program)
+
+    run = Processes(fail_in_a_collective, tmp_path, tmp_path / "said", 2, never_leave_groups)
     assert run.wait() == [1, code], run.said()
     assert run.said().count("[rank 1] error: mend it\n") == (code == 2)
     assert (tmp_path / "tidied").exists()

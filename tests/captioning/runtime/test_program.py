@@ -88,7 +88,7 @@ def settings():
 
 before = settings()
 import captioning.train, captioning.evaluate
-captioning.train.load_config(sys.argv[1])
+captioning.train.load_config("configs/caption_coco.yaml")
 print(sorted({"torchvision", "timm", "transformers", "torch._dynamo"} & set(sys.modules)))
 import captioning.report.__main__, captioning.models, app, BLIP
 print(settings() == before)
@@ -101,24 +101,21 @@ print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules)
 """
 
 
-def printed(program, repository, *arguments, **variables):
-    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_", "MALLOC_"))}
-    environment = {**kept, **variables, "PYTHONPATH": str(repository)}
-    command = [sys.executable, "-c", program, *arguments]
-    return subprocess.check_output(command, env=environment, text=True)
-
-
-def test_imports_set_nothing_and_a_configuration_loads_no_library_of_models(repository):
-    config = str(repository / "configs/caption_coco.yaml")
-    assert printed(IMPORTS, repository, config) == "[]\nTrue\n"
-
-
 @pytest.mark.parametrize(
-    ("given", "found"),
-    [({}, "10000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
+    ("program", "given", "printed"),
+    [
+        (IMPORTS, {}, "[]\nTrue\n"),
+        # Threads that wait sleep soon, unless the user says otherwise.
+        (TUNED, {}, "10000 False\n"),
+        (TUNED, {"GOMP_SPINCOUNT": "7"}, "7 False\n"),
+        (TUNED, {"OMP_WAIT_POLICY": "active"}, "None False\n"),
+    ],
 )
-def test_waiting_threads_soon_sleep_unless_the_user_says_otherwise(repository, given, found):
-    assert printed(TUNED, repository, **given) == f"{found} False\n"
+def test_imports_set_nothing_and_load_no_library_of_models(repository, program, given, printed):
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("GOMP_", "OMP_", "MALLOC_"))}
+    command, environment = [sys.executable, "-c", program], {**kept, **given}
+    output = subprocess.check_output(command, env=environment, cwd=repository, text=True)
+    assert output == printed
 
 
 def test_garbage_is_collected_once_a_program_begins(monkeypatch):
