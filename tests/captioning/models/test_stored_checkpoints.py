@@ -18,38 +18,27 @@ RUN = "s3://bucket/runs/a"
 CPU = torch.device("cpu")
 
 
-@pytest.fixture
-def trained(scenes_config, tmp_path):
-    """Return the path of a checkpoint of a captioner, and its weights."""
-    config = load_config(scenes_config)
-    captioner, _ = captioner_from(config, None)
-    path = tmp_path / "checkpoint_best.pth"
-    torch.save({"model": captioner.state_dict(), "config": config.model_dump()}, path)
-    return path, captioner.state_dict()
-
-
-def same(one, other):
-    return one.keys() == other.keys() and all(torch.equal(one[key], other[key]) for key in one)
-
-
-def test_a_file_and_the_best_or_newest_of_a_run_are_read_from_a_store(s3, trained, scenes_config):
-    path, weights = trained
+def test_a_file_and_the_best_or_newest_of_a_run_are_read_from_a_store(s3, scenes_config, tmp_path):
+    config, path = load_config(scenes_config), str(tmp_path / "trained.pth")
+    weights = captioner_from(config, None)[0].state_dict()
+    torch.save({"model": weights, "config": config.model_dump()}, path)
     for name in ("checkpoint_02.pth", "checkpoint_10_step00000099.pth", "checkpoint_10.pth"):
         s3.files.pipe_file(f"{RUN}/{name}", b"no checkpoint")
     s3.files.pipe_file(f"{RUN}/result/val.json", b"[]")
     assert checkpoints.resolve(f"{RUN}/") == f"{RUN}/checkpoint_10.pth"
-    s3.files.put_file(str(path), f"{RUN}/checkpoint_best.pth")
+    s3.files.put_file(path, f"{RUN}/checkpoint_best.pth")
     best = checkpoints.resolve(RUN)
     assert best == f"{RUN}/checkpoint_best.pth" == checkpoints.resolve(best)
-    config, captioner = load_trained(best, None, CPU)
-    assert same(captioner.state_dict(), weights) and config == load_config(scenes_config)
-    resumed = load_config(scenes_config, [f"pretrained={best}"])
-    captioner, told = captioner_from(resumed, resumed.pretrained)
-    assert same(captioner.state_dict(), weights) and told.startswith(f"loaded {best}")
+    found, captioner = load_trained(best, None, CPU)
+    assert found == config
+    started, told = captioner_from(load_config(scenes_config, [f"pretrained={best}"]), best)
+    assert told.startswith(f"loaded {best}")
+    for each in (captioner, started):
+        torch.testing.assert_close(each.state_dict(), weights, rtol=0, atol=0)
     (found,) = load_checkpoints([RUN], None, CPU)
     assert found.source == best
     version = checkpoints.version_of(best)
-    s3.files.put_file(str(path), best)
+    s3.files.put_file(path, best)
     assert checkpoints.version_of(best) == version
     s3.files.pipe_file(best, b"other")
     assert checkpoints.version_of(best) != version
