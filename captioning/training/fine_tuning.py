@@ -146,7 +146,7 @@ def fine_tune(config: Config, device: torch.device) -> None:
                         raise signals.Stopped
             means, skipped = token_means(sums), int(sums["skipped_images"])
             log.write("epoch", epoch, means, skipped_images=skipped)
-            log_line(", ".join([title, *(f"{name} {value:.3f}" for name, value in means.items())]))
+            log_line(f"{title}: " + ", ".join(f"{name} {means[name]:.3f}" for name in means))
             if skipped:
                 log_line(f"{title}, {skipped} unreadable images")
             log.flush()

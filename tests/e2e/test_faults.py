@@ -110,18 +110,22 @@ def test_what_rank_0_does_alone_may_take_longer(run):
 
 
 @pytest.mark.slow
-def test_ranks_may_have_unequal_or_no_batches(tmp_path):
+def test_ranks_may_have_unequal_or_no_batches_and_caption_as_one_process(tmp_path):
     """A step has 2 x 4 of 23 images. Of 5 images, a rank has two batches; of one image, none."""
     config = write_config(tmp_path, train_images=23)
     samples = json.loads((tmp_path / "scenes" / "scenes_val.json").read_text())
     (tmp_path / "scenes" / "one.json").write_text(json.dumps(samples[:1]))
-    for name, *more in (["uneven", "eval_batch_size=2"], ["one", "val_file=one.json"]):
-        settings = ["batch_size=4", "max_epoch=1", *more]
-        run = Run(config, tmp_path / name, *settings, processes=2)
+    for name, *more in (["one", "val_file=one.json"], ["uneven", "eval_batch_size=2"]):
+        folder, settings = tmp_path / name, ["batch_size=4", "max_epoch=1", *more]
+        run = Run(config, folder, *settings, processes=2)
         assert run.wait() == [0, 0], run.said()
-        assert last_step(tmp_path / name) == 2
-    captions = json.loads((tmp_path / "uneven" / "result" / "val_epoch00.json").read_text())
-    assert len(captions) == 5
+        assert last_step(folder) == 2
+    alone = Run(config, folder, *settings, "--evaluate")
+    assert alone.wait() == [0], alone.said()
+    made, again = (
+        json.loads((folder / f"result/{n}.json").read_text()) for n in ("val_epoch00", "val")
+    )
+    assert made == again and [each["image_id"] for each in made] == [*range(23, 28)]
 
 
 DIES_ONCE = """

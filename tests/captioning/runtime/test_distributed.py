@@ -1,7 +1,6 @@
-"""Two processes give the gradients and captions of one. Errors of one or of all end both."""
+"""Two processes give the gradients of one. Errors of one or of all end both."""
 
 import atexit
-import json
 import os
 import shutil
 import time
@@ -21,7 +20,7 @@ from captioning.training.fine_tuning import fine_tune
 from captioning.training.step import TrainingStep
 from tests.processes import Launched, Processes
 from tests.programs import raises_line
-from tests.runs import Run, be_quick
+from tests.runs import be_quick
 from tests.tiny import log_of
 
 
@@ -71,22 +70,6 @@ def test_two_processes_train_as_one(scenes_config, tmp_path):
         found.append((gradient, losses, {name: end[name][large[name]] for name in large}))
         torch.testing.assert_close(found[-1], found[0], rtol=1e-4, atol=1e-5)
     assert len(losses) == 3
-
-
-@pytest.mark.slow
-def test_two_processes_caption_and_score_as_one(scenes_config, tmp_path):
-    folder = tmp_path / "run"
-    run = Run(scenes_config, folder, "max_epoch=1", "batch_size=4", processes=2)
-    assert run.wait() == [0, 0], run.said()
-    found = []
-    for processes in (1, 2):
-        evaluate = ["--evaluate", "--eval_split", "test", "batch_size=3"]
-        run = Run(scenes_config, folder, *evaluate, processes=processes)
-        assert run.wait() == [0] * processes, run.said()
-        metrics = json.loads((folder / "result/test/metrics.json").read_text())["metrics"]
-        found.append((json.loads((folder / "result/test.json").read_text()), metrics))
-    assert found[0] == found[1] and "cap_len" in metrics
-    assert [entry["image_id"] for entry in found[0][0]] == list(range(29, 36))
 
 
 def test_running_statistics_are_those_of_rank_0_and_one_rank_stops_all(tmp_path):

@@ -51,56 +51,40 @@ def newest(output):
     return checkpoints.read_newest(output.folder)[1]["epoch"]
 
 
-@pytest.fixture
-def killed_at(monkeypatch):
-    """Return a function that calls `act` up to its n-th write, and returns whether it finished."""
-
-    def until(number, act):
-        left = iter(range(number))
-
-        def watched(call):
-            def write(*arguments):
-                if next(left, None) is None:
-                    raise Killed
-                return call(*arguments)
-
-            return write
-
-        with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            for name in ("upload", "copy", "remove"):
-                patch.setattr(stores, name, watched(getattr(stores, name)))
-            act()
-            return True
-        return False
-
-    return until
-
-
 @pytest.mark.slow
-def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, killed_at):
+def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, monkeypatch):
+    left = 0  # the number of writes before the kill
+
+    def watched(call):
+        def write(*arguments):
+            nonlocal left
+            left -= 1
+            if left < 0:
+                raise Killed
+            return call(*arguments)
+
+        return write
+
     # The writes of the second epoch are those of the third.
     for number in itertools.chain(range(6), itertools.count(11)):
         if s3.files.exists("bucket/run"):
             s3.files.rm("bucket/run", recursive=True)
-        output, reached = on(f"one{number}"), [-1, ""]
-
-        def act(output=output, reached=reached):
+        output, epoch, kept, left = on(f"one{number}"), -1, "", number
+        with monkeypatch.context() as patch, contextlib.suppress(Killed):
+            for name in ("upload", "copy", "remove"):
+                patch.setattr(stores, name, watched(getattr(stores, name)))
             for epoch in range(3):
+                kept = "checkpoint"
                 lines = "".join(f"{n}\n" for n in range(epoch + 1))
                 write_text(lines, output.folder / "log.jsonl")
-                save(output.folder, epoch)
-                reached[:] = epoch, "checkpoint"
-                output.upload()
-                scores = output.folder / f"result/val_epoch{epoch:02d}/metrics.json"
-                write_json({"of": epoch}, scores)
+                uploaded(output, epoch)
+                kept, name = "best", f"result/val_epoch{epoch:02d}/metrics.json"
+                write_json({"of": epoch}, output.folder / name)
                 checkpoints.keep_as_best(output.folder, epoch)
                 write_json({"epoch": epoch}, output.folder / SELECTED)
-                reached[:] = epoch, "best"
                 output.upload()
-
-        finished = killed_at(number, act)
-        _check_what_is_there(on(f"two{number}").folder, *reached)
-        if finished:
+        _check_what_is_there(on(f"two{number}").folder, epoch, kept)
+        if left >= 0:
             break
     assert number == 3 * 5 + 1  # files of an epoch, what is removed
     assert set(stores.stamps(ADDRESS)) == {
