@@ -34,13 +34,19 @@ def train(run, s3, tmp_path, monkeypatch):
     return call
 
 
-def in_store(folder):
-    """The files that differ between a working folder and the store, and the names in the store."""
-    here = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()} - {WRITER}
-    there = set(stores.stamps(ADDRESS)) - {WRITER}
-    both = [name for name in here & there if not name.startswith("tensorboard")]
-    other = [n for n in both if stores.read_bytes(f"{ADDRESS}/{n}") != (folder / n).read_bytes()]
-    return [*other, *(here ^ there)], there
+def files(folder):
+    """The names of a run's files, those of TensorBoard by their folder."""
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    return {"tensorboard" if name.startswith("tensorboard/") else name for name in names} - {WRITER}
+
+
+def assert_stored(folder):
+    """The store has the files of a working folder, and no other."""
+    there = {name.partition("tensorboard/")[0] or "tensorboard" for name in stores.stamps(ADDRESS)}
+    names = files(folder)
+    assert there == names | {WRITER}
+    for name in names - {"tensorboard"}:
+        assert stores.read_bytes(f"{ADDRESS}/{name}") == (folder / name).read_bytes(), name
 
 
 def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, finished):
@@ -48,19 +54,13 @@ def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, finished):
     s3.faults += FAULTS * 3
     said, folder = train("one", "max_epoch=1", hook=stop_at(2))
     assert s3.faults == [] and f"{ADDRESS} has its working copy in {folder}" in said
-    assert in_store(folder)[0] == []
+    assert_stored(folder)
     said, _ = train("two", "max_epoch=1", hook=stop_at(7, signal.SIGKILL), code=-9)
     assert f"resuming from {ADDRESS}/checkpoint_00_step00000002.pth" in said
     said, folder = train("three", "max_epoch=1")
     assert f"resuming from {ADDRESS}/checkpoint_00_step00000006.pth" in said
-    assert difference(whole, folder) is None
-    other, names = in_store(folder)
-    assert other == []
-    assert names == {
-        path.relative_to(whole).as_posix()
-        for path in whole.rglob("*")
-        if path.is_file() and "tensorboard" not in path.parts
-    } | {name for name in names if name.startswith("tensorboard")}
+    assert difference(whole, folder) is None and files(folder) == files(whole)
+    assert_stored(folder)
     # The first machine was left with less, all of which the store has had.
     said, folder = train("one", "max_epoch=1")
     assert "has finished all of its 1 epochs" in said and difference(whole, folder) is None
@@ -69,15 +69,15 @@ def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, finished):
 
 @pytest.mark.slow
 def test_what_a_store_refuses_is_one_line_and_nothing_is_lost(s3, train, finished):
-    whole = finished("max_epoch=1", processes=1)
     s3.refused = "/checkpoint_00_step00000003.pth"
     said, folder = train("one", "max_epoch=1", code=2)
     s3.refused = None
     error = one_error_line(said, "not allowed: give credentials where s3fs finds them")
     assert str(folder) in error and "S3CR3T" not in said
     said, folder = train("one", "max_epoch=1")
-    assert "resuming from s3://bucket/within/run/checkpoint_00_step00000003.pth" in said
-    assert difference(whole, folder) is None and in_store(folder)[0] == []
+    assert f"resuming from {ADDRESS}/checkpoint_00_step00000003.pth" in said
+    assert difference(finished("max_epoch=1", processes=1), folder) is None
+    assert_stored(folder)
 
 
 @pytest.mark.slow
@@ -85,5 +85,5 @@ def test_another_machine_scores_a_run_of_two_processes(s3, train):
     train("one", "batch_size=4", "max_epoch=1", processes=2)
     said, folder = train("two", "max_epoch=1", "--evaluate")
     assert f"captions and scores are in {ADDRESS}/result" in said
-    assert in_store(folder)[0] == []
-    assert "result/val/metrics.json" in stores.stamps(ADDRESS)
+    assert_stored(folder)
+    assert "result/val/metrics.json" in files(folder)
