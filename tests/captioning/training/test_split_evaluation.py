@@ -53,19 +53,15 @@ def test_what_is_missing_is_said_before_captions_are_made(
         evaluation("metrics=[length, facts]", "facts_file=facts.json")
 
 
-def test_models_are_told_of_images_and_device(evaluation, tmp_path):
-    [evaluator] = evaluation("metrics=[clipscore]", "clip_model=some/model").evaluators
-    settings = evaluator.settings
-    assert settings.images == {7: tmp_path / "7.png", 8: tmp_path / "8.png"}
-    assert evaluator.config.clip_model == "some/model" and settings.device == "cpu"
-
-
-def test_a_pool_is_a_list_or_another_split(evaluation, tmp_path):
+def test_models_are_told_of_images_device_and_pool(evaluation, tmp_path):
     (tmp_path / "pool.txt").write_text("7.png")
     (tmp_path / "train.json").write_text('[{"image": "1.png", "caption": "a", "image_id": 1}]')
-    given = ("metrics=[retrieval]", "train_file=train.json")
+    given = ("metrics=[retrieval]", "train_file=train.json", "clip_model=some/model")
     for pool, name in ((tmp_path / "pool.txt", "7.png"), ("train", "1.png")):
         [evaluator] = evaluation(*given, f"pool={pool}").evaluators
         assert evaluator.files == [tmp_path / name]
+    settings = evaluator.settings
+    assert settings.images == {7: tmp_path / "7.png", 8: tmp_path / "8.png"}
+    assert evaluator.config.clip_model == "some/model" and settings.device == "cpu"
     with pytest.raises(UserError, match="pool: test has no file of its own: name a list"):
         evaluation(*given, "val_file=", "train_file=val.json", "split={val: 0.5}", "pool=test")
