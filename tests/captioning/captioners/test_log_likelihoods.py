@@ -27,33 +27,25 @@ CAPTIONS = [["a dog", "a red cat"], ["two birds", "a ball on the grass"], ["a ca
 
 
 @pytest.fixture
-def build(scenes_config, tmp_path):
-    """Return a function that builds a captioner with overrides. Its null image is random."""
+def make(scenes_config, tmp_path):
+    """Return a function that builds a captioner with overrides. Its null image is random.
 
-    def make(model, *overrides):
+    scale: multiplies the decoder's weights, so that words depend on the image.
+    """
+
+    def build(model, *overrides, scale=6):
         flags = {"output_dir": str(tmp_path)}
         config = load_config(scenes_config, [*MODELS[model], "image_size=64", *overrides], flags)
         captioner = captioner_from(config, None)[0].eval()
+        decoder = captioner.text_decoder if model == "blip" else captioner.decoder
+        for parameter in decoder.parameters():
+            parameter.data.mul_(scale)
         if overrides:
             for part in captioner.null_image.state_dict().values():
                 part.copy_(torch.randn(part.shape))
         return captioner
 
-    return make
-
-
-@pytest.fixture
-def make(build):
-    """Return `build`, whose captioner's words depend on the image."""
-
-    def make(model, *overrides):
-        captioner = build(model, *overrides)
-        decoder = captioner.text_decoder if model == "blip" else captioner.decoder
-        for parameter in decoder.parameters():
-            parameter.data.mul_(6)
-        return captioner
-
-    return make
+    return build
 
 
 def sampled(captioner, encoded, **settings):
@@ -63,14 +55,14 @@ def sampled(captioner, encoded, **settings):
 
 @pytest.mark.parametrize("dtype", [None, slow(torch.float32), torch.int8])
 @pytest.mark.parametrize("model", MODELS)
-def test_log_likelihoods_at_a_temperature_are_those_of_the_words_read_again(build, model, dtype):
+def test_log_likelihoods_at_a_temperature_are_those_of_the_words_read_again(make, model, dtype):
     """Compared with `score_tokens`, caption by caption, up to the end token.
 
     dtype: of a copy for inference, whose head has another layout; None for the captioner.
     """
     if dtype == torch.int8 and not has_int8(torch.device("cpu")):
         pytest.skip("torch has no kernels for 8 bits")
-    captioner = build(model)
+    captioner = make(model, scale=1)
     captioner = captioner if dtype is None else captioner.for_inference(dtype, False)
     start, end = len(captioner.prompt_ids), captioner.tokenizer.end
     image = torch.randn(2, 3, 64, 64)
@@ -89,8 +81,8 @@ def test_log_likelihoods_at_a_temperature_are_those_of_the_words_read_again(buil
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_log_likelihoods_have_a_gradient_for_every_parameter(build, model):
-    captioner = build(model)
+def test_log_likelihoods_have_a_gradient_for_every_parameter(make, model):
+    captioner = make(model, scale=1)
     encoded = captioner.encode(torch.randn(1, 3, 64, 64))
     captioner.log_likelihoods(encoded, sampled(captioner, encoded, num_return=2)).sum().backward()
     without = [n for n, p in captioner.named_parameters() if p.requires_grad and p.grad is None]
