@@ -9,6 +9,7 @@ import pytest
 
 from captioning.metrics.diversity import Length
 from captioning.models import checkpoints
+from tests.markers import slow
 from tests.processes import Launched
 from tests.runs import (
     Run,
@@ -59,7 +60,7 @@ WAITED = "error: [rank 0] waited in vain for rank 1"
     [
         (fail, 1, "RuntimeError: a bug in one process"),
         (die, -9, WAITED),
-        pytest.param(freeze, -9, WAITED, marks=pytest.mark.slow),
+        slow(freeze, -9, WAITED),
         (hang, -9, WAITED),
     ],
 )
@@ -173,21 +174,14 @@ def wait_for(condition, launched):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)]
-)
-def test_a_signal_to_the_launcher_saves_and_ends_in_order(launch, tmp_path, number):
+@pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGUSR1), signal.SIGKILL])
+def test_what_the_launcher_is_sent_saves_and_ends_its_processes(launch, tmp_path, number):
     launched = launch("-m", "captioning.train")
     wait_for(lambda: last_step(tmp_path / "run") > 3, launched)
     launched.send(number)
-    assert launched.wait() == [0], launched.said()
-    assert "run the same command again to continue" in launched.said()
-    assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", 8)
-
-
-def test_no_process_outlives_its_launcher(launch, tmp_path):
-    launched = launch("-m", "captioning.train")
-    wait_for(lambda: last_step(tmp_path / "run") > 3, launched)
-    launched.send(signal.SIGKILL)
-    wait_for(lambda: "the launcher's death" in launched.said(), launched)
+    if number == signal.SIGKILL:
+        wait_for(lambda: "the launcher's death" in launched.said(), launched)
+    else:
+        assert launched.wait() == [0], launched.said()
+        assert "run the same command again to continue" in launched.said()
     assert last_step(tmp_path / "run") == saved_step(tmp_path / "run", 8)
