@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a run's folder, a file (path, URL or hf://)")
     add("inputs", metavar="INPUT", nargs="+", help="photo, folder, list, .parquet or .tar shards")
-    add("--out", required=True, help="a .jsonl file, on disk or in a store")
+    add("--out", type=normal_name, required=True, help="a .jsonl file, on disk or in a store")
     add("--config", help="a YAML file, for a checkpoint without a configuration")
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     add("--num_return", type=_positive, default=1, help="captions per image")
@@ -81,7 +81,7 @@ def _add_input_flags(add) -> None:
     add("--root", type=normal_name, help="folder of a list's paths; default: the list's own")
     add("--column", help="a list's column of paths; default: image, path, ...")
     add("--existing", choices=("skip", "overwrite"), default="skip", help="captions that exist")
-    add("--captions", help="existing captions, in any training format")
+    add("--captions", type=normal_name, help="existing captions, in any training format")
     add("--retry-failed", "--retry_failed", action="store_true", help="retry images that failed")
     add("--verify", action="store_true", help="leave damaged lines out, and read all tars again")
     add("--restart", action="store_true", help="abandon an unfinished run")

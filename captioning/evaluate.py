@@ -5,7 +5,7 @@
         --images coco/val2014 --metrics coco length diversity clipscore retrieval perplexity
     python -m captioning.evaluate --compare mle.json smile.json --references GT.json
 
-The captions are a COCO results file of any program: a list of {image_id, caption}. --compare prints
+The captions are a COCO results file of any program, or any other file of captions. --compare prints
 the differences between the scores of two files for the same images, with confidence intervals and
 p-values.
 """
@@ -31,6 +31,7 @@ from captioning.data.caption_files import (
     with_references,
 )
 from captioning.files.cache import local
+from captioning.files.columns import normal_name
 from captioning.files.stores import require_writable
 from captioning.files.writing import write_json
 from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
@@ -60,12 +61,12 @@ def _parse_arguments(argv):
         usage="%(prog)s PREDICTIONS --references FILE [options]; --help lists them",
     )
     add = parser.add_argument
-    add("predictions", nargs="?", help="COCO results: a JSON list of {image_id, caption}")
+    add("predictions", nargs="?", help="COCO results, or any other file of captions")
     add("--compare", nargs=2, metavar=("A", "B"), help="two such files, instead of predictions")
     captions = "COCO ground truth, any training format, or {image id: [captions]}"
     add("--references", required=True, help=f"human captions: {captions}")
     files = "metrics.json and per_caption.jsonl, or comparison.json"
-    add("--output_dir", help=f"where to write {files}")
+    add("--output_dir", type=normal_name, help=f"where to write {files}")
     add(
         "--metrics",
         nargs="+",

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from adapters.program import program_parser
 from captioning.config import Config, load_config
+from captioning.data.sources import check_images
 from captioning.files import stores
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from
@@ -63,6 +64,7 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     """
     output = OutputFolder(config.output_dir)
     evaluation = SplitEvaluation(config, split, output.folder, device)
+    distributed.run_on_main(lambda: check_images(config, evaluation.samples))
     output.begin()
     # Rank 0 chooses for all ranks. Otherwise machines that do not share the folder could choose
     # different weights.

@@ -14,6 +14,6 @@ __getattr__ = lazy_names(
         "image": "MEAN STD Preprocessing decode evaluation_transform load_image normalise",
         "loader": "Loader Prefetcher TrainingLoader evaluation_loader training_loader",
         "shards": "ShardDataset Shards",
-        "sources": "annotation_paths check_images read_split references",
+        "sources": "annotation_paths check_before_training check_images read_split references",
     },
 )

@@ -115,11 +115,12 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
     return splits[split]
 
 
-def check_images(config, train: Union[Sequence[Sample], Shards], val: Sequence[Sample]) -> None:
-    """Check before training that the photos of all splits exist, and log what `split` divides.
+def check_before_training(
+    config, train: Union[Sequence[Sample], Shards], val: Sequence[Sample]
+) -> None:
+    """Check that the photos of all splits exist, and log what `split` divides. Raises UserError.
 
-    train, val: the samples. The test split is read only if a key names its file. With
-    skip_bad_images, missing photos are counted. Raises UserError.
+    train, val: the samples. The test split is read only if a key names its file.
     """
     test = read_split(config, "test") if config.test_file or "test" in (config.split or ()) else ()
     if config.split:
@@ -127,7 +128,12 @@ def check_images(config, train: Union[Sequence[Sample], Shards], val: Sequence[S
         counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.items() if part)
         log_line(f"split of {config.train_file}: {counts} photos")
     of_files = [] if isinstance(train, Shards) else train  # tars are indexed already
-    images = dict.fromkeys(sample.image for sample in (*of_files, *val, *test))
+    check_images(config, (*of_files, *val, *test))
+
+
+def check_images(config, samples: Iterable[Sample]) -> None:
+    """Check that the photos exist. With skip_bad_images, count missing ones. Raises UserError."""
+    images = dict.fromkeys(sample.image for sample in samples)
     paths = [os.path.join(config.image_root, image) for image in images]
     found = thread_map(
         _absent,

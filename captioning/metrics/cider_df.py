@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, Optional
 
 from captioning.data.caption_files import ImageId, read_references
+from captioning.files.columns import normal_name
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.tokenizer import tokenize
@@ -62,10 +63,11 @@ def _write_corpus(references: Path, path: Path) -> None:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("references", type=Path, help="captions, in any format of --references")
-    parser.add_argument("--out", type=Path, required=True, help="the file to write")
+    parser.add_argument("references", help="captions, in any format of --references")
+    parser.add_argument("--out", type=normal_name, required=True, help="the file to write")
     arguments = parser.parse_args(argv)
-    return run_program(lambda: _write_corpus(arguments.references, arguments.out))
+    files = map(Path, (arguments.references, arguments.out))
+    return run_program(lambda: _write_corpus(*files))
 
 
 if __name__ == "__main__":

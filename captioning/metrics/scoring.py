@@ -147,7 +147,7 @@ def format_table(scores: Scores, captions: int) -> str:
     if captions < FEW_IMAGES and "CIDEr" in scores.metrics and "cider_df" not in scores.settings:
         lines.append(
             f"CIDEr weights words by how rare they are in the references of these {captions} "
-            "captions, too few for comparisons: give --cider_df"
+            "captions, too few for comparisons: set cider_df"
         )
     return "\n".join([*lines, *skipped_lines(scores.skipped)])
 

@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from captioning.config import Config, keys_of, parse_config
+from captioning.config import Config, explained, keys_of, parse_config
 from captioning.files import stores
 from captioning.files.cache import local
 from captioning.models import checkpoints
@@ -30,7 +30,7 @@ from captioning.training.selection import evaluation_name, remove_scores
 # Schedules in which the learning rate of each epoch depends on the total number of epochs.
 LENGTH_DEPENDENT = ("cosine", "cosine_steps", "cosine_restarts")
 ADVICE = "set another output_dir, or move that run away"
-# The last commit that had the keys in `captioning.config.config.GONE`.
+# The last commit before most keys of `captioning.config.config.GONE` went.
 LAST_VERSION = "f445f286"
 
 
@@ -127,14 +127,13 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
 
 def _saved_settings(content: dict[str, Any], label: str) -> dict[str, Any]:
     """Return the configuration in a checkpoint, with defaults for keys that are newer than it."""
+    values = {"exif": False, **content["config"]}  # earlier versions turned no photo
     try:
-        # Versions without the key `exif` turned no photo.
-        return parse_config({"exif": False, **content["config"]}).model_dump()
+        return parse_config(values).model_dump()
     except ValidationError as error:
-        key = ".".join(map(str, error.errors()[0]["loc"]))
         raise UserError(
-            f"{label} has a setting that this version does not know, {key!r}: finish it with the "
-            f"version that began it ({LAST_VERSION} or earlier), or {ADVICE}"
+            f"{label} has a setting that this version refuses ({explained(error, values)}): finish "
+            f"it with the version that began it ({LAST_VERSION} or earlier), or {ADVICE}"
         ) from error
 
 
@@ -244,7 +243,7 @@ class Checkpointing:
         All ranks call this. For the parameters, see `save_step`.
         """
         try:
-            if progress.steps:  # else the previous epoch's checkpoint has this state
+            if progress.steps:  # else the state is that of the last checkpoint, or of the start
                 self.save_step(progress, step)
         except UserError as error:
             return str(error)

@@ -11,7 +11,7 @@ from captioning.config import Config
 from captioning.config.objectives import describe_training
 from captioning.data.loader import Prefetcher
 from captioning.data.shards import Shards
-from captioning.data.sources import check_images, read_split
+from captioning.data.sources import check_before_training, read_split
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.precision import Precision
 from captioning.models.prompts import check_prompts
@@ -39,7 +39,7 @@ def fine_tune(config: Config, device: torch.device) -> None:
 
     Raises UserError, and Stopped after a signal. The same call resumes the run.
     """
-    # The data and the metrics. Whatever is wrong with them is found before a model is loaded.
+    # Settings, data and metrics: whatever is wrong with them is found before a model is loaded.
     if config.precision == "int8":
         raise UserError("precision is int8, which is only for inference; use fp32, bf16 or fp16")
     fsdp.check_sharding(config)
@@ -49,20 +49,21 @@ def fine_tune(config: Config, device: torch.device) -> None:
         samples = read_split(config, "train")
     preprocessing = preprocessing_of(config)
     loader = training_batches(config, samples, preprocessing)
-    steps = len(loader) // config.accumulation_steps  # optimizer steps per epoch
-    if not steps:
+    epoch_steps = len(loader) // config.accumulation_steps  # optimizer steps
+    if not epoch_steps:
         raise UserError(
             f"accumulation_steps is {config.accumulation_steps}, but an epoch has only "
             f"{len(loader)} batches; lower accumulation_steps or batch_size"
         )
-    distributed.run_on_main(lambda: check_images(config, samples, validation.samples))
+    val = validation.samples
+    distributed.run_on_main(lambda: check_before_training(config, samples, val))
 
     # The state to begin with. Files are written only from here on.
     output.begin()
     resumed = resume_content(config, output, len(loader.dataset))
     config = validation.with_select(resumed)
     at = progress_of(resumed)
-    log = RunLog(output.folder, at.epoch, at.epoch * steps + at.steps)
+    log = RunLog(output.folder, at.epoch, at.epoch * epoch_steps + at.steps)
     # The run may have stopped between the last checkpoint and its validation.
     unscored = at.epoch > 0 and at.steps == 0 and validation.is_due(at.epoch - 1)
     if (reason := validation.reason_finished(at.epoch)) and not unscored:
@@ -101,7 +102,7 @@ def fine_tune(config: Config, device: torch.device) -> None:
     )
     if resumed:
         checkpointing.restore(resumed)
-    step = TrainingStep(config, model, learner, optimizer, precision)
+    take_step = TrainingStep(config, model, learner, optimizer, precision)
     images = config.batch_size * distributed.world_size() * config.accumulation_steps
 
     try:
@@ -111,35 +112,36 @@ def fine_tune(config: Config, device: torch.device) -> None:
             if reason := validation.reason_finished(epoch):
                 log_line(reason)
                 break
-            at = at if at.epoch == epoch else Progress(epoch)
+            if at.epoch != epoch:
+                at = Progress(epoch)
             captioner.begin_epoch(epoch)
             model.train()
             loader.set_epoch(epoch, at.steps * config.accumulation_steps)
-            batches = islice(loader, (steps - at.steps) * config.accumulation_steps)
+            batches = islice(loader, (epoch_steps - at.steps) * config.accumulation_steps)
             batches = iter(Prefetcher(batches, device, preprocessing.normalise))
             plateaus, sums = validation.plateaus(epoch), Counter(at.sums)
             title = f"epoch {epoch + 1}/{config.max_epoch}"
-            with progress(steps * images, title) as bar:
+            with progress(epoch_steps * images, title) as bar:
                 bar.update(at.steps * images)
-                for number in range(epoch * steps + at.steps, (epoch + 1) * steps):
-                    rate = scheduled_rate(config, epoch, number, steps, plateaus)
+                for number in range(epoch * epoch_steps + at.steps, (epoch + 1) * epoch_steps):
+                    rate = scheduled_rate(config, epoch, number, epoch_steps, plateaus)
                     for group, factor in zip(optimizer.param_groups, rate_factors):
                         group["lr"] = rate * factor
                     try:
-                        result = step(batches, number)
+                        result = take_step(batches, number)
                     except NotFiniteError as error:
                         repeat = checkpointing.save_before_failure(at, number)
                         raise UserError(f"{error}; {repeat}") from error
                     stop = result.sums.pop("stop_requested")
                     sums.update(result.sums)
-                    at = Progress(epoch, number + 1 - epoch * steps, dict(sums))
+                    at = Progress(epoch, number + 1 - epoch * epoch_steps, dict(sums))
                     means = token_means(result.sums)
                     bar.set_postfix({n: f"{v:.3f}" for n, v in means.items()}, refresh=False)
                     bar.update(images)
                     if (number + 1) % config.log_every == 0:
                         values = {**means, "learning_rate": rate, **result.values}
                         log.write("step", number + 1, values, epoch=epoch)
-                    if stop or checkpointing.is_due(number + 1, steps):
+                    if stop or checkpointing.is_due(number + 1, epoch_steps):
                         log.flush()
                         checkpointing.save_step(at, number + 1)
                     if stop:
@@ -159,7 +161,7 @@ def fine_tune(config: Config, device: torch.device) -> None:
     finally:
         loader.close()
         log.close()
-        step.model = model = learner  # frees DistributedDataParallel, see `distributed.stop`
+        take_step.model = model = learner  # frees DistributedDataParallel, see `distributed.stop`
     output.upload()
 
 

@@ -2,7 +2,8 @@
 
 Another value of a training step is logged if it is added to the parts of the loss, which are
 averaged over the tokens of all processes and accumulated batches, or to `StepResult.values`, which
-are logged unchanged. TensorBoard then has a curve of it. The report draws only CURVES.
+are logged unchanged; a count is summed with `step.COUNTS`. TensorBoard then has a curve of it. The
+report draws only CURVES.
 """
 
 import contextlib

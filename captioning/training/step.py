@@ -17,7 +17,8 @@ from captioning.runtime import distributed, signals
 from captioning.training.schedule import clip_gradients
 from smile import ObjectiveOutput
 
-# These values are counts, which are summed over batches. All other values are means over tokens.
+# These values are counts, which are summed over batches, in the order of `TrainingStep._sums`. All
+# other values are means over tokens.
 COUNTS = ("skipped_images", "stop_requested")
 TOKENS = 0  # the index of the number of tokens in `TrainingStep._sums`
 # The lowest loss scale. A gradient that overflows at this scale is an error.

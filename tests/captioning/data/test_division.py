@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from captioning.config import load_config
-from captioning.data import check_images, read_annotations, read_split, references
+from captioning.data import check_before_training, read_annotations, read_split, references
 from captioning.data.caption_files import read_references
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
@@ -89,7 +89,7 @@ def test_lists_name_the_photos_of_splits_and_the_rest_trains(folder, configured,
         read_split(config, "test")
     (folder / "train.txt").write_text("".join(f"{name}\n" for name in NAMES[10:]))
     config = configured(train_file=train_file, split={"val": "val.txt", "train": "train.txt"})
-    check_images(config, *(read_split(config, name) for name in ("train", "val")))
+    check_before_training(config, *(read_split(config, name) for name in ("train", "val")))
     log = capsys.readouterr().err
     assert "split: 9 of 40 photos are in no list" in log
     assert log.endswith("split of captions.txt: 30 train, 1 val photos\n")

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from BLIP.weights.download import DownloadError
-from captioning.data import annotation_paths, check_images, read_split
+from captioning.data import annotation_paths, check_before_training, read_split
 from captioning.data import references as references_of
 from captioning.data.sources import SHA256
 from captioning.runtime.errors import UserError
@@ -118,11 +118,11 @@ def three(tmp_path, configured):
 def test_a_missing_photo_of_any_split_is_told_before_training(three, tmp_path, missing, capsys):
     line = f"1 of 3 photos do not exist, such as {tmp_path}/{missing}.jpg"
     with raises_line(UserError, start=f"{line}: correct image_root, or set skip_bad_images=true"):
-        check_images(*three(missing))
-    check_images(*three(missing, skip_bad_images=True))
+        check_before_training(*three(missing))
+    check_before_training(*three(missing, skip_bad_images=True))
     assert capsys.readouterr().err == f"{line}\n"
-    check_images(*three(None))
-    check_images(*three("test", test_file=None))  # not trained on, and not named
+    check_before_training(*three(None))
+    check_before_training(*three("test", test_file=None))  # not trained on, and not named
     assert capsys.readouterr().err == ""
 
 
@@ -136,7 +136,7 @@ def test_more_than_100_000_photos_are_looked_for_with_a_bar(three, monkeypatch, 
         lambda path: os.path.basename(path) not in seen if "/x" in str(path) else exists(path),
     )
     with pytest.raises(UserError, match=r"^2 of 100,003 photos do not exist, such as .*x0\.jpg"):
-        check_images(config, many, val)
+        check_before_training(config, many, val)
     assert "checking photos: 100%" in capsys.readouterr().err
 
 

@@ -37,7 +37,7 @@ def test_the_table_has_the_published_order_intervals_skipped_metrics_and_a_remar
     scores = Scores(metrics, {}, {"tokenizer": "PTBTokenizer", "empty": 0, "seed": 7}, skipped)
     remark = (
         "CIDEr weights words by how rare they are in the references of these 99 captions, too few "
-        "for comparisons: give --cider_df"
+        "for comparisons: set cider_df"
     )
     assert format_table(scores, 99).splitlines() == [
         "Cap. Len.    9.89   ±0.14",
