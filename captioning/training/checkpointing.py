@@ -226,7 +226,7 @@ class Checkpointing:
         """
         keep = self.config.keep_checkpoints
         weights_path = checkpoints.weights_path(self.folder, epoch) if keep == "all" else None
-        self._save(checkpoints.epoch_path(self.folder, epoch), weights_path, epoch=epoch)
+        self._save(checkpoints.epoch_path(self.folder, epoch), weights_path, epoch)
 
     def save_step(self, progress: Progress, step: int) -> None:
         """Write a checkpoint within an epoch. All ranks call this. Raises UserError on all ranks.
@@ -235,7 +235,7 @@ class Checkpointing:
         """
         path = checkpoints.step_path(self.folder, progress.epoch, step)
         unfinished = {"steps": progress.steps, "sums": progress.sums}
-        self._save(path, None, epoch=progress.epoch, within=unfinished)
+        self._save(path, None, progress.epoch, within=unfinished)
 
     def save_before_failure(self, progress: Progress, step: int) -> str:
         """Save the state before a step that failed; return how to repeat the step.
@@ -249,14 +249,18 @@ class Checkpointing:
             return str(error)
         return "the same command repeats the step"
 
-    def _save(self, path: Path, weights_path: Optional[Path], epoch: int, **progress: Any) -> None:
+    def _save(self, path: Path, weights_path: Optional[Path], epoch: int, **within: Any) -> None:
+        """Write a checkpoint to `path`, and without the optimizer to `weights_path`, if any.
+
+        within: the entry "within" of a checkpoint within an epoch.
+        """
         is_main, keep = distributed.is_main(), self.config.keep_checkpoints
         distributed.broadcast_buffers(self.captioner)
         weights = {
             "model": fsdp.full_state_dict(self.captioner, keep=is_main),
             "config": self.config.model_dump(),
             "epoch": epoch,
-            **progress,
+            **within,
             **self.captioner.saved_beside_weights(),
         }
         training = {

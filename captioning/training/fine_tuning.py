@@ -61,7 +61,7 @@ def fine_tune(config: Config, device: torch.device) -> None:
     # The state to begin with. Files are written only from here on.
     output.begin()
     resumed = resume_content(config, output, len(loader.dataset))
-    config = validation.with_select(resumed)
+    config = validation.choose_select(resumed)
     at = progress_of(resumed)
     log = RunLog(output.folder, at.epoch, at.epoch * epoch_steps + at.steps)
     # The run may have stopped between the last checkpoint and its validation.

@@ -59,7 +59,7 @@ class OutputFolder:
     def _begin(self) -> None:
         writer = self._stored_writer()
         text = stores.read_if_any(str(self.folder / WRITER)).decode()
-        # Earlier versions wrote the same content here and to the store.
+        # Earlier versions wrote the same content, without an id, here and to the store.
         record = {"id": text, "copied": {}, **json.loads(text or "{}")}
         self.id = record["id"]
         current = _states(self.folder)

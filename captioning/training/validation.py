@@ -46,7 +46,7 @@ class SplitEvaluation:
             self.references = references(config, split, self.samples)
             settings = metric_settings(config, self.samples, str(device))
             self.evaluators = build_evaluators(config.metrics, settings, config)
-        # {metric: why it cannot be computed}, as rank 0 finds, which computes the metrics.
+        # {metric: why it cannot be computed} on the machine of rank 0, which computes the metrics.
         self.unavailable = {}
         if distributed.is_main():
             for evaluator in self.evaluators:
@@ -96,15 +96,17 @@ class Validation(SplitEvaluation):
 
     def __init__(self, config: Config, folder: Path, device: torch.device):
         super().__init__(config, "val", folder, device)
-        select = None if config.select == LAST else config.select
-        for key, by, metrics in (
-            ("select", "select", select),
-            (config.monitors, "monitor", config.monitors and config.monitor),
-        ):
-            if metrics and (reason := self._reason_unavailable(metrics)):
-                raise UserError(f"{key} depends on {metrics}, but {reason}; set {by} to others")
+        if config.select not in (None, LAST):
+            self._require(config.select, "select", "select")
+        if config.monitors:
+            self._require(config.monitor, "monitor", config.monitors)
 
-    def with_select(self, resumed: Optional[Mapping[str, Any]]) -> Config:
+    def _require(self, metrics: str, key: str, user: str) -> None:
+        """Raise UserError if the metrics that `key` names, for the key `user`, are unavailable."""
+        if reason := self._reason_unavailable(metrics):
+            raise UserError(f"{user} depends on {metrics}, but {reason}; set {key} to others")
+
+    def choose_select(self, resumed: Optional[Mapping[str, Any]]) -> Config:
         """Return the configuration with a value for `select`, which is chosen here if it is None.
 
         A resumed run keeps the value in its checkpoint. A new run that trains only with MLE selects
