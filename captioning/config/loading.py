@@ -69,8 +69,9 @@ def _parse_value(key: str, text: str, where: str) -> Any:
         value = error
     if isinstance(value, str):
         return value if text[0] in "'\"" and text[0] == text[-1] else text
-    # Looks only for keys of other packages where it has to, because this imports all of them.
-    field = Config.model_fields.get(key) or config_class().model_fields.get(key)
+    field = Config.model_fields.get(key)
+    if field is None and "." not in key:  # a key of a package: this imports all of them
+        field = config_class().model_fields.get(key)
     types = _types(field.annotation) if field else ()
     # Other YAML of these types, such as "- a", "a: b" or "# a", is rather text.
     is_meant = text in ("", "null") or text[0] in "[{"

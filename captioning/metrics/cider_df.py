@@ -6,13 +6,13 @@ CIDEr weights n-grams by these counts. With --cider_df FILE, captions of few ima
 of a large corpus, and scores of different sets compare.
 """
 
-import argparse
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
+from adapters.program import program_parser
 from captioning.data.caption_files import ImageId, read_references
 from captioning.files.columns import normal_name
 from captioning.files.reading import read_json
@@ -62,7 +62,7 @@ def _write_corpus(references: Path, path: Path) -> None:
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = program_parser("python -m captioning.metrics.cider_df", __doc__)
     parser.add_argument("references", help="captions, in any format of --references")
     parser.add_argument("--out", type=normal_name, required=True, help="the file to write")
     arguments = parser.parse_args(argv)

@@ -1,6 +1,7 @@
 """Embeds captions and images in one vector space, by CLIP (Radford et al. 2021) or SigLIP 2."""
 
 import hashlib
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Union
@@ -116,6 +117,12 @@ class Clip:
         # cuDNN's convolutions use TF32 by default, which is less precise than float32.
         with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
             return _unit_vectors(self.model.get_image_features(images.to(self.device)))
+
+
+@cache
+def check_clip(source: str) -> None:
+    """Raise UserError if a `Clip` cannot be loaded. One that can is loaded once, and not kept."""
+    Clip(source)
 
 
 def _resample_of(source: str) -> int:

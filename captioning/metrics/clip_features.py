@@ -16,7 +16,7 @@ from captioning.files.tables import is_row
 from captioning.files.writing import atomic_write
 from captioning.metrics.base import CaptionSet, Evaluator
 from captioning.metrics.batches import in_batches
-from captioning.metrics.clip import CLIP_OPTIONS, PREPROCESSING, Clip
+from captioning.metrics.clip import CLIP_OPTIONS, PREPROCESSING, Clip, check_clip
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
@@ -37,7 +37,7 @@ class ClipEvaluator(Evaluator):
     needs_images = True
 
     def check_requirements(self) -> None:
-        Clip(self.config.clip_model)
+        check_clip(self.config.clip_model)
 
     def clip(self, captions: CaptionSet) -> Clip:
         """Return the `Clip` that all evaluators of these captions share."""

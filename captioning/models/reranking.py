@@ -145,7 +145,7 @@ class ClipScorer(Scorer):
 
     @classmethod
     def check(cls, model, config):
-        load("captioning.metrics.clip:Clip")(model)
+        load("captioning.metrics.clip:check_clip")(model)
 
     def __init__(self, captioner, reranking, device):
         self.clip = _load_model("captioning.metrics.clip:Clip", reranking.model, device)

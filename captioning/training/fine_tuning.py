@@ -65,8 +65,9 @@ def fine_tune(config: Config, device: torch.device) -> None:
     at = progress_of(resumed)
     log = RunLog(output.folder, at.epoch, at.epoch * epoch_steps + at.steps)
     # The run may have stopped between the last checkpoint and its validation.
-    unscored = at.epoch > 0 and at.steps == 0 and validation.is_due(at.epoch - 1)
-    if (reason := validation.reason_finished(at.epoch)) and not unscored:
+    follows_epoch = at.epoch > 0 and at.steps == 0
+    is_scored = not (follows_epoch and validation.is_due(at.epoch - 1))
+    if (reason := validation.reason_finished(at.epoch)) and is_scored:
         validation.finish_epoch(at.epoch - 1, log)
         log.close()
         output.upload()
@@ -106,7 +107,7 @@ def fine_tune(config: Config, device: torch.device) -> None:
     images = config.batch_size * distributed.world_size() * config.accumulation_steps
 
     try:
-        if at.epoch > 0 and at.steps == 0:
+        if follows_epoch:
             validation.run_epoch(captioner, at.epoch - 1, log)
         for epoch in range(at.epoch, config.max_epoch):
             if reason := validation.reason_finished(epoch):

@@ -76,7 +76,8 @@ class RunLog:
 
     def __init__(self, folder: Path, epoch: int, step: int):
         self.path, self.file, self.step = folder / "log.jsonl", None, step
-        self.lines = [line for line in read_log(self.path) if _is_before(line, epoch, step)]
+        lines = read_log(self.path) if is_main() else ()
+        self.lines = [line for line in lines if _is_before(line, epoch, step)]
 
     def _open(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -99,8 +100,7 @@ class RunLog:
         - step: the number of finished steps of the run for "step", else the epoch, from 0
         - values: get a curve each
         """
-        is_logged = any((line["event"], line["step"]) == ("val", step) for line in self.lines)
-        if not is_main() or (event == "val" and is_logged):
+        if not is_main() or (event == "val" and self._has_validation(step)):
             return False
         if self.file is None:
             self._open()
@@ -112,6 +112,9 @@ class RunLog:
             for name, value in values.items():
                 self.tensorboard.add_scalar(f"{event}/{name}", value, step)
         return True
+
+    def _has_validation(self, epoch: int) -> bool:
+        return any((line["event"], line["step"]) == ("val", epoch) for line in self.lines)
 
     def flush(self) -> None:
         """Write TensorBoard's buffer to its file."""
