@@ -3,14 +3,19 @@
 Names are imported at first use, so that reading a checkpoint does not import the model.
 """
 
-from adapters.lazy import lazy_names
+from importlib import import_module
 
-__getattr__ = lazy_names(
-    __name__,
-    {
-        "blip": "BlipCaptioner build_captioner",
-        "inference": "inference_copy",
-        "itm": "load_itm",
-        "weights.checkpoint": "load_weights read_checkpoint",
-    },
-)
+_MODULES = {
+    "BlipCaptioner": "blip",
+    "build_captioner": "blip",
+    "inference_copy": "inference",
+    "load_itm": "itm",
+    "load_weights": "weights.checkpoint",
+    "read_checkpoint": "weights.checkpoint",
+}
+
+
+def __getattr__(name: str):
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -11,6 +11,7 @@ The folder contains model.safetensors, config.json, the tokenizer and the image 
 BLIP.
 """
 
+import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from adapters.card import UNKNOWN, write_model_card
-from adapters.program import program_parser, run_program
 from BLIP.blip import BlipCaptioner
-from BLIP.from_checkpoint import add_captioner_arguments, captioner_of
+from BLIP.from_checkpoint import add_captioner_arguments, captioner_of, run_program
 from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
 from BLIP.med import MedConfig, read_med_config
 from BLIP.sizes import VIT_SIZES
@@ -302,7 +302,11 @@ def _convert_from_hf(folder: str, checkpoint: str) -> str:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program and return its exit code. argv: None reads the command line."""
-    parser = program_parser("python -m BLIP.convert", __doc__)
+    parser = argparse.ArgumentParser(
+        "python -m BLIP.convert",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     to_hf = commands.add_parser("to-hf", help="convert a checkpoint to a folder of transformers")
     add_captioner_arguments(to_hf)

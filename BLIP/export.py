@@ -18,6 +18,7 @@ past and image_past have the shape (layers, 2, B, heads, length, head width). In
 dimension has the keys, and index 1 the values.
 """
 
+import argparse
 import os
 import sys
 import tempfile
@@ -29,10 +30,9 @@ import torch
 from torch import Tensor
 from torch.export import Dim
 
-from adapters.program import program_parser, run_program
 from BLIP.blip import BlipCaptioner
 from BLIP.convert import MEAN, STD
-from BLIP.from_checkpoint import add_captioner_arguments, captioner_of
+from BLIP.from_checkpoint import add_captioner_arguments, captioner_of, run_program
 from BLIP.onnx_graph import ImageGraph, StepGraph, export_graph, to_int8
 from BLIP.transformers_js import CONFIG, write_folder
 from BLIP.weights.writing import write_json
@@ -129,7 +129,11 @@ def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program and return its exit code. argv: None reads the command line."""
-    parser = program_parser("python -m BLIP.export", __doc__)
+    parser = argparse.ArgumentParser(
+        "python -m BLIP.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add_captioner_arguments(parser)
     parser.add_argument("folder")
     parser.add_argument("--int8", action="store_true", help="quantise the image encoder to 8 bits")

@@ -3,7 +3,8 @@
 import argparse
 import json
 import logging
-from typing import Any, Union
+import sys
+from typing import Any, Callable, Union
 
 from adapters import CONFIG
 from adapters.lora import Lora, add_lora, merge_adapter
@@ -52,6 +53,20 @@ def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--vit", type=_name_or_mapping, help="base, large, or sizes as JSON")
     parser.add_argument("--med_config", type=_name_or_mapping, help="a file, or sizes as JSON")
     parser.add_argument("--trust_checkpoint", action="store_true")
+
+
+def run_program(program: Callable[[], str]) -> int:
+    """Run a program and print its result. Return the exit code: 0, or 2 after a one-line error."""
+    try:
+        print(program())
+    except (ValueError, OSError, ImportError) as error:
+        line = " ".join(str(error).split())
+        # The message may have text of a checkpoint. Control characters are escaped, so that the
+        # terminal does not execute them.
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+        print(f"error: {line}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _name_or_mapping(text: str) -> Union[str, dict]:

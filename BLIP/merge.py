@@ -7,6 +7,7 @@ The first command writes a file with the parameter names of the released checkpo
 writes a folder, which `PeftModel.from_pretrained` loads into a captioner that has the base weights.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,8 +18,7 @@ from safetensors.torch import save_file
 
 from adapters import CONFIG
 from adapters.card import UNKNOWN, write_model_card
-from adapters.program import program_parser, run_program
-from BLIP.from_checkpoint import captioner_of
+from BLIP.from_checkpoint import captioner_of, run_program
 from BLIP.weights.checkpoint import CheckpointError, base_of, read_checkpoint
 from BLIP.weights.download import without_secrets
 from BLIP.weights.writing import atomic_write, write_json
@@ -54,7 +54,11 @@ def merge_checkpoint(checkpoint: str, target: Path, adapter: bool, license: str 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the program and return its exit code. argv: None reads the command line."""
-    parser = program_parser("python -m BLIP.merge", __doc__)
+    parser = argparse.ArgumentParser(
+        "python -m BLIP.merge",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("checkpoint", help="a checkpoint of a run of model blip with lora")
     parser.add_argument("target", type=Path, help="the .pth file to write, or the folder")
     parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")

@@ -17,12 +17,11 @@ import argparse
 import os
 import sys
 
-from adapters.program import program_parser
 from app.captions import MAX_PIXELS, CaptionService
 from app.checkpoints import find_demo_checkpoints, load_checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import run_program
+from captioning.runtime.program import program_parser, run_program
 
 TOKEN_VARIABLE = "APP_TOKEN"  # an environment variable; `ps` shows flags, but not variables
 # {flag: (default, help)}, so that one visitor cannot occupy the whole machine

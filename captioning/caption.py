@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 
-from adapters.program import program_parser
 from captioning.bulk import filtering, ray_engine, served
 from captioning.bulk.filtering import load_filtered
 from captioning.bulk.model import CheckpointModel
@@ -39,7 +38,7 @@ from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import leave, run_program, show_warnings
+from captioning.runtime.program import leave, program_parser, run_program, show_warnings
 from captioning.runtime.progress import log_line
 
 # An unfinished run continues only if the values of these arguments are the same.

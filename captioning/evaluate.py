@@ -22,7 +22,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, get_args
 
-from adapters.program import program_parser
 from captioning.data.caption_files import (
     ids_by_name,
     image_of,
@@ -50,7 +49,7 @@ from captioning.metrics.scoring import (
 )
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import run_program
+from captioning.runtime.program import program_parser, run_program
 from captioning.runtime.progress import log_line
 
 

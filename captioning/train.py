@@ -14,7 +14,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from adapters.program import program_parser
 from captioning.config import Config, load_config
 from captioning.data.sources import check_images
 from captioning.files import stores
@@ -23,7 +22,7 @@ from captioning.models.build import captioner_from
 from captioning.models.precision import check_precision
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import run_program, show_warnings
+from captioning.runtime.program import program_parser, run_program, show_warnings
 from captioning.runtime.progress import log_line
 from captioning.training.fine_tuning import fine_tune
 from captioning.training.log import record_run

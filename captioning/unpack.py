@@ -19,12 +19,11 @@ from typing import Any
 import torch
 from PIL import Image
 
-from adapters.program import program_parser
 from BLIP.weights.safe_load import PickledError, read_pickled
 from captioning.files.stores import require_writable
 from captioning.files.writing import user_errors, write_json
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import run_program
+from captioning.runtime.program import program_parser, run_program
 from captioning.runtime.progress import log_line, progress
 
 SPLITS = ("train", "val")

@@ -24,7 +24,7 @@ from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from adapters.lora import Lora
 from captioning.config import every_key, load_config
-from captioning.data import read_split
+from captioning.data.sources import read_split
 from captioning.files.reading import parse_yaml
 from captioning.files.tables import is_row
 from captioning.rewards.interface import TrainingImages

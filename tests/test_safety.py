@@ -8,7 +8,7 @@ import torch
 import torchvision
 import transformers
 
-from baselines import ImageEncoder
+from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import load_word_vectors
 from BLIP import read_checkpoint
 from captioning.metrics.clip_features import read_cached
@@ -50,7 +50,7 @@ ONLY = {
         {"captioning/files/reading.py", "captioning/config/loading.py"},
         {"typ": "safe", "pure": True},
     ),
-    "import_module": ({"adapters/lazy.py"}, {}),
+    "import_module": ({"BLIP/__init__.py"}, {}),
     "Image.open": ({"captioning/data/image.py", "BLIP/onnx_runner.py"}, {}),
     "urllib.request.build_opener": ({"BLIP/weights/download.py"}, {}),
 }

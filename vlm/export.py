@@ -7,10 +7,12 @@ The first command merges LoRA into the weights and saves the processor with the 
 --adapter, only the LoRA adapter is saved, for `PeftModel.from_pretrained`.
 """
 
+import argparse
 import pickle
 import shutil
 import sys
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Optional
 
 import torch
@@ -19,7 +21,6 @@ from torch import nn
 
 from adapters.card import NAME, license_of, write_model_card
 from adapters.lora import Lora, add_lora, load_adapter_state
-from adapters.program import one_line, program_parser, run_program
 from vlm.library import Parts, load_model, load_parts
 
 
@@ -50,7 +51,7 @@ def trained_model(checkpoint: str) -> tuple[nn.Module, Parts, dict[str, Any]]:
             model = add_lora(model, Lora(**lora))
             load_adapter_state(model, state)
     except RuntimeError as error:
-        raise ValueError(f"{checkpoint} does not fit {name}: {one_line(error, 200)}") from error
+        raise ValueError(f"{checkpoint} does not fit {name}: {shorten(str(error), 200)}") from error
     return model.eval(), load_parts(name), config
 
 
@@ -81,7 +82,7 @@ def export(checkpoint: str, folder: Path, adapter: bool, license: Optional[str] 
     except BaseException as error:
         shutil.rmtree(folder, ignore_errors=True)
         if isinstance(error, SafetensorError):  # such as of a full disk
-            raise ValueError(f"cannot write {folder}: {one_line(error)}") from error
+            raise ValueError(f"cannot write {folder}: {shorten(str(error), 100)}") from error
         raise
     if adapter:
         return f"{folder} holds the adapter of {parts.name}"
@@ -90,13 +91,21 @@ def export(checkpoint: str, folder: Path, adapter: bool, license: Optional[str] 
 
 def main(argv=None) -> int:
     """Run the program. Return 0, or 2 after a one-line error."""
-    parser = program_parser("python -m vlm.export", __doc__)
+    parser = argparse.ArgumentParser(
+        "python -m vlm.export",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("checkpoint", help="a checkpoint of a run of model vlm")
     parser.add_argument("folder", type=Path, help="the folder to write")
     parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")
     parser.add_argument("--license", help="for the model card; default: the base model's")
     arguments = vars(parser.parse_args(argv))
-    return run_program(lambda: export(**arguments))
+    try:
+        print(export(**arguments))
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"error: {error}\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -7,12 +7,11 @@ from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import nn
-
-from adapters.program import one_line
 
 OLDEST_VERSION = 5  # major version of transformers
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -167,7 +166,7 @@ def _one_line_errors(name: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # a broken folder can raise any exception
-        reason = one_line(error, 200).split(". ")[0]
+        reason = shorten(str(error) or repr(error), 200).split(". ")[0]
         if TRUST_REMOTE_CODE in str(error):
             reason = "it needs its own Python code, and such code is never run here"
         raise ValueError(f"vlm is {name}, which cannot be loaded: {reason}") from error

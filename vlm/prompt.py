@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
+from textwrap import shorten
 from typing import Any, NamedTuple, Optional
 
 from PIL import Image
 from torch import Tensor
 
-from adapters.program import one_line
 from decoding import SettingsError
 from vlm.library import Parts, load_parts
 
@@ -81,7 +81,7 @@ class PromptProcessor:
         except Exception as error:  # processors raise any exception for an odd photo
             raise ValueError(
                 f"{self.parts.name} cannot process a photo of {photo.width} x {photo.height} "
-                f"pixels with this prompt: {one_line(error, 200)}"
+                f"pixels with this prompt: {shorten(str(error) or repr(error), 200)}"
             ) from error
         if prompt is not None and processor.prompt and (limit := positions_of(self.parts.config)):
             length = inputs["input_ids"].size(1)
@@ -191,7 +191,7 @@ class PromptProcessor:
             conversation = template([user_message, answer])
         except Exception as error:  # an error of jinja, or one that the template raises
             raise ValueError(
-                f"the chat template of {name} cannot be used: {one_line(error, 200)}"
+                f"the chat template of {name} cannot be used: {shorten(str(error), 200)}"
             ) from error
         before, placeholder, caption_suffix = conversation.rpartition(PLACEHOLDER)
         if not placeholder:

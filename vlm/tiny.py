@@ -6,11 +6,11 @@
 pixels as nine patches.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from adapters.program import program_parser, run_program
 from vlm.library import check_library
 
 PAD, START, END, UNKNOWN = "<pad>", "<start>", "<end>", "<unk>"
@@ -102,17 +102,22 @@ def _processor(transformers, ids):
 
 def main(argv=None) -> int:
     """Run the program. Return 0, or 2 after a one-line error."""
-    parser = program_parser("python -m vlm.tiny", __doc__)
+    parser = argparse.ArgumentParser(
+        "python -m vlm.tiny",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("folder", help="the folder to write")
     parser.add_argument("--words", type=Path, required=True, help="a file with one word per line")
     arguments = parser.parse_args(argv)
 
-    def program():
+    try:
         words = arguments.words.read_text(encoding="utf-8").split("\n")
         write(arguments.folder, words)
-        return f"wrote {arguments.folder}"
-
-    return run_program(program)
+    except (ValueError, OSError) as error:
+        parser.exit(2, f"error: {error}\n")
+    print(f"wrote {arguments.folder}")
+    return 0
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ from typing import Optional
 
 import torch
 
-from adapters.program import program_parser
 from captioning.demo.clock import Clock
 from captioning.demo.runs import DEMO_KEYS, plan_demo, train_first
 from captioning.metrics.meteor import shared_process
@@ -29,7 +28,7 @@ from captioning.report.comparison import read_comparison
 from captioning.report.comparison_table import score_table
 from captioning.report.page import example_lines, write_report
 from captioning.runtime.jobs import Job, cores, ranks_of, run_jobs
-from captioning.runtime.program import run_program
+from captioning.runtime.program import program_parser, run_program
 from captioning.runtime.progress import log_line
 from captioning.scenes.make import SPLITS, make_scenes
 from captioning.sweep.runs import SweepRun, check_overrides, job_slots, prepare_jobs

@@ -12,14 +12,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from adapters.program import program_parser
 from captioning.data.caption_files import ImageId, read_references
 from captioning.files.columns import normal_name
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.tokenizer import tokenize
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import run_program
+from captioning.runtime.program import program_parser, run_program
 from captioning.runtime.progress import log_line
 
 

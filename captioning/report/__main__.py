@@ -14,12 +14,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from adapters.program import program_parser
 from captioning.report.comparison import read_comparison
 from captioning.report.comparison_table import score_table
 from captioning.report.page import write_report
 from captioning.runtime.errors import visible
-from captioning.runtime.program import run_program
+from captioning.runtime.program import program_parser, run_program
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:

@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from adapters.program import one_line as one_line
+from typing import Optional
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -23,6 +22,14 @@ def value_errors_as_user_errors() -> Iterator[None]:
         yield
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def one_line(error: object, max_length: Optional[int] = 100) -> str:
+    """Return an error's text on one line, or the name of the error's type if the text is empty.
+
+    max_length: the number of characters to which the text is cut; None for no limit.
+    """
+    return " ".join(str(error).split())[:max_length] or type(error).__name__
 
 
 def visible(text: str) -> str:

@@ -1,8 +1,10 @@
-"""Ends programs: with success, after a stop signal, with an error line, or with a traceback.
+"""Makes argument parsers of programs, and ends programs.
 
+A program ends with success, after a stop signal, with an error line, or with a traceback.
 With several processes, the process that caused an error prints before the others.
 """
 
+import argparse
 import atexit
 import contextlib
 import gc
@@ -12,7 +14,7 @@ import os
 import sys
 import time
 import traceback
-from typing import Callable, NoReturn, Optional
+from typing import Any, Callable, NoReturn, Optional
 
 import torch.distributed as dist
 
@@ -22,6 +24,17 @@ from captioning.runtime.progress import log_line
 
 FAILED, INTERRUPTED = 2, 130  # exit codes after a UserError and after Ctrl-C
 FIRST_ERROR_WAIT_S = 10  # wait before printing an error that another process may have caused
+
+
+def program_parser(command: str, description: str, **options: Any) -> argparse.ArgumentParser:
+    """Return a parser whose --help keeps the lines of the description, such as example commands.
+
+    options: further arguments of ArgumentParser.
+    """
+    formatter = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(
+        command, description=description, formatter_class=formatter, **options
+    )
 
 
 def run_program(program: Callable[[], Optional[int]], interrupted: Optional[str] = None) -> int:

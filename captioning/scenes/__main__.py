@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from adapters.program import program_parser
-from captioning.runtime.program import run_program
+from captioning.runtime.program import program_parser, run_program
 from captioning.runtime.progress import log_line
 from captioning.scenes import paragraphs
 from captioning.scenes.make import SPLITS, make_scenes

@@ -23,12 +23,11 @@ from typing import Annotated, Any, Literal, Optional
 
 from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 
-from adapters.program import program_parser
 from captioning.models import checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.jobs import run_jobs
-from captioning.runtime.program import FAILED, run_program
+from captioning.runtime.program import FAILED, program_parser, run_program
 from captioning.runtime.progress import log_line, progress
 from captioning.sweep import variants
 from captioning.sweep.comparison import write_comparison

@@ -16,7 +16,7 @@ from PIL import Image
 from app import view
 from app.captions import Answer, read_photo
 from app.options import default_settings
-from captioning.data import evaluation_transform
+from captioning.data.image import evaluation_transform
 from captioning.models.score_tokens import ScoredCaption
 from captioning.runtime.errors import UserError
 

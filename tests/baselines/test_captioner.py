@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baselines import MODELS, ClassicCaptioner, Vocabulary
-from baselines.captioner import coverage_penalty
+from baselines.captioner import ClassicCaptioner, coverage_penalty
+from baselines.configured import MODELS
+from baselines.vocabulary import Vocabulary
 from decoding import DecodingSettings
 from smile import Objective, smile_loss
 

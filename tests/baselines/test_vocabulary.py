@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from baselines import Vocabulary
-from baselines.vocabulary import load_word_vectors, split_words
+from baselines.vocabulary import Vocabulary, load_word_vectors, split_words
 from tests.programs import raises_line
 
 CAPTIONS = ["a dog runs", "a dog's ball", "A man, a plan", "a dog sits"]

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from baselines import Vocabulary
-from captioning.data import load_image, read_annotations
+from baselines.vocabulary import Vocabulary
+from captioning.data.annotations import read_annotations
+from captioning.data.image import load_image
 from tests.programs import refused, run_program
 
 TOKENS = ["<NULL>", "<START>", "<END>", "<UNK>", "a", "dog", "red", "cat"]

@@ -2,7 +2,8 @@
 
 import torch
 
-from captioning.data import Prefetcher, normalise
+from captioning.data.image import normalise
+from captioning.data.loader import Prefetcher
 
 BUSY_CYCLES = 2_000_000_000  # of the model's stream: about a second
 

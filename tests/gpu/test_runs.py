@@ -10,7 +10,7 @@ import torch
 from captioning import train
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.work import Batch
-from captioning.data import evaluation_transform, load_image
+from captioning.data.image import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.scenes.make import make_scenes
 from captioning.training.step import TrainingStep

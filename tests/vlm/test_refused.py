@@ -196,7 +196,8 @@ class TestFolders:
     ):
         from PIL import Image
 
-        from captioning.data import EvaluationDataset, Sample
+        from captioning.data.annotations import Sample
+        from captioning.data.dataset import EvaluationDataset
 
         folder, prompt = vlm_folder("Qwen2VLForConditionalGeneration")
         made = preprocessing_of(load_config(write(vlm=folder, prompt=prompt)))

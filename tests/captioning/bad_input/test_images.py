@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioning.data import load_image
-from captioning.data.image import MAX_PIXELS
+from captioning.data.image import MAX_PIXELS, load_image
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
 

@@ -15,7 +15,7 @@ from captioning import caption
 from captioning.bulk import model, work
 from captioning.bulk.plan import Plan
 from captioning.config import load_config
-from captioning.data import evaluation_transform, load_image
+from captioning.data.image import evaluation_transform, load_image
 from captioning.models.build import captioner_from, load_trained
 from decoding import DecodingSettings
 from tests.captioning import object_store

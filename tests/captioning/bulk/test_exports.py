@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 from captioning.bulk.xmp import with_description
-from captioning.data import read_annotations
+from captioning.data.annotations import read_annotations
 from captioning.runtime.errors import UserError
 from tests.captioning.bulk.conftest import killed_at
 from tests.captioning.hub import serving

@@ -13,7 +13,8 @@ import webdataset
 from captioning.bulk import inputs, outputs
 from captioning.bulk.plan import Plan
 from captioning.bulk.work import Batch, _Images
-from captioning.data import ShardDataset, Shards, training_transform
+from captioning.data.augmentation import training_transform
+from captioning.data.shards import ShardDataset, Shards
 from captioning.files import tars
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.tar_files import write_members, write_tar

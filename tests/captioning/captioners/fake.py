@@ -9,7 +9,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import nn
 
-from baselines import Vocabulary
+from baselines.vocabulary import Vocabulary
 from decoding import until_end
 from decoding.caption_generator import CaptionGenerator, training_tokens
 

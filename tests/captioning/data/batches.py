@@ -4,7 +4,8 @@ import json
 
 import torch
 
-from captioning.data import ShardDataset, Shards, training_transform
+from captioning.data.augmentation import training_transform
+from captioning.data.shards import ShardDataset, Shards
 
 KEYS = ("captions", "image_id", "index")
 

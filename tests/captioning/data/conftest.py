@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioning.data import Sample
+from captioning.data.annotations import Sample
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from captioning.data import Sample, read_annotations
+from captioning.data.annotations import Sample, read_annotations
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
 

@@ -10,7 +10,8 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode
 
 from captioning.config import load_config
-from captioning.data import augmentation, image, randaugment, training_transform
+from captioning.data import augmentation, image, randaugment
+from captioning.data.augmentation import training_transform
 from captioning.data.image import evaluation_transform, load_image, normalise
 from captioning.models.build import preprocessing_of
 

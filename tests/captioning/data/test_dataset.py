@@ -8,14 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from captioning.data import (
-    EvaluationDataset,
-    Sample,
-    TrainingDataset,
-    preprocess_caption,
-    training_transform,
-)
 from captioning.data import dataset as dataset_module
+from captioning.data.annotations import Sample
+from captioning.data.augmentation import training_transform
+from captioning.data.dataset import EvaluationDataset, TrainingDataset, preprocess_caption
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
 

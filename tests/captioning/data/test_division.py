@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from captioning.config import load_config
-from captioning.data import check_before_training, read_annotations, read_split, references
+from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import read_references
+from captioning.data.sources import check_before_training, read_split, references
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
 from tests.captioning.data.caption_formats import FORMATS, coco, karpathy, write_captions

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioning.data import image, load_image
+from captioning.data import image
+from captioning.data.image import load_image
 from captioning.runtime.errors import UserError
 from captioning.runtime.start import configure_process
 from tests.programs import raises_line

@@ -7,18 +7,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from captioning.data import (
-    EvaluationDataset,
-    Prefetcher,
-    Sample,
-    TrainingDataset,
-    evaluation_loader,
-    evaluation_transform,
-    normalise,
-    training_loader,
-    training_transform,
-)
-from captioning.data.loader import POOL, bucketed
+from captioning.data.annotations import Sample
+from captioning.data.augmentation import training_transform
+from captioning.data.dataset import EvaluationDataset, TrainingDataset
+from captioning.data.image import evaluation_transform, normalise
+from captioning.data.loader import POOL, Prefetcher, bucketed, evaluation_loader, training_loader
 from captioning.data.randomness import derived_seed, permutation, seeded
 from captioning.runtime.errors import UserError
 from tests.captioning.data.batches import KEYS, assert_same_batches

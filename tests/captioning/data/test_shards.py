@@ -6,15 +6,13 @@ import json
 import pytest
 import torch
 
-from captioning.data import (
-    Sample,
-    Shards,
-    TrainingDataset,
-    tar_index,
-    training_loader,
-    training_transform,
-)
 from captioning.data import shards as of_shards
+from captioning.data import tar_index
+from captioning.data.annotations import Sample
+from captioning.data.augmentation import training_transform
+from captioning.data.dataset import TrainingDataset
+from captioning.data.loader import training_loader
+from captioning.data.shards import Shards
 from captioning.files import tars as tar_files
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError

@@ -8,9 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from BLIP.weights.download import DownloadError
-from captioning.data import annotation_paths, check_before_training, read_split
-from captioning.data import references as references_of
-from captioning.data.sources import SHA256
+from captioning.data.sources import SHA256, annotation_paths, check_before_training, read_split
+from captioning.data.sources import references as references_of
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
 

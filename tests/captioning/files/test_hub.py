@@ -9,7 +9,8 @@ import fsspec
 import pyarrow as pa
 from pyarrow import parquet
 
-from captioning.data import load_image, read_annotations
+from captioning.data.annotations import read_annotations
+from captioning.data.image import load_image
 from captioning.files import stores, tables
 from captioning.files.cache import local
 from captioning.files.images import images_in

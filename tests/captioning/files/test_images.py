@@ -6,7 +6,7 @@ from unittest.mock import Mock
 import pytest
 from PIL import Image
 
-from captioning.data import load_image
+from captioning.data.image import load_image
 from captioning.files.images import FORMATS, SUFFIXES, images_in
 from captioning.runtime.errors import UserError
 

@@ -13,8 +13,9 @@ import datasets
 import pyarrow as pa
 from pyarrow import parquet
 
-from captioning.data import load_image, read_annotations
+from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import ids_by_name, read_predictions
+from captioning.data.image import load_image
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line

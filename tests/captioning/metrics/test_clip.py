@@ -10,7 +10,7 @@ import transformers
 from PIL import Image
 from transformers import CLIPConfig, CLIPModel
 
-from captioning.data import MEAN, STD
+from captioning.data.image import MEAN, STD
 from captioning.metrics.base import CaptionSet, Settings, build_evaluators
 from captioning.metrics.clip import CLIP_MODEL, Clip
 from captioning.metrics.intervals import mean_estimate

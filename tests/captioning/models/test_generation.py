@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from captioning.config import load_config
-from captioning.data import read_split
+from captioning.data.sources import read_split
 from captioning.models.build import captioner_from
 from captioning.models.generation import caption_images
 

@@ -8,11 +8,13 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from baselines import ClassicCaptioner, ImageEncoder, Vocabulary
+from baselines.captioner import ClassicCaptioner
+from baselines.image_encoder import ImageEncoder
+from baselines.vocabulary import Vocabulary
 from captioning.config import load_config
-from captioning.data import read_split
 from captioning.data.annotations import Sample
 from captioning.data.image import evaluation_transform, load_image
+from captioning.data.sources import read_split
 from captioning.models.build import load_trained
 from captioning.models.likelihood import (
     TEMPERATURES,

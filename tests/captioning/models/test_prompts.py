@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from captioning.config import load_config
-from captioning.data import Sample, read_annotations
+from captioning.data.annotations import Sample, read_annotations
 from captioning.models.build import captioner_from
 from captioning.models.generation import caption_images
 from captioning.models.prompts import caption_lists, check_prompts

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from captioning.config import load_config
-from captioning.data import load_image, read_split
-from captioning.data.image import MEAN, STD
+from captioning.data.image import MEAN, STD, load_image
+from captioning.data.sources import read_split
 from captioning.metrics.clip import Clip
 from captioning.metrics.clipscore import PREFIX
 from captioning.metrics.itm import ItmScorer

@@ -7,7 +7,7 @@ import torch
 
 from app.checkpoints import load_checkpoints
 from captioning.config import load_config
-from captioning.data import read_split, references
+from captioning.data.sources import read_split, references
 from captioning.metrics.base import option_files
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from, load_trained

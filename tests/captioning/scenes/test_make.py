@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from captioning.config import load_config
-from captioning.data import read_annotations
+from captioning.data.annotations import read_annotations
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from captioning.scenes import make

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from captioning.data import read_annotations
+from captioning.data.annotations import read_annotations
 from tests.captioning.data.caption_formats import write_captions
 from tests.programs import one_error_line
 

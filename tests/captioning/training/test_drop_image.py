@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captioning.data import evaluation_transform, load_image
+from captioning.data.image import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from captioning.config import load_config
-from captioning.data import normalise
+from captioning.data.image import normalise
 from captioning.runtime.errors import UserError
 from captioning.training.selection import read_scores
 from tests.captioning.training.conftest import first_gradient

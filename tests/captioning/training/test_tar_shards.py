@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from captioning.data import read_annotations
+from captioning.data.annotations import read_annotations
 from captioning.models.build import training_captions
 from captioning.runtime.errors import UserError
 from tests.captioning.tar_files import write_members
