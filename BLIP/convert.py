@@ -210,7 +210,7 @@ def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder
 
     size: the height and width of an image in pixels. names: entries of preprocessor_config.json
     that name the classes, such as {"image_processor_type": "ViTImageProcessor"}. `save_hf` and
-    `BLIP.transformers_js` call this.
+    `BLIP.export` call this.
     """
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     tokenizer_config = {

@@ -1,130 +1,210 @@
-"""Exports a captioner as two ONNX graphs, for serving without PyTorch or this project.
+"""Exports a captioner as ONNX graphs that transformers.js runs, in Node and in browsers.
 
     python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx
-    python -m BLIP.export checkpoints/blip_mle_smile_base.pth output/onnx --int8
 
---int8 quantises the encoder's weights to 8 bits. With --layout transformers.js the folder is for
-Node and browsers, see `BLIP/transformers_js.py`. Otherwise it is for `BLIP/onnx_runner.py`, which
-generates captions from these files:
+transformers.js does not support BLIP. Therefore config.json describes a `vision-encoder-decoder`
+with a `musicgen_decoder`, and the two graphs have the inputs and outputs of such a model:
 
-- encoder.onnx: image (B, 3, S, S) -> image_past, the keys and values of cross-attention.
-- decoder_step.onnx: tokens (B, n), past (the keys and values of earlier tokens), image_past ->
-  logits (B, V) of the next token, and new_past, which includes the n tokens. In the first step the
-  tokens are the prompt, and past has length 0.
-- captioner.json: the prompt's ids, the special tokens and the normalisation of images.
-- vocab.txt: BERT's vocabulary.
+- encoder_model: pixel_values (B, 3, S, S) -> last_hidden_state (B, 2 * layers, heads, P, d), which
+  has the keys and values of cross-attention; d = H / heads. It runs once for each image.
+- decoder_model_merged: input_ids (R, n), encoder_hidden_states of one image, and the past keys and
+  values of each layer, (R, heads, t, d) -> logits (R, 1, V) of the next token, and the past with n
+  more tokens. All R beams share the image. In the first call t is 0, so that the same graph
+  processes the prompt and the later tokens.
 
-past and image_past have the shape (layers, 2, B, heads, length, head width). Index 0 of the second
-dimension has the keys, and index 1 the values.
+Each graph is written three times: in fp32, as `_quantized` with 8-bit weights, and as `_fp16`,
+whose inputs and outputs stay fp32.
 """
 
 import argparse
+import logging
 import os
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Optional, Union
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.export import Dim
 
 from BLIP.blip import BlipCaptioner
-from BLIP.convert import MEAN, STD
+from BLIP.convert import special_ids, write_processing
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of, run_program
-from BLIP.onnx_graph import ImageGraph, StepGraph, export_graph, to_int8
-from BLIP.transformers_js import CONFIG, write_folder
 from BLIP.weights.writing import write_json
 
-SETTINGS = "captioner.json"
-# Maps each layout to the file without which no reader loads the folder.
-LAYOUTS = {"runner": SETTINGS, "transformers.js": CONFIG}
+CONFIG = "config.json"
+LAYOUT = "transformers.js"
 
 
-class EncoderGraph(ImageGraph):
-    """Computes image_past (layers, 2, B, heads, P, H / heads) from images (B, 3, S, S)."""
+class EncoderGraph(nn.Module):
+    """The graph encoder_model. In its result, each layer's keys come before its values."""
 
-    def forward(self, image: Tensor) -> Tensor:
-        return super().forward(image).unflatten(0, (-1, 2))
+    def __init__(self, captioner: BlipCaptioner):
+        super().__init__()
+        self.visual_encoder = captioner.visual_encoder
+        self.layers = captioner.text_decoder.layers
 
-
-class DecoderGraph(StepGraph):
-    """A `StepGraph` whose past and image_past are one tensor each, not lists of pairs."""
-
-    def forward(self, tokens: Tensor, past: Tensor, image_past: Tensor) -> tuple[Tensor, Tensor]:
-        past_pairs = [(layer[0], layer[1]) for layer in past]
-        image_pairs = [(layer[0], layer[1]) for layer in image_past]
-        logits, new_past = super().forward(tokens, past_pairs, image_pairs)
-        return logits, torch.stack([torch.stack(pair) for pair in new_past])
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        embeds = self.visual_encoder(pixel_values)
+        pairs = [layer.crossattention.keys_values(embeds) for layer in self.layers]
+        return torch.stack([tensor for pair in pairs for tensor in pair], dim=1)
 
 
-def export_onnx(
-    captioner: BlipCaptioner, folder: Union[str, Path], int8: bool = False, layout: str = "runner"
-) -> None:
+class DecoderGraph(nn.Module):
+    """The graph decoder_model_merged.
+
+    If the captioner has first_token_shift, the graph converts between a caption's first word and
+    its piece, so that inputs and outputs are words.
+    """
+
+    def __init__(self, captioner: BlipCaptioner):
+        super().__init__()
+        self.decoder = captioner.text_decoder
+        self.shift = captioner.shift
+        self.first_position = len(captioner.prompt_ids)
+
+    def forward(
+        self, input_ids: Tensor, encoder_hidden_states: Tensor, past: list[Tensor]
+    ) -> tuple[Tensor, ...]:
+        # past: the key of layer 0, the value of layer 0, the key of layer 1, and so on
+        num_past = past[0].size(2)  # t
+        positions = torch.arange(num_past + input_ids.size(1))
+        mask = positions <= positions[num_past:].unsqueeze(1)  # (n, t + n)
+        if self.shift:
+            is_first = positions[num_past:] == self.first_position
+            input_ids = torch.where(is_first, self.shift.piece[input_ids], input_ids)
+        hidden = self.decoder.bert["embeddings"](input_ids, num_past)
+        image = encoder_hidden_states.unbind(1)
+        new_past = []
+        for layer in self.decoder.layers:
+            pair = slice(len(new_past), len(new_past) + 2)
+            new_keys_values = layer.attention.keys_values(hidden)
+            new_past += [torch.cat(tensors, dim=2) for tensors in zip(past[pair], new_keys_values)]
+            hidden = layer.attend(hidden, new_past[pair], image[pair], mask)
+        logits = self.decoder.cls["predictions"](hidden[:, -1:])
+        if self.shift:
+            next_is_first = positions[-1] + 1 == self.first_position
+            shifted = self.shift.word_logits(logits[:, 0]).unsqueeze(1)
+            logits = torch.where(next_is_first, shifted, logits)
+        return logits, *new_past
+
+
+def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
     """Write the folder that the module's docstring describes.
 
-    If the export fails, the files in the folder are unchanged. layout: a key of LAYOUTS. Needs
-    onnxscript; `int8` and transformers.js also need onnxruntime.
+    If the export fails, the files in the folder are unchanged. Needs onnx, onnxscript and
+    onnxruntime.
     """
     folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "onnx").mkdir(parents=True, exist_ok=True)
     captioner = captioner.eval().cpu()
-    with tempfile.TemporaryDirectory(prefix=".", suffix=".staged", dir=folder) as temporary:
-        staged = Path(temporary)
-        if layout == "runner":
-            _write(captioner, staged, int8)
-        else:
-            write_folder(captioner, staged)
-        # The settings file is removed first and written last. No reader works without it, so that
-        # no reader loads a mixture of old and new files.
-        settings = LAYOUTS[layout]
-        (folder / settings).unlink(missing_ok=True)
-        files = [path for path in staged.rglob("*") if path.is_file() and path.name != settings]
-        for path in [*files, staged / settings]:
-            target = folder / path.relative_to(staged)
-            target.parent.mkdir(exist_ok=True)
-            os.replace(path, target)
-
-
-def _write(captioner: BlipCaptioner, folder: Path, int8: bool) -> None:
-    """Write the files of the layout "runner" into `folder`."""
     tokenizer = captioner.tokenizer
-    encoder = EncoderGraph(captioner)
-    decoder = DecoderGraph(captioner)
     size = captioner.visual_encoder.patch_embed.img_size[0]
-    # All example sizes are 2 or more, because torch.export treats sizes 0 and 1 as constants.
-    image = torch.zeros(2, 3, size, size)
+    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as staged:
+        _write_graphs(captioner, size, Path(staged))
+        # transformers.js loads no folder without this file. It is removed first and written last,
+        # so that nobody loads a mixture of old and new files.
+        (folder / CONFIG).unlink(missing_ok=True)
+        for graph in Path(staged).iterdir():
+            os.replace(graph, folder / "onnx" / graph.name)
+    tokenizer.bert.save(str(folder / "tokenizer.json"))
+    write_processing(tokenizer, size, {"image_processor_type": "ViTImageProcessor"}, folder)
+    # transformers.js takes the value as decoder_input_ids: one list of ids for each image.
+    prompt = [captioner.prompt_ids.tolist()]
+    generation = {"decoder_start_token_id": prompt, "max_length": 20, "min_length": 5}
+    write_json({**special_ids(tokenizer), **generation}, folder / "generation_config.json")
+    sizes = captioner.text_decoder.config
+    config = {
+        "architectures": ["VisionEncoderDecoderModel"],
+        "model_type": "vision-encoder-decoder",
+        "is_encoder_decoder": True,
+        "max_position_embeddings": captioner.max_positions,
+        **special_ids(tokenizer),
+        "encoder": {"model_type": "vit", "image_size": size},
+        "decoder": {
+            "model_type": "musicgen_decoder",
+            "num_hidden_layers": sizes.num_hidden_layers,
+            "num_attention_heads": sizes.num_attention_heads,
+            "hidden_size": sizes.hidden_size,
+            "vocab_size": len(tokenizer),
+        },
+    }
+    write_json(config, folder / CONFIG)
+
+
+def _write_graphs(captioner: BlipCaptioner, size: int, folder: Path) -> None:
+    """Write both graphs in three precisions. size: the height and width of an image in pixels."""
+    encoder = EncoderGraph(captioner)
+    encoder_path = folder / "encoder_model.onnx"
+    decoder_path = folder / "decoder_model_merged.onnx"
+    # Example sizes of dynamic dimensions are 2 or more, because torch.export treats sizes 0 and 1
+    # as constants.
+    pixels = torch.zeros(2, 3, size, size)
     with torch.no_grad():
-        image_past = encoder(image)
-    layers, _, batch, heads, _, width = image_past.shape
-    tokens = torch.full((batch, 3), tokenizer.start)
-    past = torch.zeros(layers, 2, batch, heads, 4, width)
-    rows = Dim("rows")
-    new = Dim("new")
-    done = Dim("done")
-    inputs = {"image": (image, {0: rows})}
-    export_graph(encoder, folder / "encoder.onnx", inputs, ["image_past"])
-    inputs = {
-        "tokens": (tokens, {0: rows, 1: new}),
-        "past": (past, {2: rows, 4: done}),
-        "image_past": (image_past, {2: rows}),
-    }
-    export_graph(decoder, folder / "decoder_step.onnx", inputs, ["logits", "new_past"])
-    if int8:
-        to_int8(folder / "encoder.onnx", folder / "encoder.onnx")
-    tokenizer.write_vocabulary(folder)
-    settings = {
-        "image_size": size,
-        "image_mean": MEAN,
-        "image_std": STD,
-        "prompt_ids": captioner.prompt_ids.tolist(),
-        "end": tokenizer.end,
-        "pad": tokenizer.pad,
-        "empty_past": [layers, 2, 1, heads, 0, width],
-        "max_length": captioner.max_positions,
-    }
-    write_json(settings, folder / SETTINGS)
+        image = encoder(pixels)[:1]
+    _, num_past, heads, _, width = image.shape
+    tokens = torch.full((3, 2), captioner.tokenizer.start)
+    past = [torch.zeros(3, heads, 4, width) for _ in range(num_past)]
+    names = [f"{i // 2}.decoder.{('key', 'value')[i % 2]}" for i in range(num_past)]
+    batch = Dim("batch_size")  # transformers.js needs this name to build the empty past
+    token_sizes = {0: batch, 1: Dim("sequence_length")}
+    past_sizes = [{0: batch, 2: Dim("past_sequence_length")}] * num_past
+    export = partial(torch.onnx.export, dynamo=True, external_data=False, verbose=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter's own code causes warnings
+        export(
+            encoder,
+            (pixels,),
+            encoder_path,
+            input_names=["pixel_values"],
+            output_names=["last_hidden_state"],
+            dynamic_shapes=({0: batch},),
+        )
+        export(
+            DecoderGraph(captioner),
+            (tokens, image, past),
+            decoder_path,
+            input_names=[
+                "input_ids",
+                "encoder_hidden_states",
+                *(f"past_key_values.{name}" for name in names),
+            ],
+            output_names=["logits", *(f"present.{name}" for name in names)],
+            dynamic_shapes=(token_sizes, None, past_sizes),
+        )
+    for path in (encoder_path, decoder_path):
+        _write_smaller(path)
+
+
+def _write_smaller(path: Path) -> None:
+    """Write copies of a graph in 8 and in 16 bits beside it.
+
+    8 bits are for weight matrices, with a scale for each channel; activations are quantised when
+    the graph runs. Only 7 of the 8 bits are used, because on CPUs without 8-bit dot products (VNNI)
+    onnxruntime adds two products in 16 bits, where the sum could saturate.
+    """
+    import onnx
+    from onnxruntime.quantization import quantize_dynamic
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)  # onnxruntime logs advice that is not needed here
+    try:
+        quantize_dynamic(
+            path,
+            path.with_stem(path.stem + "_quantized"),
+            op_types_to_quantize=["MatMul"],
+            per_channel=True,
+            reduce_range=True,
+        )
+    finally:
+        logging.disable(disabled)
+    half = convert_float_to_float16(onnx.load(path), keep_io_types=True)
+    onnx.save(half, path.with_stem(path.stem + "_fp16"))
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -136,20 +216,21 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     add_captioner_arguments(parser)
     parser.add_argument("folder")
-    parser.add_argument("--int8", action="store_true", help="quantise the image encoder to 8 bits")
-    parser.add_argument("--layout", choices=LAYOUTS, default="runner", help="who reads the folder")
+    parser.add_argument("--layout", default=LAYOUT, help=f"only {LAYOUT}")
+    parser.add_argument("--int8", action="store_true", help="no longer needed")
     arguments = vars(parser.parse_args(argv))
     folder = arguments.pop("folder")
     layout = arguments.pop("layout")
     int8 = arguments.pop("int8")
-    if int8 and layout != "runner":
-        parser.error(
-            "--int8 is for the layout runner; transformers.js always gets 8-bit files, too"
-        )
 
     def program():
+        if int8 or layout != LAYOUT:
+            raise ValueError(
+                f"--int8 and layouts other than {LAYOUT} were removed after commit 46748d31; leave "
+                "them out: the folder also has 8-bit graphs"
+            )
         try:
-            export_onnx(captioner_of(**arguments), folder, int8, layout)
+            export_onnx(captioner_of(**arguments), folder)
         except ImportError as error:
             raise ValueError(
                 f"{error}; export needs: pip install onnx onnxscript onnxruntime"

@@ -29,7 +29,7 @@ for checkpoint in "$@"; do
     [[ ! -e $models/$name ]] || fail "two checkpoints are named $name: rename one"
     [[ ! -d $checkpoint ]] || checkpoint="${checkpoint%/}/checkpoint_best.pth"
     echo "exporting $checkpoint" >&2
-    "$PYTHON_BIN" -m BLIP.export "$checkpoint" "$models/$name/new" --layout transformers.js >/dev/null
+    "$PYTHON_BIN" -m BLIP.export "$checkpoint" "$models/$name/new" >/dev/null
     # Browsers keep a model's files, and ask for them again if the name has changed.
     version="$(cat "$models/$name"/new/{onnx/*,*.json} | cksum | cut -d ' ' -f 1)"
     mv "$models/$name/new" "$models/$name/$version"

@@ -51,7 +51,7 @@ ONLY = {
         {"typ": "safe", "pure": True},
     ),
     "import_module": ({"BLIP/__init__.py"}, {}),
-    "Image.open": ({"captioning/data/image.py", "BLIP/onnx_runner.py"}, {}),
+    "Image.open": ({"captioning/data/image.py"}, {}),
     "urllib.request.build_opener": ({"BLIP/weights/download.py"}, {}),
 }
 

@@ -1,36 +1,43 @@
-"""The exported graphs in onnxruntime: the eager model's numbers and captions."""
+"""The folder for transformers.js: the eager model's numbers and captions, here and in Node."""
 
+import json
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
 
 from BLIP.convert import hf_config, settings_of
-from BLIP.export import SETTINGS, export_onnx
-from BLIP.onnx_runner import OnnxCaptioner
-from BLIP.tokenizer import CaptionTokenizer
-from captioning.data.image import evaluation_transform, load_image
+from BLIP.export import CONFIG, export_onnx
 from decoding import DecodingSettings
-from tests.programs import one_error_line, raises_line, refused, run_program, unchanged
+from decoding.decode import decode
+from tests.programs import refused, run_program, unchanged
 
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 pytestmark = pytest.mark.slow
 SIZE = 48
 SHORT = {"max_length": 16, "min_length": 6}
+# As in ViT-L, the encoder is wider and deeper than the decoder, with more heads.
+VIT = {"embed_dim": 64, "depth": 4, "num_heads": 8, "initializer_range": 0.3}
+GRAPHS = [
+    f"{name}{precision}.onnx"
+    for name in ("encoder_model", "decoder_model_merged")
+    for precision in ("", "_quantized", "_fp16")
+]
 
 
 @pytest.fixture(scope="module")
 def make_exported(tmp_path_factory, vocabulary, make_captioner):
+    """Return a function that returns a captioner and its folder. words: lines of vocab.txt."""
+
     def make(words="", **settings):
-        folder = tmp_path_factory.mktemp("onnx")
+        folder = tmp_path_factory.mktemp("onnx") / "tiny"
+        folder.mkdir()
         (folder / "words.txt").write_text(vocabulary.read_text() + words)
         torch.manual_seed(0)
-        vit = {"embed_dim": 32, "depth": 2, "num_heads": 4, "initializer_range": 0.3}
-        settings = {"tokenizer": str(folder / "words.txt"), "vit": vit, **settings}
+        settings = {"tokenizer": str(folder / "words.txt"), "vit": VIT, **settings}
         captioner = make_captioner(**settings)
         bias = captioner.text_decoder.cls["predictions"].bias.data
         bias[captioner.tokenizer.end] = 4  # so that some captions end before others
@@ -49,146 +56,142 @@ def exported(make_exported):
     return make_exported()
 
 
-@pytest.fixture(scope="module")
-def int8_folder(exported, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("int8")
-    with pytest.MonkeyPatch.context() as patched:
-        copy = lambda _, path, *__: shutil.copy(exported[1] / path.name, path)  # noqa: E731
-        patched.setattr("BLIP.export.export_graph", copy)
-        path = exported[1] / "checkpoint.pth"
-        assert run_program("BLIP.export", path, folder, "--int8").code == 0
-    return folder
+class OnnxStep:
+    """A step function of `decoding` for one image, (1, 3, S, S), by the folder's graphs."""
+
+    def __init__(self, folder, image, precision=""):
+        encoder, self.decoder = (
+            onnxruntime.InferenceSession(folder / f"onnx/{name}{precision}.onnx")
+            for name in ("encoder_model", "decoder_model_merged")
+        )
+        [self.image] = encoder.run(None, {"pixel_values": image.numpy()})
+        _, num_past, heads, _, width = self.image.shape
+        self.past = [np.zeros((1, heads, 0, width), np.float32)] * num_past
+
+    def __call__(self, tokens, rows=None):
+        past = self.past if rows is None else [values[rows[0].numpy()] for values in self.past]
+        values = [tokens[0].numpy(), self.image, *past]
+        names = [argument.name for argument in self.decoder.get_inputs()]
+        logits, *self.past = self.decoder.run(None, dict(zip(names, values)))
+        return torch.from_numpy(logits).transpose(0, 1)  # (1, rows, V)
 
 
-def encoded(folder, images):
-    return OnnxCaptioner(folder).encoder.run(None, {"image": images})[0]
+def test_logits_of_whole_captions_and_of_steps_are_those_of_torch(exported):
+    captioner, folder = exported
+    image = torch.randn(1, 3, SIZE, SIZE)
+    tokens = torch.randint(len(captioner.tokenizer), (3, 9))
+    with torch.no_grad():
+        embeds = captioner.encode(image).expand(3, -1, -1)
+        expected = captioner.text_decoder.logits(tokens, torch.ones_like(tokens), embeds)
+    step = OnnxStep(folder, image)
+    step.past = [values.repeat(3, axis=0) for values in step.past]
+    torch.testing.assert_close(step(tokens[None, :, :4])[0], expected[:, 3], rtol=1e-4, atol=1e-4)
+    for position in range(4, 9):
+        ours = step(tokens[None, :, position : position + 1])[0]
+        torch.testing.assert_close(ours, expected[:, position], rtol=1e-4, atol=1e-4)
+    decoder = json.loads((folder / CONFIG).read_text())["decoder"]
+    layers, heads = decoder["num_hidden_layers"], decoder["num_attention_heads"]
+    width = decoder["hidden_size"] // heads
+    assert [values.shape for values in step.past] == [(3, heads, 9, width)] * 2 * layers
+    for precision, tolerance in (("_fp16", 2e-3), ("_quantized", 0.2)):
+        smaller = OnnxStep(folder, image, precision).image
+        assert 0 < np.abs(smaller - step.image).mean() < tolerance * np.abs(step.image).mean()
 
 
-def test_the_runner_reads_tokens_as_the_tokeniser_does(vocabulary, tmp_path):
-    """Punctuation, clitics, pieces, special tokens; after a prompt with an apostrophe."""
-    words = tmp_path / "vocab.txt"
-    words.write_text(vocabulary.read_text() + "'\ns\nn\nt\nn't\n're\n,\n.\n?\n##a\n")
-    tokenizer = CaptionTokenizer(str(words))
-    prompt = tokenizer.encode_prompt("a man ' s picture of ")
-    runner = OnnxCaptioner.__new__(OnnxCaptioner)  # without its graphs
-    runner.settings = {"prompt_ids": prompt.tolist()}
-    runner.words = [tokenizer.token(number) for number in range(len(tokenizer))]
-    cut = len("a man's picture of ")
-    for _ in range(300):
-        ids = torch.cat([prompt, torch.randint(len(tokenizer), (12,))])
-        assert runner.text(ids.tolist()) == tokenizer.decode(ids)[cut:]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"num_beams": 1}, {"num_beams": 5, "length_penalty": -1.0}, {"min_length": 14}],
-    ids=str,
-)
-def test_the_runner_searches_as_torch_does(exported, changes):
+@pytest.mark.parametrize("changes", [{}, {"num_beams": 5, "length_penalty": -1.0}], ids=str)
+def test_beams_are_those_of_torch(exported, changes):
     captioner, folder = exported
     settings = DecodingSettings(**{**SHORT, **changes})
-    names = ("num_beams", "max_length", "min_length", "length_penalty")
-    runner, found = OnnxCaptioner(folder, threads=1), []
-    for image in (2 * torch.randn(12, 3, SIZE, SIZE)).split(1):
+    tokenizer, found = captioner.tokenizer, []
+    for image in (2 * torch.randn(8, 3, SIZE, SIZE)).split(1):
+        step, prompt = OnnxStep(folder, image), captioner.prompt_ids[None]
+        ids, scores = decode(step, prompt, tokenizer.end, tokenizer.pad, settings)
         expected = captioner.generate_details(image, settings)
-        ours = runner.generate(image.numpy(), **{name: getattr(settings, name) for name in names})
-        tokens = expected.token_ids[0, 0, : len(ours.tokens)].tolist()
-        assert ours.tokens == tokens and captioner.tokenizer.pad not in tokens
-        assert runner.text(tokens) == expected.captions[0][0]
-        # A sum of sixteen log-probabilities in float32. The score of greedy search is another one.
-        score = expected.scores[0, 0].item()
-        assert settings.num_beams == 1 or ours.score == pytest.approx(score, rel=1e-4)
-        found.append(tuple(tokens))
-    assert len(set(found)) > 1 and (len(set(map(len, found))) > 1 or "min_length" in changes)
+        assert ids.tolist() == expected.token_ids.tolist()
+        torch.testing.assert_close(scores, expected.scores, rtol=1e-4, atol=0)
+        found.append(tuple(ids.flatten().tolist()))
+    assert len(set(found)) > 1
 
 
 def test_a_shifted_first_token_is_a_word_outside_the_graph(make_exported):
-    pieces = "##a\n##the\n"
-    captioner, folder = make_exported(words=pieces, first_token_shift=True)
-    runner, start = OnnxCaptioner(folder), len(captioner.prompt_ids)
+    captioner, folder = make_exported(words="##a\n##the\n", first_token_shift=True)
     settings, first = DecodingSettings(num_beams=1, **SHORT), set()
+    tokenizer, start = captioner.tokenizer, len(captioner.prompt_ids)
     for image in (3 * torch.randn(8, 3, SIZE, SIZE)).split(1):
-        ids = captioner.generate_details(image, settings).token_ids[0, 0]
-        ours = runner.generate(image.numpy(), num_beams=1, **SHORT).tokens
-        assert ours == captioner.shift.undo(ids, start)[: len(ours)].tolist()
-        first.add(captioner.tokenizer.token(ours[start]))
+        step, prompt = OnnxStep(folder, image), captioner.prompt_ids[None]
+        ids, _ = decode(step, prompt, tokenizer.end, tokenizer.pad, settings)
+        expected = captioner.generate_details(image, settings).token_ids[0, 0]
+        assert ids[0, 0].tolist() == captioner.shift.undo(expected, start).tolist()
+        first.add(tokenizer.token(ids[0, 0, start]))
     assert first and first <= {"a", "the"}
 
 
-def test_int8_changes_the_encoder_only(exported, int8_folder):
-    import onnx
+# Prints the tokens of each image of a file of float32 (N, 3, SIZE, SIZE).
+PROGRAM = f"""
+import {{ readFileSync }} from "node:fs";
+import {{ AutoModelForVision2Seq, Tensor, env }} from "@huggingface/transformers";
+const [folder, name] = process.argv.slice(1);
+env.allowRemoteModels = false;
+env.localModelPath = folder;
+const model = await AutoModelForVision2Seq.from_pretrained(name, {{ dtype: "fp32" }});
+const pixels = new Float32Array(readFileSync(`${{folder}}/pixels`).buffer);
+const size = 3 * {SIZE} * {SIZE};
+for (let start = 0; start < pixels.length; start += size) {{
+  const inputs = new Tensor("float32", pixels.slice(start, start + size), [1, 3, {SIZE}, {SIZE}]);
+  const tokens = await model.generate({{ inputs, max_length: 16, min_length: 6 }});
+  console.log(JSON.stringify(tokens.tolist()[0].map(Number)));
+}}
+"""
 
-    images = (2 * torch.randn(12, 3, SIZE, SIZE)).numpy()
-    exact, ours = (encoded(folder, images) for folder in (exported[1], int8_folder))
-    assert 0 < np.abs(ours - exact).mean() < 0.05 * np.abs(exact).mean()
-    nodes = onnx.load(int8_folder / "encoder.onnx").graph.node
-    matrices = [node for node in nodes if node.op_type == "MatMulInteger"]
-    assert len(matrices) == 2 * 4 + 2 * 2  # of the blocks; keys and values of the decoder's layers
-    steps = [(path / "decoder_step.onnx").read_bytes() for path in (exported[1], int8_folder)]
-    assert steps[0] == steps[1]
 
-
-def test_the_runner_needs_neither_torch_nor_transformers(exported, repository, tmp_path):
-    from PIL import Image
-
+def test_node_finds_the_tokens_of_torch(exported, repository):
+    if not shutil.which("node") or not (repository / "web/node_modules").is_dir():
+        pytest.skip("no Node or no web/node_modules: run npm ci --prefix web")
     captioner, folder = exported
-    pixels = np.random.default_rng(0).integers(0, 256, (60, 80, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    image = evaluation_transform(SIZE)(load_image(tmp_path / "a.png"))[None]
-    expected = captioner.generate_details(image, DecodingSettings()).captions[0][0]
-    code = (
-        "import runpy, sys\nsys.argv[:] = sys.argv[1:]\n"
-        "try:\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
-        "finally:\n    print({'torch', 'transformers', 'BLIP'} & set(sys.modules))\n"
-    )
-    runner = str(repository / "BLIP" / "onnx_runner.py")
-    for photo, returncode in (("a.png", 0), ("b.png", 2)):
-        command = [sys.executable, "-c", code, runner, str(folder), photo]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == returncode, done.stderr
-        if returncode:
-            one_error_line(done.stderr, photo)
-        else:
-            assert done.stdout == f"a.png\t{expected}\nset()\n"
+    images = 2 * torch.randn(12, 3, SIZE, SIZE)
+    images.numpy().tofile(folder.parent / "pixels")
+    command = ["node", "--input-type=module", "-e", PROGRAM, folder.parent, folder.name]
+    result = subprocess.run(command, cwd=repository / "web", capture_output=True, text=True)
+    lines = [json.loads(line) for line in result.stdout.splitlines()]
+    assert len(lines) == len(images), result.stderr
+    settings = DecodingSettings(num_beams=1, **SHORT)
+    for image, tokens in zip(images.split(1), lines):
+        expected = captioner.generate_details(image, settings).token_ids[0, 0]
+        assert tokens == expected[: len(tokens)].tolist()
+        assert len(tokens) == 16 or tokens[-1] == captioner.tokenizer.end
+    assert len(set(map(tuple, lines))) > 1
 
 
-def test_the_runner_reads_16_bits_and_refuses_damaged_graphs(exported, tmp_path):
-    from PIL import Image
-
-    folder = tmp_path / "damaged"
-    shutil.copytree(exported[1], folder)
-    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
-    Image.fromarray(ramp).save(tmp_path / "a.png")
-    with Image.open(tmp_path / "a.png") as photo:
-        pixels = OnnxCaptioner(folder).pixels(photo)
-    expected = evaluation_transform(SIZE)(load_image(tmp_path / "a.png"))[None].numpy()
-    assert np.abs(pixels - expected).max() < 0.02
-    for damage in (lambda path: path.write_bytes(b"no graph"), lambda path: path.unlink()):
-        damage(folder / "encoder.onnx")
-        with raises_line(ValueError, "encoder.onnx cannot be run"):
-            OnnxCaptioner(folder)
-
-
-def test_an_export_that_fails_leaves_the_files_before_it(make_captioner, tmp_path, monkeypatch):
-    command = ["BLIP.export", tmp_path / "none.pth", tmp_path / "onnx"]
-    refused(*command, part="none.pth does not exist")
-    names = [SETTINGS, "decoder_step.onnx", "encoder.onnx", "vocab.txt"]
-    for name in (*names, "notes.txt"):
+def test_an_export_that_fails_changes_no_file(make_captioner, tmp_path, monkeypatch):
+    refused("BLIP.export", "none.pth", tmp_path / "new", part="none.pth does not exist")
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "onnx").mkdir()
+    before = [CONFIG, "notes.txt", *(f"onnx/{name}" for name in GRAPHS)]
+    for name in before:
         (tmp_path / name).write_text("before")
 
-    def export(graph, path, inputs, outputs):
-        path.write_text("half")
-        if path.name in full:
+    def write_graphs(captioner, size, folder):
+        for name in GRAPHS:
+            (folder / name).write_text("half")
+        if is_full:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("BLIP.export.export_graph", export)
-    full = []
-    for name in ("encoder.onnx", "decoder_step.onnx"):
-        full[:] = [name]
-        with unchanged(tmp_path), pytest.raises(OSError, match="No space left"):
-            export_onnx(make_captioner(), tmp_path)
-    full.clear()
+    monkeypatch.setattr("BLIP.export._write_graphs", write_graphs)
+    is_full = True
+    with unchanged(tmp_path), pytest.raises(OSError, match="No space left"):
+        export_onnx(make_captioner(), tmp_path)
+    is_full = False
     export_onnx(make_captioner(), tmp_path)
-    found = {path.name: path.read_text() for path in tmp_path.iterdir()}
-    assert found.keys() == {*names, "notes.txt"}
-    assert [name for name, content in found.items() if content == "before"] == ["notes.txt"]
+    contents = {name: (tmp_path / name).read_text() for name in before}
+    assert [name for name, text in contents.items() if text == "before"] == ["notes.txt"]
+    assert len([*tmp_path.rglob("*")]) == 1 + len(before) + 4  # no temporary files are left
+
+
+@pytest.mark.parametrize("flags", [["--int8"], ["--layout", "runner"]], ids=str)
+def test_the_removed_layout_is_one_line(tmp_path, flags):
+    refused("BLIP.export", "none.pth", tmp_path, *flags, part="after commit 46748d31")
+
+
+def test_the_layouts_name_is_still_accepted(tmp_path):
+    flags = ["--layout", "transformers.js"]
+    refused("BLIP.export", "none.pth", tmp_path, *flags, part="none.pth does not exist")

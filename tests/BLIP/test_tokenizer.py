@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from BLIP.convert import hf_config, save_hf, settings_of
+from BLIP.export import DecoderGraph
 from BLIP.from_checkpoint import captioner_of
-from BLIP.onnx_graph import StepGraph
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.weights.checkpoint import CheckpointError
 from decoding import DecodingSettings
@@ -153,4 +153,4 @@ def test_a_captioner_with_a_shifted_first_token_is_not_converted_to_transformers
 def test_a_checkpoint_is_exported_with_its_own_prompt_and_shift(checkpoint):
     captioner = captioner_of(checkpoint[1])
     assert captioner.prompt == "picture of the " and len(captioner.prompt_ids) == 4
-    assert StepGraph(captioner).first_position == 4 and captioner.shift is not None
+    assert DecoderGraph(captioner).first_position == 4 and captioner.shift is not None
