@@ -10,8 +10,8 @@ _MODULES = {
     "build_captioner": "blip",
     "inference_copy": "inference",
     "load_itm": "itm",
-    "load_weights": "weights.checkpoint",
-    "read_checkpoint": "weights.checkpoint",
+    "load_weights": "checkpoint",
+    "read_checkpoint": "checkpoint",
 }
 
 

@@ -24,14 +24,7 @@ from torch import Tensor, nn
 
 from adapters.card import UNKNOWN, write_model_card
 from BLIP.blip import BlipCaptioner
-from BLIP.from_checkpoint import add_captioner_arguments, captioner_of, run_program
-from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
-from BLIP.med import MedConfig, read_med_config
-from BLIP.sizes import VIT_SIZES
-from BLIP.text_decoder import TextDecoder
-from BLIP.tokenizer import CaptionTokenizer
-from BLIP.vit import ImageEncoder
-from BLIP.weights.checkpoint import (
+from BLIP.checkpoint import (
     OPTIONAL_KEYS,
     WORD_EMBEDDING,
     CheckpointError,
@@ -39,7 +32,14 @@ from BLIP.weights.checkpoint import (
     read_checkpoint,
     run_config,
 )
-from BLIP.weights.writing import atomic_write, write_json
+from BLIP.from_checkpoint import add_captioner_arguments, captioner_of, run_program
+from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
+from BLIP.med import MedConfig, read_med_config
+from BLIP.sizes import VIT_SIZES
+from BLIP.text_decoder import TextDecoder
+from BLIP.tokenizer import CaptionTokenizer
+from BLIP.vit import ImageEncoder
+from BLIP.writing import atomic_write, write_json
 from smile import Objective
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)

@@ -9,7 +9,7 @@ from typing import Any, Callable, Union
 from adapters import CONFIG
 from adapters.lora import Lora, add_lora, merge_adapter
 from BLIP.blip import BlipCaptioner
-from BLIP.weights.checkpoint import (
+from BLIP.checkpoint import (
     NULL_IMAGE,
     TIED,
     base_weights,
@@ -17,7 +17,7 @@ from BLIP.weights.checkpoint import (
     read_checkpoint,
     settings_in,
 )
-from BLIP.weights.download import without_secrets
+from BLIP.download import without_secrets
 
 
 def captioner_of(

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from BLIP.kernels.inference_linear import float_linear, replace_linears, shared_copy
-from BLIP.med import MedConfig, bert_states, build_bert, read_med_config
-from BLIP.tokenizer import CaptionTokenizer
-from BLIP.vit import ImageEncoder
-from BLIP.weights.checkpoint import (
+from BLIP.checkpoint import (
     CheckpointError,
     LoadReport,
     load_weights,
     read_checkpoint,
     settings_in,
 )
-from BLIP.weights.download import fetch, without_secrets
+from BLIP.download import fetch, without_secrets
+from BLIP.kernels.inference_linear import float_linear, replace_linears, shared_copy
+from BLIP.med import MedConfig, bert_states, build_bert, read_med_config
+from BLIP.tokenizer import CaptionTokenizer
+from BLIP.vit import ImageEncoder
 
 MAX_TOKENS = 35  # as in BLIP's training for retrieval
 HEAD = "itm_head.weight"

@@ -18,10 +18,10 @@ from safetensors.torch import save_file
 
 from adapters import CONFIG
 from adapters.card import UNKNOWN, write_model_card
+from BLIP.checkpoint import CheckpointError, base_of, read_checkpoint
+from BLIP.download import without_secrets
 from BLIP.from_checkpoint import captioner_of, run_program
-from BLIP.weights.checkpoint import CheckpointError, base_of, read_checkpoint
-from BLIP.weights.download import without_secrets
-from BLIP.weights.writing import atomic_write, write_json
+from BLIP.writing import atomic_write, write_json
 
 
 def merge_checkpoint(checkpoint: str, target: Path, adapter: bool, license: str = UNKNOWN) -> str:

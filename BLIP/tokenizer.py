@@ -10,7 +10,7 @@ from tokenizers import BertWordPieceTokenizer, decoders
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from BLIP.weights.download import hub_file
+from BLIP.download import hub_file
 
 ADDED_TOKENS = ("[DEC]", "[ENC]")  # BLIP appends them to BERT's vocabulary
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

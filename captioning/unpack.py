@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from BLIP.weights.safe_load import PickledError, read_pickled
+from BLIP.safe_load import PickledError, read_pickled
 from captioning.files.stores import require_writable
 from captioning.files.writing import user_errors, write_json
 from captioning.runtime.errors import UserError

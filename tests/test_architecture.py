@@ -29,7 +29,7 @@ ONLY_TORCH = ("smile", "decoding")
 # Data sets and metrics work on files of any captioner, so they import none. Downloading and reading
 # files needs no captioner.
 READERS = ("download", "safe_load", "checkpoint")
-NO_CAPTIONER = {f"BLIP.weights.{name}" for name in READERS}
+NO_CAPTIONER = {f"BLIP.{name}" for name in READERS}
 JUDGE = "BLIP.itm"  # scores captions of any captioner, with layers of one
 
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}

@@ -94,7 +94,7 @@ def download_once(url: str, path: Path, sha256: Optional[str]) -> Path:
     """
     if path.exists():
         return path
-    from BLIP.weights.download import DownloadError, download  # imported only for a download
+    from BLIP.download import DownloadError, download  # imported only for a download
 
     try:
         download(url, path, sha256=sha256, largest=MAX_DOWNLOAD)

@@ -92,7 +92,7 @@ def without_secrets(address: str) -> str:
     """Return an address without user, query and fragment. A path is returned unchanged."""
     if "://" not in address:
         return address
-    from BLIP.weights.download import without_secrets  # imported late: it needs BLIP's libraries
+    from BLIP.download import without_secrets  # imported late: it needs BLIP's libraries
 
     return without_secrets(address)
 

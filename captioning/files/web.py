@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 from yarl import URL
 
-from BLIP.weights.download import are_private
+from BLIP.download import are_private
 from captioning.runtime.errors import UserError
 
 CONNECT_S, SILENCE_S = 10, 30  # to connect, between bytes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from BLIP.weights.download import without_secrets
+from BLIP.download import without_secrets
 from captioning.data.image import evaluation_transform, load_image
 from captioning.files.reading import StrPath
 from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, option

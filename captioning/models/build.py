@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from adapters import CONFIG
-from BLIP.weights.checkpoint import NULL_IMAGE, LoadReport, load_weights, read_checkpoint
+from BLIP.checkpoint import NULL_IMAGE, LoadReport, load_weights, read_checkpoint
 from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
 from captioning.captioners.registry import package_of
 from captioning.config import Config, explained, load_config, parse_config

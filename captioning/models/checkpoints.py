@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
-from BLIP.weights.checkpoint import IS_FOLDER, check_finite, holds_tensors
-from BLIP.weights.safe_load import read_pickled
+from BLIP.checkpoint import IS_FOLDER, check_finite, holds_tensors
+from BLIP.safe_load import read_pickled
 from captioning.files.stores import check_address, is_bucket_address, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,

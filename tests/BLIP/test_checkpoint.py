@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from BLIP.weights.checkpoint import CheckpointError, load_weights, read_checkpoint
+from BLIP.checkpoint import CheckpointError, load_weights, read_checkpoint
 
 TIED = [f"text_decoder.cls.predictions.decoder.{name}" for name in ("weight", "bias")]
 

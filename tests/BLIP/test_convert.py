@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from BLIP.checkpoint import read_checkpoint
 from BLIP.convert import hf_config, save_hf, settings_of
 from BLIP.from_checkpoint import captioner_of
-from BLIP.weights.checkpoint import read_checkpoint
 from tests.BLIP.states import assert_equal
 from tests.programs import refused, run_program, unchanged
 

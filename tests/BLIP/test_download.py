@@ -16,8 +16,8 @@ import pytest
 import torch
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
-from BLIP.weights import download as hub
-from BLIP.weights.download import DownloadError, are_private, download, fetch, without_secrets
+from BLIP import download as hub
+from BLIP.download import DownloadError, are_private, download, fetch, without_secrets
 from captioning.files import stores
 from tests.processes import Processes
 from tests.programs import raises_line
@@ -123,9 +123,7 @@ def test_a_redirect_from_a_public_host_into_a_private_network_is_refused(
 ):
     """Only /inside counts as private here."""
     path = "/inside/file.bin"
-    monkeypatch.setattr(
-        "BLIP.weights.download.are_private", lambda url: [urlsplit(url).path == path]
-    )
+    monkeypatch.setattr("BLIP.download.are_private", lambda url: [urlsplit(url).path == path])
     line = r"redirects to 127\.0\.0\.1, which is in a private network"
     with pytest.raises(DownloadError, match=line):
         download(f"{server.url}/to/{server.url}{path}", tmp_path / "file.bin")
@@ -207,7 +205,7 @@ def test_what_cannot_be_fetched_is_one_line(server, hub_folder):
 
 
 def test_a_hub_address_names_repository_file_kind_and_revision(monkeypatch):
-    monkeypatch.setattr("BLIP.weights.download.hub_file", lambda *parts: parts)
+    monkeypatch.setattr("BLIP.download.hub_file", lambda *parts: parts)
     name = "hf://spaces/yuezih/BLIP-SMILE/model/blip_smile_base.pth"
     assert fetch(name) == ("yuezih/BLIP-SMILE", "model/blip_smile_base.pth", "space", None)
     parts = ("owner/name", "file.safetensors", "model", "v1.0")
@@ -225,7 +223,7 @@ def test_user_and_password_go_to_their_own_host_only(server, tmp_path):
 
 
 def test_no_error_shows_a_secret_of_an_address(server, hub_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr("BLIP.weights.download.FETCHERS", {})
+    monkeypatch.setattr("BLIP.download.FETCHERS", {})
     host = server.url[len("https://") :]
     for address in (
         f"https://me:SECRET@{host}/absent.pth?X-Signature=SECRET#SECRET",

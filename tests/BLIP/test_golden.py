@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from BLIP import build_captioner, load_weights, read_checkpoint
-from BLIP.weights.checkpoint import resize_position_embedding
+from BLIP.checkpoint import resize_position_embedding
 from decoding import DecodingSettings
 from smile import Objective
 

@@ -6,9 +6,9 @@ import torch
 import transformers
 from PIL import Image
 
+from BLIP.checkpoint import CheckpointError
 from BLIP.convert import hf_config, read_hf, settings_of, to_hf_names
 from BLIP.itm import load_itm
-from BLIP.weights.checkpoint import CheckpointError
 from captioning.data.image import evaluation_transform
 from captioning.metrics.itm import ItmScorer
 from captioning.runtime.errors import UserError

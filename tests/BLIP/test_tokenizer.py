@@ -6,11 +6,11 @@ import json
 import pytest
 import torch
 
+from BLIP.checkpoint import CheckpointError
 from BLIP.convert import hf_config, save_hf, settings_of
 from BLIP.export import DecoderGraph
 from BLIP.from_checkpoint import captioner_of
 from BLIP.tokenizer import CaptionTokenizer
-from BLIP.weights.checkpoint import CheckpointError
 from decoding import DecodingSettings
 from tests.programs import raises_line, refused
 

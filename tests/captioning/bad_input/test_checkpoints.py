@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from BLIP import load_weights, read_checkpoint
-from BLIP.weights.safe_load import OmittedObject
+from BLIP.safe_load import OmittedObject
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from tests.attacks import Attack, here  # noqa: F401 - a fixture

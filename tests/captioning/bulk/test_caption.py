@@ -228,7 +228,7 @@ def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
         assert source == address
         return checkpoint
 
-    monkeypatch.setattr("BLIP.weights.checkpoint.fetch", fetch)
+    monkeypatch.setattr("BLIP.checkpoint.fetch", fetch)
     monkeypatch.setattr("captioning.bulk.plan.Plan.remove", lambda plan: None)
     out = tmp_path / "signed" / "captions.jsonl"
     given = [address, photos, "--out", out, "--device", "cpu"]

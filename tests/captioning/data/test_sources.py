@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from BLIP.weights.download import DownloadError
+from BLIP.download import DownloadError
 from captioning.data.sources import SHA256, annotation_paths, check_before_training, read_split
 from captioning.data.sources import references as references_of
 from captioning.runtime.errors import UserError
@@ -57,7 +57,7 @@ def downloads(monkeypatch):
         write(destination, ROWS)
 
     calls = []
-    monkeypatch.setattr("BLIP.weights.download.download", download)
+    monkeypatch.setattr("BLIP.download.download", download)
     return calls
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from BLIP.weights.download import DownloadError
+from BLIP.download import DownloadError
 from captioning.config import load_config
 from captioning.metrics.base import Settings, build_evaluators
 from captioning.metrics.chair import SYNONYMS_SHA256, SYNONYMS_URL, read_objects
@@ -162,7 +162,7 @@ def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, 
         destination.parent.mkdir()
         destination.write_text(SYNONYMS)
 
-    monkeypatch.setattr("BLIP.weights.download.download", download)
+    monkeypatch.setattr("BLIP.download.download", download)
     settings, objects = Settings(cache_dir=tmp_path / "cache"), options["objects_file"]
     with pytest.raises(UserError, match="without a network, save"):
         chair(settings, objects_file=objects)

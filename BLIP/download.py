@@ -28,7 +28,7 @@ from huggingface_hub import (
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from tqdm import tqdm
 
-from BLIP.weights.safe_load import first_line
+from BLIP.safe_load import first_line
 
 CHUNK = 1 << 20
 TIMEOUT_S = 60

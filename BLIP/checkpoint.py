@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from adapters import CONFIG
-from BLIP.weights.download import fetch
-from BLIP.weights.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
+from BLIP.download import fetch
+from BLIP.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
 
 StateDict = dict[str, Tensor]
 POSITION_EMBEDDING = "visual_encoder.pos_embed"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from BLIP.weights.checkpoint import CheckpointError
-from BLIP.weights.safe_load import first_line
+from BLIP.checkpoint import CheckpointError
+from BLIP.safe_load import first_line
 
 
 @contextmanager

@@ -1,1 +1,0 @@
-"""Downloads, reads, loads and writes checkpoints, without running code from them."""
