@@ -26,7 +26,6 @@ from decoding.caption_generator import (
     captions_per_image,
     training_tokens,
 )
-from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 
 PROMPT = "a picture of "
@@ -56,7 +55,6 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         vit_ckpt_layer: int = 0,
         max_tokens: int = 40,
         first_token_shift: bool = False,
-        null_image: str = "zeros",
     ):
         super().__init__()
         self.tokenizer = CaptionTokenizer(tokenizer)
@@ -67,7 +65,7 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         self.visual_encoder = ImageEncoder(vit, image_size, vit_grad_ckpt, vit_ckpt_layer)
         width = self.visual_encoder.embed_dim
         self.text_decoder = TextDecoder(sizes, len(self.tokenizer), width, objective)
-        self.null_image = NullImage(null_image, width, image_size)
+        self.image_size = image_size
         self.prompt = prompt
         self.prompt_ids = self.tokenizer.encode_prompt(prompt)  # (n,)
         self.max_tokens = max_tokens
@@ -79,18 +77,16 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         self,
         image: Tensor,
         captions: list[list[str]],
-        dropped: Optional[Tensor] = None,
         prompts: Prompts = None,
     ) -> ObjectiveOutput:
         """Compute the objective on k captions of each image. Each image is encoded once.
 
         image: (B, 3, S, S), normalised. captions: B lists of k strings, without the prompt.
-        dropped: bool (B,), true for images that the null image replaces. prompts: B prompts; None
-        stands for the captioner's own prompt. Raises ValueError if there are not B lists of equal
-        length.
+        prompts: B prompts; None stands for the captioner's own prompt. Raises ValueError if there
+        are not B lists of equal length.
         """
         tokens, attention_mask, labels, prompt_length = self._encode(image, captions, prompts)
-        embeds = self.null_image.encode(self.visual_encoder, image, dropped)
+        embeds = self.visual_encoder(image)
         return self.text_decoder(tokens, attention_mask, embeds, labels, prompt_length)
 
     def predictions(
@@ -115,10 +111,8 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         moved = [tensor.to(image.device, non_blocking=True) for tensor in tensors]
         return TrainingTokens(*moved, prompt_length)
 
-    def step_function(
-        self, encoded: Tensor, settings: DecodingSettings, null: Optional[Tensor]
-    ) -> Step:
-        return self.step_factory(self.text_decoder, encoded, settings.max_length, null)
+    def step_function(self, encoded: Tensor, settings: DecodingSettings) -> Step:
+        return self.step_factory(self.text_decoder, encoded, settings.max_length)
 
     def encode(self, image: Tensor) -> Tensor:
         """Encode images (B, 3, S, S) -> (B, 1 + P, width): [CLS], then P patches."""

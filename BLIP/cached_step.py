@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from BLIP.med import Attention, KeysValues
+from BLIP.med import KeysValues
 from BLIP.text_decoder import TextDecoder
 
 
@@ -19,22 +19,18 @@ class CachedStep:
     Reordering beams changes only the mask. Shapes: b unfinished images of B, d = H / heads.
     """
 
-    def __init__(
-        self,
-        decoder: TextDecoder,
-        image_embeds: Tensor,
-        max_length: int,
-        null: Optional[Tensor] = None,
-    ):
+    def __init__(self, decoder: TextDecoder, image_embeds: Tensor, max_length: int):
         """Compute the keys and values of the images.
 
         image_embeds: (B, P, width). max_length: the maximum number of tokens of a row, including
-        the prompt. null: the embeddings of the null image for guidance, (1, P, width), or None.
+        the prompt.
         """
         self.decoder = decoder
         self.max_length = max_length
+        # Contiguous, because every step reads them.
         self.image_kv = [
-            _image_keys_values(layer.crossattention, image_embeds, null) for layer in decoder.layers
+            tuple(x.contiguous() for x in layer.crossattention.keys_values(image_embeds))
+            for layer in decoder.layers
         ]
         # Keys and values of self-attention for each layer, each (b, heads, capacity, d).
         self.past: list[KeysValues] = []
@@ -117,17 +113,3 @@ def append_tokens(
             cache[:, :, slots] = values.to(cache.dtype)
         hidden = layer.attend(hidden, layer_past, layer_image_kv, mask.unsqueeze(1))
     return hidden[:, 0]
-
-
-def _image_keys_values(
-    attention: Attention, image_embeds: Tensor, null: Optional[Tensor]
-) -> KeysValues:
-    """Return the keys and values of the images, then of the null image, if any, for each image.
-
-    They are contiguous, because every step reads them.
-    """
-    image_kv = attention.keys_values(image_embeds)
-    if null is None:
-        return tuple(x.contiguous() for x in image_kv)
-    null_kv = attention.keys_values(null)
-    return tuple(torch.cat([x, y.expand_as(x)]) for x, y in zip(image_kv, null_kv))

@@ -1,7 +1,7 @@
 """Reads checkpoints of BLIP and of this project, and loads their weights into a model.
 
 No code in a checkpoint is run. Keys of the file and of the model must be equal, apart from
-OPTIONAL_KEYS, FURTHER_TOWERS and the null image.
+OPTIONAL_KEYS and FURTHER_TOWERS.
 """
 
 import math
@@ -12,7 +12,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from adapters import CONFIG
 from BLIP.download import fetch
@@ -22,11 +21,9 @@ StateDict = dict[str, Tensor]
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
 
-# The first part of the null image's key, null_image.image or null_image.vector. If the file has a
-# kind of null image that the model lacks, its key is ignored.
-NULL_IMAGE = "null_image"
 # The first parts of keys that are ignored if the model lacks them. The files that BLIP released
-# also have text encoders, heads, momentum copies and queues.
+# also have text encoders, heads, momentum copies and queues. Former versions of this project saved
+# a null image for guidance.
 FURTHER_TOWERS = {
     "text_encoder",
     "text_decoder",
@@ -44,6 +41,7 @@ FURTHER_TOWERS = {
     "queue_ptr",
     "ptr_queue",
     "idx_queue",
+    "null_image",
 }
 
 # Keys that a file may lack. Each maps to the key whose value is used instead; None keeps the
@@ -201,21 +199,18 @@ def base_weights(
         raise CheckpointError(f"{name} has an adapter of {base}, but {error}") from error
 
 
-def load_weights(
-    model: nn.Module, state: StateDict, name: str, new_null: bool = False
-) -> LoadReport:
+def load_weights(model: nn.Module, state: StateDict, name: str) -> LoadReport:
     """Copy a state dict into a model.
 
     Values in RESIZED, such as the position embedding, are resized to the model's image size.
     OPTIONAL_KEYS may be missing and FURTHER_TOWERS are ignored, because the files that BLIP
-    released need it. name: the file, for messages. new_null: accept a file without the model's null
-    image, which then keeps its value. Raises CheckpointError, and leaves the model unchanged, if a
-    value is not finite, a shape differs, or a key is missing or unexpected.
+    released need it. name: the file, for messages. Raises CheckpointError, and leaves the model
+    unchanged, if a value is not finite, a shape differs, or a key is missing or unexpected.
     """
     model_state = model.state_dict()
     state = dict(state)
-    missing = _add_missing(state, model_state, name, new_null)
-    ignored = FURTHER_TOWERS - {_tower(key) for key in model_state} | {NULL_IMAGE}
+    missing = _add_missing(state, model_state)
+    ignored = FURTHER_TOWERS - {_tower(key) for key in model_state}
     unexpected = [key for key in state if key not in model_state and _tower(key) in ignored]
     for key in unexpected:
         del state[key]
@@ -233,25 +228,13 @@ def load_weights(
     return LoadReport(missing, unexpected, reshaped)
 
 
-def _add_missing(state: StateDict, model_state: StateDict, name: str, new_null: bool) -> list[str]:
-    """Add keys of the model that a file may lack to `state`, and return these keys.
-
-    Raises CheckpointError if the null image is missing, unless `new_null`.
-    """
+def _add_missing(state: StateDict, model_state: StateDict) -> list[str]:
+    """Add keys of the model that a file may lack to `state`, and return these keys."""
     missing = []
     for key, source in OPTIONAL_KEYS.items():
         if key in model_state and key not in state and (source is None or source in state):
             missing.append(key)
             state[key] = model_state[key] if source is None else state[source]
-    for key in model_state.keys() - state.keys():
-        if _tower(key) == NULL_IMAGE:
-            if not new_null:
-                raise CheckpointError(
-                    f"{name} has no {key}, which null_image needs; set null_image to its value in "
-                    "training"
-                )
-            missing.append(key)
-            state[key] = model_state[key]
     return missing
 
 
@@ -297,15 +280,10 @@ def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
     return resample_abs_pos_embed(pos_embed, [math.isqrt(tokens - 1)] * 2, antialias=False)
 
 
-def _resize_image(image: Tensor, shape: torch.Size) -> Tensor:
-    return F.interpolate(image[None], shape[1:], mode="bicubic", antialias=True)[0]
-
-
 # Keys whose value is resized if its shape differs from the model's. Each maps to a function that
 # takes the value and the model's shape and returns the resized value.
 RESIZED = {
     POSITION_EMBEDDING: lambda value, shape: resize_position_embedding(value, shape[1]),
-    f"{NULL_IMAGE}.image": _resize_image,
 }
 
 

@@ -6,9 +6,8 @@
 A captioner, which has a text decoder, becomes a BlipForConditionalGeneration. A checkpoint without
 a text decoder but with the heads of BLIP's filter (`BLIP.itm`) becomes a BlipForImageTextRetrieval.
 The folder contains model.safetensors, config.json, the tokenizer and the image processor, and
-`from_pretrained` loads it. Converting to a folder and back changes no bit, but removes a null image
-(`decoding.null_image`). This program does not import transformers, because version 4.15.0 has no
-BLIP.
+`from_pretrained` loads it. Converting to a folder and back changes no bit. This program does not
+import transformers, because version 4.15.0 has no BLIP.
 """
 
 import argparse

@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import logging
 import sys
 from typing import Any, Callable, Union
 
@@ -10,7 +9,6 @@ from adapters import CONFIG
 from adapters.lora import Lora, add_lora, merge_adapter
 from BLIP.blip import BlipCaptioner
 from BLIP.checkpoint import (
-    NULL_IMAGE,
     TIED,
     base_weights,
     load_weights,
@@ -25,20 +23,14 @@ def captioner_of(
 ) -> BlipCaptioner:
     """Build the captioner of a checkpoint, in evaluation mode.
 
-    LoRA is merged into the weights. A null image is left out, and a warning is logged. overrides:
-    arguments of `BlipCaptioner`, see `settings_in`. Raises ValueError for a checkpoint that cannot
-    be read or does not fit.
+    LoRA is merged into the weights. overrides: arguments of `BlipCaptioner`, see `settings_in`.
+    Raises ValueError for a checkpoint that cannot be read or does not fit.
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
     name = without_secrets(checkpoint)
     state, source = base_weights(content, name, trust_checkpoint)
     captioner = BlipCaptioner(**settings_in(content, state, name, **overrides))
-    report = load_weights(captioner, state, source)
-    for key in report.unexpected:
-        if key.startswith(NULL_IMAGE):
-            logging.getLogger(__name__).warning(
-                "%s: left out %s, which is used only for guidance and mmi reranking", source, key
-            )
+    load_weights(captioner, state, source)
     if CONFIG in content:
         add_lora(captioner, Lora(**content["config"]["lora"]), source, TIED)
         load_weights(captioner, content["model"], name)

@@ -17,7 +17,6 @@ from decoding.caption_generator import (
     captions_per_image,
     training_tokens,
 )
-from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 
 
@@ -38,7 +37,6 @@ class ClassicCaptioner(CaptionGenerator):
     - encoder_lr: the learning rate of the encoder's network; 0 for a frozen network.
     - embedding_lr: the learning rate of the word vectors; None for the run's learning rate.
     - teacher_forcing, teacher_forcing_k: see the function `baselines.decoder.teacher_forcing`.
-    - null_image: see `decoding.null_image.NullImage`.
 
     Raises ValueError for a prompt with an unknown word, and for a file of word vectors that cannot
     be read or does not fit.
@@ -66,12 +64,11 @@ class ClassicCaptioner(CaptionGenerator):
         embedding_lr: Optional[float] = None,
         teacher_forcing: str = "always",
         teacher_forcing_k: float = 10.0,
-        null_image: str = "zeros",
         image_size: int = 64,
     ):
         super().__init__()
         self.encoder, self.tokenizer = encoder, tokenizer
-        self.null_image = NullImage(null_image, encoder.dim, image_size)
+        self.image_size = image_size
         sizes = {
             "vocabulary_size": len(tokenizer),
             "image_dim": encoder.dim,
@@ -119,17 +116,15 @@ class ClassicCaptioner(CaptionGenerator):
         self,
         image: Tensor,
         captions: list[list[str]],
-        dropped: Optional[Tensor] = None,
         prompts: Prompts = None,
     ) -> ObjectiveOutput:
         """Compute the objective on k captions of each image. Each image is encoded once.
 
         image: (B, 3, S, S), normalised. captions: B lists of k strings, without the prompt.
-        dropped: bool (B,), true for images that the null image replaces. prompts: B prompts; None
-        stands for the captioner's own prompt. Raises ValueError if there are not B lists of equal
-        length.
+        prompts: B prompts; None stands for the captioner's own prompt. Raises ValueError if there
+        are not B lists of equal length.
         """
-        logits, labels, attention = self._predict(image, captions, dropped, prompts)
+        logits, labels, attention = self._predict(image, captions, prompts)
         output = self.objective(logits, labels)
         if not self.attention_penalty:
             return output
@@ -150,13 +145,12 @@ class ClassicCaptioner(CaptionGenerator):
 
         `forward` documents the arguments. N is the number of positions after the shortest prompt.
         """
-        return self._predict(image, captions, None, prompts)[:2]
+        return self._predict(image, captions, prompts)[:2]
 
     def _predict(
         self,
         image: Tensor,
         captions: list[list[str]],
-        dropped: Optional[Tensor],
         prompts: Prompts,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits (R, N, V), labels (R, N) and the attention (R, N, P).
@@ -167,16 +161,13 @@ class ClassicCaptioner(CaptionGenerator):
         *tensors, prompt_length = training_tokens(self, captions, prompts)
         tokens, _, labels = (tensor.to(image.device) for tensor in tensors)
         inputs = tokens[:, :-1].unflatten(0, batch_shape)  # (B, k, n)
-        annotations = self.null_image.encode(self.encoder, image, dropped)
+        annotations = self.encoder(image)
         logits, attention = self.decoder(inputs, annotations, prompt_length)
         attention = None if attention is None else attention.flatten(0, 1)
         return logits.flatten(0, 1), labels[:, prompt_length:], attention
 
-    def step_function(
-        self, encoded: Tensor, settings: DecodingSettings, null: Optional[Tensor]
-    ) -> Step:
-        both = encoded if null is None else torch.cat([encoded, null.expand_as(encoded)])
-        return RecurrentStep(self.decoder, both, self.excluded)
+    def step_function(self, encoded: Tensor, settings: DecodingSettings) -> Step:
+        return RecurrentStep(self.decoder, encoded, self.excluded)
 
     def encode(self, image: Tensor) -> Tensor:
         """Encode images (B, 3, S, S) -> annotations (B, P, D)."""

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from decoding.decode import generate_captions
 from decoding.interface import DecodingSettings, Generated, Step
-from decoding.null_image import NullImage
 
 # One prompt per image. None, as an entry or instead of the list, means the captioner's own prompt.
 Prompts = Optional[list[Optional[str]]]
@@ -71,27 +70,21 @@ class CaptionGenerator(nn.Module):
     """Implements the methods of `captioning.captioners.interface.Captioner` that most share.
 
     A subclass defines the other methods of that protocol, and `step_function` and `caption_text`,
-    which `generate_from` calls. null_image: see `decoding.null_image`. inference_context: called
-    for a context manager around decoding, for example to turn autocast off. `encode` is outside of
-    it, unless the subclass also uses it there.
+    which `generate_from` calls. image_size: S, the height and width of images in pixels.
+    inference_context: called for a context manager around decoding, for example to turn autocast
+    off. `encode` is outside of it, unless the subclass also uses it there.
     shift: replaces the first word of a training caption by its piece ##word, see
     `BLIP.tokenizer.FirstTokenShift`; None to leave captions unchanged.
     """
 
-    null_image: NullImage
+    image_size: int
     inference_context: Any = nullcontext
     shift: Any = None
     min_batch_size = 1
     has_unused_parameters = False
 
-    def step_function(
-        self, encoded: Tensor, settings: DecodingSettings, null: Optional[Tensor]
-    ) -> Step:
-        """Return the step function for encoded images (B, P, width).
-
-        null: the encoded null image (1, P, width) for guidance, or None. With it, the step function
-        takes 2B prompts, see `decoding.guided`.
-        """
+    def step_function(self, encoded: Tensor, settings: DecodingSettings) -> Step:
+        """Return the step function for encoded images (B, P, width)."""
         raise NotImplementedError
 
     def caption_text(self, ids: Tensor) -> str:
@@ -106,10 +99,13 @@ class CaptionGenerator(nn.Module):
     @torch.inference_mode()
     def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
         """Return captions of encoded images (B, P, width)."""
-        null = self.encode_null(encoded[:1]) if settings.is_guided else None
+        inputs = encoded
+        if settings.is_guided:
+            null = self.encode_null(encoded.device).expand_as(encoded)
+            inputs = torch.cat([encoded, null])
         with self.inference_context():
             return generate_captions(
-                self.step_function(encoded, settings, null),
+                self.step_function(inputs, settings),
                 self.prompt_ids,
                 encoded,
                 self.tokenizer,
@@ -122,8 +118,8 @@ class CaptionGenerator(nn.Module):
         """Return the best caption of each image (B, 3, S, S)."""
         return [captions[0] for captions in self.generate_details(image, settings).captions]
 
-    def encode_null(self, encoded: Tensor) -> Tensor:
-        return self.null_image.encode_like(self.encode, encoded)
+    def encode_null(self, device: torch.device) -> Tensor:
+        return self.encode(torch.zeros(1, 3, self.image_size, self.image_size, device=device))
 
     def for_inference(
         self, dtype: torch.dtype = torch.float32, compiled: bool = False

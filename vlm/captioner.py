@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from adapters.lora import AdaptedState
 from decoding import DecodingSettings, Generated, SettingsError
 from decoding.caption_generator import CaptionGenerator, captions_per_image
-from decoding.null_image import NullImage
 from smile import Objective, ObjectiveOutput
 from smile.hf import is_encoder_decoder, last_parts, use_smile
 from smile.loss import IGNORE
@@ -22,7 +21,6 @@ from vlm.generation import generate
 from vlm.image_batch import ImageBatch
 from vlm.library import checkpointed_layers, language_head
 from vlm.prompt import (
-    GUIDED_FAMILIES,
     NEGATIVE_PROMPT,
     PROBE_IMAGE,
     PromptProcessor,
@@ -52,11 +50,6 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
     ):
         super().__init__()
         self.prompt_processor, self.max_tokens = prompt_processor, max_tokens
-        # Guidance uses the prompt without an image, not a null image. This placeholder without
-        # weights tells programs that the captioner supports guidance.
-        self.null_image = (
-            NullImage("zeros", 0, 0) if prompt_processor.family in GUIDED_FAMILIES else None
-        )
         self.is_encoder_decoder = is_encoder_decoder(model)
         self.tokenizer = build_tokenizer(model, prompt_processor)
         self.decoder_prefix = (
@@ -74,9 +67,7 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         self.model = model
         self.feature_reuse = FeatureReuse(model)
 
-    def forward(
-        self, image: ImageBatch, captions: list[list[str]], dropped: Optional[Tensor] = None
-    ) -> ObjectiveOutput:
+    def forward(self, image: ImageBatch, captions: list[list[str]]) -> ObjectiveOutput:
         with self._rows_with_shared_features(image, captions) as (batch, labels):
             loss = self.model(**batch, labels=labels, keep_logits=False).loss
         return ObjectiveOutput(loss, last_parts(self.model), (labels != IGNORE).sum())

@@ -17,7 +17,6 @@ PROMPT_IS_QUESTION = True  # the prompt is an input of the model, not the beginn
 # groups of beams. A reward needs captions sampled by `decoding`.
 UNSUPPORTED = (
     "drop_image",
-    "null_image",
     "rerank",
     "num_beam_groups",
     "reward",

@@ -12,7 +12,6 @@ from pydantic import BaseModel
 from torch import Tensor, nn
 
 from decoding import DecodingSettings, Generated
-from decoding.null_image import NullImage
 from smile import ObjectiveOutput
 
 # A batch of B preprocessed images: a float tensor (B, 3, S, S), or an object that the package's
@@ -71,8 +70,6 @@ class Captioner(Protocol):
     - max_positions: the most tokens of a caption; None for no limit
     - min_batch_size: the smallest batch on which the captioner can train
     - has_unused_parameters: whether a training step may leave parameters without a gradient
-    - null_image: None if the captioner has no null image. Then `captioning.models.build` refuses
-      `drop_image` and guidance
     """
 
     tokenizer: Tokenizer
@@ -81,20 +78,17 @@ class Captioner(Protocol):
     max_positions: Optional[int]
     min_batch_size: int
     has_unused_parameters: bool
-    null_image: Optional[NullImage]
 
     def forward(
         self,
         image: Images,
         captions: Captions,
-        dropped: Optional[Tensor] = None,
         prompts: Prompts = None,
     ) -> ObjectiveOutput:
         """Return the objective on k captions of each image. Encodes each image once if possible.
 
-        dropped: bool (B,); true replaces the image by the null image. prompts: never given if the
-        package has PROMPT_IS_QUESTION. Raises ValueError if the lists of captions have different
-        lengths.
+        prompts: never given if the package has PROMPT_IS_QUESTION. Raises ValueError if the lists
+        of captions have different lengths.
         """
 
     def predictions(
@@ -117,8 +111,13 @@ class Captioner(Protocol):
     def encode(self, image: Images) -> Any:
         """Return the encoded images, such as a tensor (B, ...). Slicing selects images."""
 
-    def encode_null(self, encoded: Any) -> Any:
-        """Return the encoded null image, expanded to the shape of the encoded images `encoded`."""
+    def encode_null(self, device: torch.device) -> Any:
+        """Return the encoded null image (1, ...), which stands for "no image" in guidance and mmi.
+
+        The null image is zero after normalisation: it has the mean colour in all pixels. With
+        `drop_image`, it replaces random images in training. A captioner whose images are not
+        tensors has to refuse `drop_image` and `rerank`; this method is then never called.
+        """
 
     def generate_from(self, encoded: Any, settings: DecodingSettings) -> Generated:
         """Do what `generate_details` does, for images that are already encoded.

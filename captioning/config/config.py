@@ -40,12 +40,15 @@ from decoding.rerank import Reranking
 from smile import Objective, parse_objective
 from smile.objective import FIRST_TOKEN_MLE
 
-# Keys that are gone, with the value that has the meaning of today's program: checkpoints and files
-# of earlier runs may have it. Another value is an unknown key.
+# {the last commit that had the keys: {key: the value that is ignored}}. Checkpoints and files of
+# earlier runs may have these values, which change nothing. Another value is an error.
 GONE = {
-    **{"input": "fast", "resume": "auto", "reward_kl": 0, "checkpoint_format": "whole"},
-    **{"min_p": 0, "typical_p": 1, "rerank_judge": None},
-    **{"contrastive_alpha": 0, "contrastive_beta": 0.1, "contrastive_noise": 500},
+    "f445f286": {
+        **{"input": "fast", "resume": "auto", "reward_kl": 0, "checkpoint_format": "whole"},
+        **{"min_p": 0, "typical_p": 1, "rerank_judge": None},
+        **{"contrastive_alpha": 0, "contrastive_beta": 0.1, "contrastive_noise": 500},
+    },
+    "46748d31": {"null_image": "zeros"},
 }
 LAST = "last"  # the value of `select` that selects the last epoch instead of the best by metrics
 
@@ -157,16 +160,6 @@ class Config(Keys):
     def _impossible_combinations(self) -> Iterator[str]:
         if self.drop_image and self.reward:
             yield f"drop_image is {self.drop_image}, which reward does not support; set it to 0"
-        if self.null_image == "learnt" and not (self.drop_image or self.pretrained):
-            yield (
-                "null_image is learnt, but drop_image 0, so that nothing trains it; set drop_image "
-                "above 0, or another null_image"
-            )
-        if self.null_image != "zeros" and self.lora:
-            yield (
-                f"null_image is {self.null_image}, which a checkpoint of lora would not hold; set "
-                "it to zeros"
-            )
         if self.reward and self.reward_samples == 1 and self.reward_baseline == "others":
             yield (
                 "reward_samples is 1, but reward_baseline is others, the mean of an image's other "
@@ -254,7 +247,10 @@ def parse_config(values: Any) -> Config:
     """
     if not isinstance(values, dict) or str(values.get("model", "blip")) not in CAPTIONERS:
         return config_class().model_validate(values)  # raises ValidationError
-    values = {key: value for key, value in values.items() if (key, value) not in GONE.items()}
+    gone = [pair for keys in GONE.values() for pair in keys.items()]
+    if values.get("drop_image"):  # the run was trained on that null image
+        gone.remove(("null_image", "zeros"))
+    values = {key: value for key, value in values.items() if (key, value) not in gone}
     model, entries = str(values.get("model", "blip")), set()
     for key, options in _ENTRIES.items():
         named = values.get(key, Config.model_fields[key].default)

@@ -21,7 +21,6 @@ from adapters.lora import Lora
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config.rerankers import RERANKERS
 from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
-from decoding.null_image import NULL_IMAGES
 
 # A key of role "run" changes the results: a resumed run must have the same value. The other roles:
 ROLES = ("run", "batch", "length", "speed", "upkeep", "data", "machine", "generation", "scoring")
@@ -85,7 +84,6 @@ class Keys(BaseModel):
     first_token_mle: Optional[bool] = Field(None, validate_default=True)
     random_subset_size: int = Field(10, gt=0, le=100_000)
     drop_image: float = Field(0.0, ge=0, lt=1)
-    null_image: Literal[NULL_IMAGES] = "zeros"
 
     dataset: Literal["coco", "flickr30k", "custom"] = "coco"
     train_file: Files = None

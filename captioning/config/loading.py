@@ -13,7 +13,7 @@ from typing import Annotated, Any, Optional, Union, get_args, get_origin
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 
-from captioning.config.config import Config, config_class, parse_config
+from captioning.config.config import GONE, Config, config_class, parse_config
 from captioning.files.reading import parse_yaml, read_text
 from captioning.files.writing import write_text
 from captioning.runtime.errors import UserError
@@ -136,6 +136,9 @@ def _describe_error(detail: dict, values: dict) -> str:
     inner = [str(part) for part in detail["loc"][1:] if str(part) in keys]
     where = ".".join([key, *inner])
     if detail["type"] == "extra_forbidden":
+        for commit, gone in GONE.items():
+            if key in gone:
+                return f"{key} is {_shorten(value)}, which commit {commit} was the last to support"
         names = [] if inner else [*config_class().model_fields]
         close = [name for name in names if name.endswith(f"_{key}")]
         close = close or difflib.get_close_matches(key, names, n=1)

@@ -66,7 +66,7 @@ class TrainingDataset(Dataset):
     tensors of all images take at most MAX_KEPT_BYTES, each process keeps the transformed images.
 
     drop_image: if above 0, items have the key `dropped`, a bool that is true with this probability.
-    The captioner replaces a dropped image by the null image.
+    Training replaces a dropped image by the null image, see `Captioner.encode_null`.
 
     takes_prompt: `transform` takes the sample's prompt, if it has one, after the image.
 

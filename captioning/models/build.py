@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from adapters import CONFIG
-from BLIP.checkpoint import NULL_IMAGE, LoadReport, load_weights, read_checkpoint
+from BLIP.checkpoint import load_weights, read_checkpoint, run_config
 from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
 from captioning.captioners.registry import package_of
 from captioning.config import Config, explained, load_config, parse_config
@@ -35,8 +35,7 @@ def captioner_from(
 
     checkpoint: the name of the weights to load; None for random weights, which depend only on the
     seed. resumed: if `checkpoint` is None, the content of a checkpoint whose weights the caller
-    will load, or None. for_training: whether the captioner will be trained. If so, the checkpoint
-    may lack the null image or have another one.
+    will load, or None. for_training: whether the captioner will be trained.
     """
     package = package_of(config.model)
     torch.manual_seed(config.seed)
@@ -48,6 +47,8 @@ def captioner_from(
                 f"{name} has an adapter, but lora is not set: set lora, or merge the adapter"
             )
         _check_division(config, content, name)
+        if not for_training:
+            _check_null_image(config, content, name)
         context = BuildContext(
             content=content,
             name=name,
@@ -60,42 +61,27 @@ def captioner_from(
         with SkipInit() if checkpoint_fills_weights else nullcontext():
             captioner = package.build(config, context)
         check_interface(captioner)
-        _check_null_support(config, captioner)
         _check_lengths(config, captioner)
         if checkpoint is None:
             return captioner, f"no checkpoint: {package.origin(config)}"
         # With a new adapter, `build` has already loaded the checkpoint's weights.
         if config.lora is not None and CONFIG not in content:
             return captioner, f"loaded {name}: its weights are frozen, lora's are new"
-        report = load_weights(captioner, content["model"], name, new_null=for_training)
-        if not for_training:
-            _check_same_null(config, report, name)
+        report = load_weights(captioner, content["model"], name)
     return captioner, f"loaded {name}: {report}"
 
 
-def _check_null_support(config: Config, captioner: Captioner) -> None:
-    """Raise UserError if a key needs a null image and the captioner has none."""
-    if captioner.null_image is not None:
-        return
-    keys = ["drop_image", "null_image", "guidance_scale"]
-    if config.rerank == "mmi":
-        keys.append("rerank")
-    for key in keys:
-        value, default = getattr(config, key), Config.model_fields[key].default
-        if value != default:
-            raise UserError(f"{key} is {value}, but this captioner has no null image; unset it")
+def _check_null_image(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:
+    """Raise UserError if decoding uses the null image, but training used one of a former version.
 
-
-def _check_same_null(config: Config, report: LoadReport, name: str) -> None:
-    """Raise UserError if decoding uses the null image, but training used another null image.
-
-    report: from `load_weights`. name: the checkpoint's name, for the error.
+    content: the checkpoint's content. name: the checkpoint's name, for the error.
     """
-    uses_null_image = config.guidance_scale != 1 or config.rerank == "mmi"
-    if uses_null_image and any(key.startswith(NULL_IMAGE) for key in report.unexpected):
+    trained = run_config(content or {})
+    is_former = "null_image" in trained and trained.get("drop_image")
+    if is_former and (config.guidance_scale != 1 or config.rerank == "mmi"):
         raise UserError(
-            f"{name} was trained with another null image than null_image: {config.null_image}; set "
-            "null_image to its value in training"
+            f"{name} was trained with null_image {trained['null_image']}, which commit 46748d31 "
+            "was the last to support: set guidance_scale to 1 and rerank to another method than mmi"
         )
 
 
@@ -196,8 +182,11 @@ def trained_config(
         return load_config(config, flags=changes)
     with value_errors_as_user_errors():
         content = read_checkpoint(checkpoint, mapped=True)
+    trained = content.get("config")
+    if isinstance(trained, dict):  # `_check_null_image` checks this key of former versions
+        trained = {key: value for key, value in trained.items() if key != "null_image"}
     try:
-        values = parse_config(content.get("config")).model_dump()
+        values = parse_config(trained).model_dump()
     except ValidationError as error:
         name = without_secrets(checkpoint)
         raise UserError(

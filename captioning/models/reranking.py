@@ -121,6 +121,7 @@ class MutualInformation(Scorer):
             tokens = (captioner.prompt_ids.size(-1), captioner.tokenizer.end)
             own = candidates.scores if candidates.own_scores is None else candidates.own_scores
             logp = own * caption_lengths(token_ids, *tokens)
+        null = captioner.encode_null(candidates.token_ids.device)
         count = max(1, MAX_CAPTIONS // token_ids.size(1))
         for start in range(0, len(token_ids), count):
             rows = slice(start, start + count)
@@ -129,8 +130,7 @@ class MutualInformation(Scorer):
                 with_image = captioner.log_likelihoods(images, ids).double().sum(-1)
             else:
                 with_image = logp[rows]
-            # All captions have the same null image, so that encoding it once suffices.
-            null, captions = captioner.encode_null(images[:1]), ids.flatten(0, 1).unsqueeze(0)
+            captions = ids.flatten(0, 1).unsqueeze(0)  # as captions of one image, the null image
             without = captioner.log_likelihoods(null, captions).double().sum(-1).view_as(with_image)
             scores.append(with_image - self.reranking.rerank_weight * without)
         return torch.cat(scores)

@@ -1,22 +1,16 @@
-"""Builds the loader of training batches, and the mean of training images."""
+"""Builds the loader of training batches."""
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Union
 
-from torch import Tensor
-
 from captioning.config import Config
 from captioning.data.annotations import Sample
 from captioning.data.dataset import TrainingDataset
-from captioning.data.image import Preprocessing, decode
+from captioning.data.image import Preprocessing
 from captioning.data.loader import TrainingLoader, training_loader
-from captioning.data.randomness import derived_seed, permutation
 from captioning.data.shards import ShardDataset, Shards
 from captioning.runtime import distributed
-from captioning.runtime.progress import progress
-
-MEAN_IMAGE_SAMPLES = 512  # number of images that `mean_image` averages
 
 
 def training_batches(
@@ -54,30 +48,3 @@ def _dataset(
         drop_image=config.drop_image,
         takes_prompt=preprocessing.takes_prompt,
     )
-
-
-def mean_image(
-    config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
-) -> Tensor:
-    """Return the mean (3, S, S) of training images with the preprocessing of evaluation.
-
-    Averages the first MEAN_IMAGE_SAMPLES images of a permutation that is the same in all runs and
-    on all ranks. Raises UserError.
-    """
-    evaluation = preprocessing._replace(
-        training=lambda image: preprocessing.evaluation(decode(image, exif=False)),
-        is_deterministic=False,
-        takes_prompt=False,
-    )
-    # A value above 1 makes each item of the dataset an image. With 1 an item is a caption, so that
-    # images with many captions would count several times. A fixed seed chooses the replacements of
-    # unreadable images.
-    config = config.model_copy(update={"captions_per_image": 2, "seed": 0})
-    dataset = _dataset(config, samples, evaluation)
-    chosen = permutation(len(dataset), derived_seed("mean image"))[:MEAN_IMAGE_SAMPLES]
-    with progress(len(chosen), "mean image") as bar:
-        total = 0.0
-        for index in chosen:
-            total = total + dataset[0, index]["image"].double()
-            bar.update(1)
-    return (total / len(chosen)).float()

@@ -30,8 +30,6 @@ from captioning.training.selection import evaluation_name, remove_scores
 # Schedules in which the learning rate of each epoch depends on the total number of epochs.
 LENGTH_DEPENDENT = ("cosine", "cosine_steps", "cosine_restarts")
 ADVICE = "set another output_dir, or move that run away"
-# The last commit before most keys of `captioning.config.config.GONE` went.
-LAST_VERSION = "f445f286"
 
 
 class Progress(NamedTuple):
@@ -133,7 +131,7 @@ def _saved_settings(content: dict[str, Any], label: str) -> dict[str, Any]:
     except ValidationError as error:
         raise UserError(
             f"{label} has a setting that this version refuses ({explained(error, values)}): finish "
-            f"it with the version that began it ({LAST_VERSION} or earlier), or {ADVICE}"
+            f"it with the version that began it, or {ADVICE}"
         ) from error
 
 

@@ -19,7 +19,7 @@ from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 from captioning.training import fsdp
-from captioning.training.batches import mean_image, training_batches
+from captioning.training.batches import training_batches
 from captioning.training.checkpointing import (
     Checkpointing,
     Progress,
@@ -90,10 +90,6 @@ def fine_tune(config: Config, device: torch.device) -> None:
     annotated = samples.with_prompts() if isinstance(samples, Shards) else samples
     check_prompts(annotated, captioner, config, "max_tokens")
     check_prompts(validation.samples, captioner, config, "max_length")
-    null = captioner.null_image
-    # Skipped if the weights of `pretrained` include a mean image.
-    if config.null_image == "mean" and not resumed and not null.image.any():
-        null.image.copy_(mean_image(config, samples, preprocessing))
     precision = Precision(config.precision, device)
     learner = SelfCritical(captioner, config, rewards) if rewards else captioner
     model = distribute(learner, captioner, config, device, precision.dtype)

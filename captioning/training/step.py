@@ -171,12 +171,13 @@ class TrainingStep:
         Dropout and sampling depend only on the run's seed, `number` and the rank.
         """
         torch.manual_seed(derived_seed("step", self.config.seed, number, distributed.rank()))
-        inputs = [batch["image"], batch["captions"]]
+        image = batch["image"]
+        if self.config.drop_image:  # zeros: the null image, see `Captioner.encode_null`
+            dropped = torch.tensor(batch["dropped"]).view(-1, 1, 1, 1)
+            image = image.masked_fill(dropped.to(image.device, non_blocking=True), 0)
+        inputs = [image, batch["captions"]]
         if self.config.reward:
             inputs.append(batch["image_id"])
-        if self.config.drop_image:
-            dropped = torch.tensor(batch["dropped"])
-            inputs.append(dropped.to(self.precision.device, non_blocking=True))
         prompts = {}
         if any(batch["prompt"]) and not prompt_is_question(self.config):
             prompts["prompts"] = batch["prompt"]

@@ -38,18 +38,6 @@ def test_there_and_back_by_the_commands(make_captioner, vocabulary, tmp_path):
     assert again.visual_encoder.blocks[0].attn.num_heads == 4
 
 
-def test_a_null_image_is_left_out_in_a_line(make_captioner, vocabulary, caplog, tmp_path):
-    captioner = make_captioner(null_image="learnt")
-    config = settings_of(hf_config(captioner))
-    torch.save({"model": captioner.state_dict(), "config": config}, tmp_path / "a.pth")
-    found = captioner_of(str(tmp_path / "a.pth"), tokenizer=str(vocabulary))
-    assert captioner.state_dict().keys() - found.state_dict().keys() == {"null_image.vector"}
-    assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path}/a.pth: left out null_image.vector, which is used only for guidance and mmi "
-        "reranking"
-    ]
-
-
 def text_config(**changes):
     def apply(path):
         config = json.loads((path / "config.json").read_text())

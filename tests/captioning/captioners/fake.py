@@ -23,7 +23,7 @@ class Keys(BaseModel):
 class FakeCaptioner(CaptionGenerator):
     """Chooses a word by the image's mean colour and the previous word."""
 
-    max_positions = null_image = None
+    max_positions, image_size = None, 4
 
     def __init__(self, words, objective, prompt, width, max_tokens=40):
         super().__init__()
@@ -45,7 +45,7 @@ class FakeCaptioner(CaptionGenerator):
         excluded = torch.tensor([words.pad, words.start, words.unknown])
         return self.logits(tokens, encoded).index_fill(-1, excluded, float("-inf"))
 
-    def forward(self, image, captions, dropped=None, prompts=None):
+    def forward(self, image, captions, prompts=None):
         return self.objective(*self.predictions(image, captions, prompts))
 
     def predictions(self, image, captions, prompts=None):
@@ -53,7 +53,7 @@ class FakeCaptioner(CaptionGenerator):
         inputs = tokens[:, p - 1 : -1].unflatten(0, (len(image), -1))  # (B, k, N)
         return self.logits(inputs, self.encode(image)).flatten(0, 1), labels[:, p:]
 
-    def step_function(self, encoded, settings, null):
+    def step_function(self, encoded, settings):
         def step(tokens, rows):
             if rows is not None:
                 step.images = step.images[rows[:, 0] // step.width]

@@ -95,7 +95,7 @@ def test_a_tilde_is_the_home_folder_in_every_path(blips, monkeypatch):
 
 def test_a_key_of_an_earlier_version_is_accepted_with_the_value_that_still_holds(blips):
     assert load_config(blips, ["input=fast"]) == load_config(blips)
-    with pytest.raises(UserError, match="unknown key 'input'"):
+    with pytest.raises(UserError, match="input is 'exact', which commit f445f286 was the last"):
         load_config(blips, ["input=exact"])
 
 

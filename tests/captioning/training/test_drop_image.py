@@ -1,16 +1,15 @@
-"""Training for guidance: which images are dropped, and the null in a run's checkpoints."""
+"""Training for guidance: which images are dropped, and checkpoints with a former null image."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 
-from captioning.data.image import evaluation_transform, load_image
-from captioning.models import checkpoints
-from captioning.models.build import captioner_from
+from captioning.data.loader import Prefetcher
+from captioning.models.build import captioner_from, trained_config
 from captioning.runtime.errors import UserError
 from captioning.training import fine_tuning
-from captioning.training.batches import mean_image, training_batches
+from captioning.training.batches import training_batches
 
 
 def test_the_share_is_dropped_and_all_other_draws_stay(run):
@@ -31,46 +30,29 @@ def test_the_share_is_dropped_and_all_other_draws_stay(run):
     assert len({tuple(dropped[n : n + 24]) for n in range(0, len(dropped), 24)}) == 60
 
 
-def test_the_mean_is_of_the_training_images_as_they_are_evaluated(run, scenes):
-    """Also without dropped images, so that its likelihood is defined."""
-    tuning = run("null_image=mean", "skip_bad_images=true").set_up()
-    transform, samples = evaluation_transform(32), fine_tuning.read_split(tuning.config, "train")
-    images = [transform(load_image(scenes / s.image)).double() for s in samples]
-    found = tuning.captioner.null_image.image.double()
-    torch.testing.assert_close(found, torch.stack(images).mean(0))
-    samples = [samples[0]._replace(image="none.png"), *samples[1:]]
-    preprocessing = fine_tuning.preprocessing_of(tuning.config)
-    configs = [tuning.config.model_copy(update={"seed": seed}) for seed in (1, 2)]
-    first, second = (mean_image(config, samples, preprocessing) for config in configs)
-    assert torch.equal(first, second)  # the replacement of an unreadable image is the same
+def test_a_step_sees_zeros_instead_of_dropped_images(run):
+    tuning = run("drop_image=0.5").set_up()
+    seen = []
+    tuning.captioner.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    batch = next(iter(Prefetcher(tuning.batches(), torch.device("cpu"))))
+    tuning.step(iter([batch]), 0)
+    is_zero = (seen[0] == 0).flatten(1).all(1)
+    assert is_zero.tolist() == batch["dropped"] and 0 < sum(batch["dropped"]) < len(is_zero)
+    kept = ~is_zero
+    assert torch.equal(seen[0][kept], batch["image"][kept])
 
 
-@pytest.mark.slow
-def test_a_checkpoint_without_the_null_trains_and_does_not_generate(run, scored):
-    tuning = run("max_epoch=1").run()
-    path, config = str(tuning.folder / checkpoints.BEST), tuning.config
-    for null, name in {"mean": "null_image.image", "learnt": "null_image.vector"}.items():
-        given = [f"null_image={null}", "drop_image=0.2", "max_epoch=1"]
-        started = run(*given, pretrained=path, folder=null)
-        with pytest.raises(UserError, match=f"has no {name}, which null_image needs"):
-            captioner_from(started.config, path)
-        captioner, said = captioner_from(started.config, path, for_training=True)
-        assert f"missing: 1 ({name})" in said and not captioner.state_dict()[name].any()
-        null_path = str(started.run().folder / checkpoints.BEST)
-        captioner, _ = captioner_from(started.config, null_path)
-        assert captioner.state_dict()[name].any()
-        # A run with another null starts from it, too; what reads the null is refused.
-        assert f"unexpected: 1 ({name})" in captioner_from(config, null_path)[1]
-        for reads in ({"guidance_scale": 2.0}, {"rerank": "mmi"}):
-            with pytest.raises(UserError, match="was trained with another null image than null_im"):
-                captioner_from(config.model_copy(update=reads), null_path)
-
-
-def test_a_mean_stays_that_of_the_first_training_and_is_resized(run, tmp_path):
-    first = run("null_image=mean").set_up().captioner
-    first.null_image.image.fill_(7)
-    path = tmp_path / "first.pth"
-    torch.save({"model": first.state_dict(), "config": {}}, path)
-    further = run("null_image=mean", "image_size=64", pretrained=str(path), folder="further")
-    null = further.set_up().captioner.null_image.image
-    assert null.shape == (3, 64, 64) and torch.allclose(null, torch.full_like(null, 7))
+@pytest.mark.parametrize("key", ["null_image.image", "null_image.vector", None])
+def test_a_checkpoint_with_a_former_null_image_captions_but_does_not_guide(run, tmp_path, key):
+    captioner, path = run().set_up().captioner, str(tmp_path / "former.pth")
+    config = {**run().config.model_dump(), "drop_image": 0.2, "null_image": "mean"}
+    state = captioner.state_dict()
+    if key:
+        state[key] = torch.ones(3)
+    torch.save({"model": state, "config": config}, path)
+    found, line = captioner_from(trained_config(path, None), path)
+    assert f"unexpected: 1 ({key})" in line if key else "every key matched" in line
+    torch.testing.assert_close(found.state_dict(), captioner.state_dict(), rtol=0, atol=0)
+    for change in ({"guidance_scale": 2.0}, {"rerank": "mmi"}):
+        with pytest.raises(UserError, match="was trained with null_image mean, which commit 4674"):
+            captioner_from(trained_config(path, None, change), path)

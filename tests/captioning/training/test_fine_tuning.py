@@ -54,8 +54,7 @@ REWARDED += ["reward_samples=3", "objective={smile: 0.1}"]
 @pytest.mark.parametrize(
     "settings",
     [
-        ["drop_image=0.4", "null_image=learnt"],
-        slow(["drop_image=0.4", "null_image=mean"]),
+        ["drop_image=0.4"],
         slow(REWARDED),
     ],
     ids=str,

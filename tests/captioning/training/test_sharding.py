@@ -33,7 +33,7 @@ BLIP = (
     *("batch_size=4", "max_epoch=1", "vit.depth=2", "med_config.num_hidden_layers=2"),
     *("med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"),
     *("accumulation_steps=2", "clip_grad_norm=0.1", "clip_grad_value=0.01", "drop_image=0.4"),
-    *("null_image=learnt", "vit_grad_ckpt=true", "vit_ckpt_layer=1", "keep_checkpoints=all"),
+    *("vit_grad_ckpt=true", "vit_ckpt_layer=1", "keep_checkpoints=all"),
 )
 
 
@@ -77,7 +77,6 @@ def test_it_learns_as_without_and_each_process_keeps_its_part(finished, config):
     assert_close_runs(folder, finished(*BLIP))
     (one, whole), (two, _) = (json.loads(counts.with_suffix(f".{n}").read_text()) for n in (0, 1))
     assert one + two == whole and max(one, two) < 0.6 * whole
-    assert weights(folder)["null_image.vector"].any()
     settings = load_config(folder / "config.yaml")
     captioner, _ = captioner_from(settings, str(folder / checkpoints.BEST))
     tied = captioner.text_decoder.cls["predictions"].decoder.weight
