@@ -36,7 +36,7 @@ from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
 from BLIP.med import MedConfig, read_med_config
 from BLIP.sizes import VIT_SIZES
 from BLIP.text_decoder import TextDecoder
-from BLIP.tokenizer import CaptionTokenizer
+from BLIP.tokenizer import CONFIG, CaptionTokenizer
 from BLIP.vit import ImageEncoder
 from BLIP.writing import atomic_write, write_json
 from smile import Objective
@@ -191,7 +191,7 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
     tokenizer = model.tokenizer
     config = hf_config(model)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.write_vocabulary(folder)
+    tokenizer.write(folder)
     state = {k: v.contiguous() for k, v in to_hf_names(model.state_dict()).items()}
     with atomic_write(folder / "model.safetensors") as file:
         save_file(state, file, metadata={"format": "pt"})
@@ -213,8 +213,9 @@ def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder
     """
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     tokenizer_config = {
-        "tokenizer_class": "BertTokenizer",
         "do_lower_case": True,
+        **json.loads(tokenizer.files.get(CONFIG, "{}")),
+        "tokenizer_class": "BertTokenizer",
         "clean_up_tokenization_spaces": True,
         "model_input_names": ["input_ids", "attention_mask"],
         "bos_token": "[DEC]",

@@ -41,7 +41,7 @@ def captioner_of(
 def add_captioner_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `captioner_of` to the parser of a program."""
     parser.add_argument("checkpoint", help="path, URL or hf:// name")
-    parser.add_argument("--tokenizer", help="hub name, folder with vocab.txt, or that file")
+    parser.add_argument("--tokenizer", help="hub name, folder with a vocabulary, or vocab.txt")
     parser.add_argument("--vit", type=_name_or_mapping, help="base, large, or sizes as JSON")
     parser.add_argument("--med_config", type=_name_or_mapping, help="a file, or sizes as JSON")
     parser.add_argument("--trust_checkpoint", action="store_true")

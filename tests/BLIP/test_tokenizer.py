@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from BLIP.from_checkpoint import captioner_of
 from BLIP.tokenizer import CaptionTokenizer
 from decoding import DecodingSettings
 from tests.programs import raises_line, refused
+from tests.tiny import SPECIAL_TOKENS
 
 
 def test_both_versions_agree_on_all_coco_captions(shared_data):
@@ -47,21 +49,72 @@ def test_ids_and_texts_are_those_of_transformers_tokeniser(shared_data):
     assert [ours.token(i) for i in range(30522)] == theirs.convert_ids_to_tokens(range(30522))
 
 
+LANGUAGES = (
+    "a Red car, isn't it? café",
+    "Ein schöner Tag: zwei Hunde laufen über die Straße",
+    "한국 사람이 자전거를 탄다.",
+    "一只狗在草地上奔跑，旁边有两个人。3只cat",  # noqa: RUF001
+    "東京タワーの前に犬がいる",
+)
+
+
+@pytest.fixture(params=["defaults", "cased", "accents", "characters", "names"])
+def folders(request, tmp_path):
+    """Return a folder with vocab.txt, and one with tokenizer.json, with equal settings."""
+    from transformers import BertTokenizerFast
+
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "sep_token": "</s>", "cls_token": "<s>"}
+    settings = {
+        "defaults": {},
+        "cased": {"do_lower_case": False, "strip_accents": False},
+        "accents": {"do_lower_case": True, "strip_accents": False},
+        "characters": {"tokenize_chinese_chars": False},
+        "names": names,
+    }[request.param]
+    special = [*names.values()] if request.param == "names" else SPECIAL_TOKENS[:4]
+    words = {word for text in LANGUAGES for word in re.findall(r"\w+|\W", text)}
+    pieces = {f"##{letter}" for word in words for letter in word}
+    lower = {word.lower() for word in words} | {"schoner", "cafe", "uber"}
+    vocabulary = [*special, "[MASK]", *sorted({*words, *lower, *pieces, *"狗人東京在"} - {" ", ""})]
+    folder, saved = tmp_path / "folder", tmp_path / "saved"
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    theirs = BertTokenizerFast.from_pretrained(str(folder))
+    theirs.save_pretrained(str(saved))
+    (saved / "vocab.txt").unlink(missing_ok=True)
+    return folder, saved, theirs
+
+
+def test_settings_of_a_folder_are_those_of_transformers(folders):
+    folder, saved, theirs = folders
+    for source in (str(folder), str(folder / "vocab.txt"), str(saved)):
+        ours = CaptionTokenizer(source)
+        again = CaptionTokenizer(ours.files)  # as a checkpoint has them
+        for text in LANGUAGES:
+            ids = theirs(text, add_special_tokens=False)["input_ids"]
+            assert ours.ids(text) == again.ids(text) == ids, (source, text)
+        names = (theirs.pad_token_id, theirs.unk_token_id, theirs.sep_token_id)
+        assert (ours.pad, ours.unknown, ours.end) == names
+        assert ours.start == len(theirs.get_vocab())
+
+
 def test_a_name_is_looked_up_on_the_hub(monkeypatch, tmp_path):
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
-    found = {("some-bert", "vocab.txt"): tmp_path / "vocab.txt"}
-    monkeypatch.setattr("BLIP.tokenizer.hub_file", lambda *name: found[name])
-    ids, _ = CaptionTokenizer("some-bert").encode(["cat"], max_length=10)
-    assert ids.tolist() == [[6, 5, 3]]
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
+    found = {"some-bert": str(tmp_path)}
+    monkeypatch.setattr("BLIP.tokenizer.snapshot_download", lambda name, **_: found[name])
+    ids, _ = CaptionTokenizer("some-bert").encode(["cat Cat"], max_length=10)
+    assert ids.tolist() == [[6, 5, 1, 3]]
 
 
 def test_a_file_that_is_no_vocabulary_is_one_line(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\nword\n")
-    with raises_line(ValueError, "is not a BERT vocabulary: it lacks [SEP]"):
+    with raises_line(ValueError, "is not a BERT vocabulary: sep_token not found"):
         CaptionTokenizer(str(tmp_path))
     for source in (str(tmp_path / "absent"), "bert-base-uncased-that-is-nowhere"):
-        with raises_line(ValueError, "is not a folder with vocab.txt"):
+        with raises_line(ValueError, "it is no folder with vocab.txt or tokenizer.json"):
             CaptionTokenizer(source)
 
 
