@@ -8,7 +8,7 @@ from importlib import import_module
 _MODULES = {
     "BlipCaptioner": "blip",
     "build_captioner": "blip",
-    "inference_copy": "inference",
+    "inference_copy": "blip",
     "load_itm": "itm",
     "load_weights": "checkpoint",
     "read_checkpoint": "checkpoint",

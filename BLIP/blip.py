@@ -8,13 +8,13 @@ from typing import Optional, Union
 import torch
 from torch import Tensor, nn
 
-from adapters.lora import AdaptedState
-from BLIP.cached_step import CachedStep
-from BLIP.inference import inference_copy
-from BLIP.kernels.static_step import CompiledStepFactory
-from BLIP.med import read_med_config
-from BLIP.sizes import MED_CONFIG, VitSizes
-from BLIP.text_decoder import TextDecoder
+from adapters.lora import AdaptedState, is_adapted, merge_adapter
+from BLIP.compiled_step import CompiledStepFactory
+from BLIP.inference import float_linear, replace_linears, shared_copy
+from BLIP.int8 import HalfEmbedding, int8_linear
+from BLIP.med import TextDecoder
+from BLIP.sizes import MED_CONFIG, VitSizes, read_med_config
+from BLIP.step import CachedStep
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder
 from decoding import DecodingSettings, Step, until_end
@@ -30,8 +30,6 @@ from smile import Objective, ObjectiveOutput
 
 PROMPT = "a picture of "
 LIKELIHOOD = Objective("mle")  # its loss without reduction is a negative log-likelihood
-# An inference copy computes the logits of this many positions at once, to bound its memory.
-CHUNK_POSITIONS = 1024
 
 
 class BlipCaptioner(AdaptedState, CaptionGenerator):
@@ -155,58 +153,40 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         caption's end. It has a gradient, except in an inference copy. The fused linear loss
         computes it without a tensor of all logits.
         """
-        rows = ids.flatten(0, 1)
-        start = self.prompt_ids.size(-1)
-        inputs = rows[:, :-1]
-        labels = rows[:, start:]
-        is_scored = until_end(labels, self.tokenizer.end)
+        rows, start = ids.flatten(0, 1), self.prompt_ids.size(-1)
+        inputs, labels = rows[:, :-1], rows[:, start:]
         head = self.text_decoder.cls["predictions"]
-        if not isinstance(head.decoder, nn.Linear):
-            return self._inference_log_likelihoods(
-                inputs, labels, is_scored, encoded, temperature
-            ).view(*ids.shape[:2], -1)
-        hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
-        losses = LIKELIHOOD.from_hidden(
-            head.transform_hidden(hidden[:, start - 1 :]) / temperature,
-            head.decoder.weight,
-            head.decoder.bias / temperature,
-            labels.where(is_scored, IGNORE),
-            reduction="none",
-        ).loss
-        return -losses.float().unflatten(0, ids.shape[:2])
-
-    @torch.inference_mode()
-    def _inference_log_likelihoods(
-        self, inputs, labels, is_scored, encoded, temperature: float
-    ) -> Tensor:
-        """Return the log-likelihoods (R, n - p) of an inference copy, without gradient.
-
-        The copy's head is not an nn.Linear, so that the fused linear loss cannot read its weight.
-        is_scored: bool (R, n - p), true up to a caption's end.
-        """
         with self.inference_context():
             hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
-            hidden = hidden[:, self.prompt_ids.size(-1) - 1 :]
-            chunks = zip(
-                hidden[is_scored].split(CHUNK_POSITIONS), labels[is_scored].split(CHUNK_POSITIONS)
-            )
-            head = self.text_decoder.cls["predictions"]
-            log_probs = [
-                (head(chunk).float() / temperature).log_softmax(1).gather(1, targets.unsqueeze(1))
-                for chunk, targets in chunks
-            ]
-        log_likelihoods = torch.zeros_like(labels, dtype=torch.float32)
-        log_likelihoods[is_scored] = torch.cat(log_probs).squeeze(1)
-        return log_likelihoods
+            hidden = head.transform_hidden(hidden[:, start - 1 :])
+            # An inference copy has packed the head's weight, which is also the word embedding.
+            weight = self.text_decoder.bert["embeddings"].word_embeddings.weight
+            losses = LIKELIHOOD.from_hidden(
+                hidden / temperature,
+                weight.to(hidden.dtype),
+                head.bias / temperature,
+                labels.where(until_end(labels, self.tokenizer.end), IGNORE),
+                reduction="none",
+            ).loss
+        return -losses.float().unflatten(0, ids.shape[:2])
 
     def for_inference(
         self, dtype: torch.dtype = torch.float32, compiled: bool = False
     ) -> "BlipCaptioner":
-        """Return a faster copy, see `inference_copy`.
+        """Return a copy in evaluation mode whose weights are cast and packed; see `shared_copy`.
 
+        LoRA is merged. Linear layers compute in `dtype`, see `float_linear` and `int8_linear`;
+        everything else is float32.
         compiled: compile the encoder and the decoding step; on a GPU the step is a CUDA graph.
         """
-        copied = inference_copy(self, dtype, pack=not compiled)
+        copied = shared_copy(self)
+        if is_adapted(copied):
+            merge_adapter(copied)
+        is_int8 = dtype == torch.int8
+        replace_linears(copied, int8_linear if is_int8 else float_linear(dtype, not compiled))
+        if is_int8:
+            embeddings = copied.text_decoder.bert["embeddings"]
+            embeddings.word_embeddings = HalfEmbedding(embeddings.word_embeddings)
         if compiled:
             copied.visual_encoder.compile()
             copied.step_factory = CompiledStepFactory(mode="reduce-overhead")
@@ -232,3 +212,8 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
 
 
 build_captioner = BlipCaptioner  # an alias that users' scripts import
+
+
+def inference_copy(captioner: BlipCaptioner, dtype: torch.dtype = torch.float32) -> BlipCaptioner:
+    """Return `captioner.for_inference(dtype)`, under its earlier name."""
+    return captioner.for_inference(dtype)

@@ -11,7 +11,7 @@ from adapters import CONFIG
 from adapters.lora import add_lora
 from BLIP.checkpoint import TIED, base_weights, load_weights
 from BLIP.download import without_secrets
-from BLIP.kernels.int8_linear import check_int8
+from BLIP.int8 import check_int8
 from BLIP.sizes import MED_CONFIG, VitSizes, check_image_size
 
 PROMPT_IS_QUESTION = False  # the prompt is the beginning of a caption, not an input of the model

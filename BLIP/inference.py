@@ -1,29 +1,82 @@
-"""Copies a captioner for inference. Weights are cast and packed once instead of at each step."""
+"""Copies a model for inference. The weights of its linear layers are cast and packed once."""
+
+import copy
+from functools import partial
+from typing import Callable
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from adapters.lora import is_adapted, merge_adapter
-from BLIP.kernels.inference_linear import float_linear, replace_linears, shared_copy
-from BLIP.kernels.int8_linear import HalfEmbedding, int8_linear
+ITM_HEADS = (".itm_head", ".vision_proj", ".text_proj")  # layers of `BlipItm`
 
 
-def inference_copy(
-    captioner: nn.Module, dtype: torch.dtype = torch.float32, pack: bool = True
-) -> nn.Module:
-    """Return a faster copy of a `BlipCaptioner`, in evaluation mode; see `shared_copy`.
+class InferenceLinear(nn.Module):
+    """A linear layer without gradients: x of any floating type (..., in) -> `dtype` (..., out).
 
-    Linear layers compute in `dtype`, except those for which `keeps_float32` is true. Everything
-    else is float32. With torch.int8, `int8_linear` chooses the layers. LoRA is merged. pack:
-    prepare the weights for oneDNN; torch.compile needs them as they are.
+    pack: store the weight in oneDNN's memory layout if possible. Otherwise oneDNN reorders it in
+    every decoding step, which takes longer than the product itself, because a step has only a few
+    rows. torch.compile does not support this layout. torch has the ops for it only under private
+    names.
     """
-    inference = shared_copy(captioner)
-    if is_adapted(inference):
-        merge_adapter(inference)
-    if dtype == torch.int8:
-        replace_linears(inference, int8_linear)
-        embeddings = inference.text_decoder.bert["embeddings"]
-        embeddings.word_embeddings = HalfEmbedding(embeddings.word_embeddings)
-    else:
-        replace_linears(inference, float_linear(dtype, pack))
-    return inference
+
+    def __init__(self, linear: nn.Linear, dtype: torch.dtype, pack: bool = True):
+        super().__init__()
+        self.dtype = dtype
+        weight = linear.weight.detach().to(dtype, copy=True)
+        self.packed = pack and weight.is_cpu and torch.backends.mkldnn.is_available()
+        if dtype != torch.float32:
+            bf16 = dtype == torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+            self.packed = self.packed and bf16
+        # Attributes, not buffers, so that the state dict does not have them.
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
+        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.to(self.dtype)
+        if self.packed:
+            return torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+        return F.linear(x, self.weight, self.bias)
+
+
+def shared_copy(model: nn.Module) -> nn.Module:
+    """Return a copy in evaluation mode that shares parameters, buffers and tokenizer.
+
+    Layers that are replaced in it have their own weights, so that further training needs a new
+    copy. Autocast is off inside the copy, because autocast would cast every layer.
+    """
+    shared = (*model.parameters(), *model.buffers(), model.tokenizer)
+    copied = copy.deepcopy(model, {id(part): part for part in shared})
+    device = next(model.parameters()).device.type
+    copied.inference_context = partial(torch.autocast, device, enabled=False)
+    return copied.eval()
+
+
+def replace_linears(model: nn.Module, make: Callable[[nn.Linear, str], nn.Module]) -> None:
+    """Replace each linear layer by what `make` returns for the layer and its name."""
+    for prefix, module in list(model.named_modules()):
+        for name, child in module.named_children():
+            if isinstance(child, nn.Linear):
+                setattr(module, name, make(child, f"{prefix}.{name}"))
+
+
+def float_linear(dtype: torch.dtype, pack: bool = True) -> Callable[[nn.Linear, str], nn.Module]:
+    """Return a function for `replace_linears`: `dtype`, or float32 where `keeps_float32`."""
+
+    def make(linear, layer):
+        layer_dtype = torch.float32 if keeps_float32(layer) else dtype
+        return InferenceLinear(linear, layer_dtype, pack)
+
+    return make
+
+
+def keeps_float32(layer: str) -> bool:
+    """Return whether the linear layer with this name computes in float32 for any float `dtype`.
+
+    In bfloat16, the logits of the best words would round to equal values, so that the choice of
+    beams would be arbitrary. Therefore the head and the query and output projections of
+    cross-attention stay in float32. These layers have a sixth of the weights. docs/benchmarks.md
+    says how many captions still differ.
+    """
+    head = "cls.predictions" in layer or layer.endswith(ITM_HEADS)
+    return head or "crossattention.self.query" in layer or "crossattention.output" in layer

@@ -18,8 +18,9 @@ from BLIP.checkpoint import (
     settings_in,
 )
 from BLIP.download import fetch, without_secrets
-from BLIP.kernels.inference_linear import float_linear, replace_linears, shared_copy
-from BLIP.med import MedConfig, bert_states, build_bert, read_med_config
+from BLIP.inference import float_linear, replace_linears, shared_copy
+from BLIP.med import bert_states, build_bert
+from BLIP.sizes import MedConfig, read_med_config
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import ImageEncoder
 

@@ -1,85 +1,22 @@
-"""Defines BERT layers that attend to the caption and to the image.
+"""Defines the caption decoder: BERT's layers, which attend to the image too, and the language head.
 
 Parameters have the names of the released BLIP checkpoints. Shapes: B images with k rows each
 (captions or beams), grouped by image, so that R = B * k rows; n tokens per row; P image tokens; H
-the width of the hidden states. Hidden states are (R, n, H). With `unpadding` they are (T, H), where
-T is the number of non-padding tokens of all rows, rounded up (see `Unpadding`).
+the width of the hidden states; V the vocabulary size.
 """
 
-import json
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Callable, Literal, Optional, Union
+import math
+from typing import Optional, Union
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from BLIP.kernels.attention import attention
-from BLIP.kernels.recompute_linear import recompute_linear
-from BLIP.kernels.unpadding import Unpadding, build_unpadding
-from BLIP.sizes import Sizes
+from BLIP.sizes import MedConfig
+from smile import Objective, ObjectiveOutput
 
 # Keys and values, each (rows or images, heads, tokens, H / heads).
 KeysValues = tuple[Tensor, Tensor]
-REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-class MedConfig(Sizes):
-    """Sizes of the text decoder, or of the text encoder of BLIP's filter, under BERT's names.
-
-    The defaults are those of bert-base.
-    """
-
-    hidden_size: int = Field(768, gt=0)
-    num_hidden_layers: int = Field(12, gt=0)
-    num_attention_heads: int = Field(12, gt=0)
-    intermediate_size: int = Field(3072, gt=0)
-    max_position_embeddings: int = Field(512, gt=0)
-    layer_norm_eps: float = Field(1e-12, ge=0)
-    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1)
-    attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1)
-    initializer_range: float = Field(0.02, ge=0)
-    hidden_act: Literal["gelu"] = "gelu"
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self):
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError("hidden_size must be a multiple of num_attention_heads")
-        return self
-
-
-# Keys of BERT's configuration that are ignored. The tokenizer determines vocab_size, the image
-# encoder determines encoder_width, and the other keys do not vary between captioning decoders.
-IGNORED_KEYS = {
-    "architectures",
-    "model_type",
-    "type_vocab_size",
-    "pad_token_id",
-    "vocab_size",
-    "encoder_width",
-    "add_cross_attention",
-}
-
-
-def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
-    """Read sizes from a JSON file or a mapping. Missing keys get their default values.
-
-    A relative path is searched first in the working directory, then in the repository. Raises a
-    one-line ValueError for a file that cannot be read, an unknown key or an impossible value.
-    """
-    values = source
-    if not isinstance(source, Mapping):
-        try:
-            source = source if Path(source).exists() else REPOSITORY / source
-            values = json.loads(Path(source).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise ValueError(f"med_config: cannot read {source}: {error}") from error
-    if not isinstance(values, Mapping):
-        raise ValueError(f"med_config: {source} is not a JSON object")
-    sizes = {key: value for key, value in values.items() if key not in IGNORED_KEYS}
-    return MedConfig.read("med_config", sizes)
 
 
 class Embeddings(nn.Module):
@@ -106,7 +43,7 @@ class Embeddings(nn.Module):
 
 
 class AddAndNorm(nn.Module):
-    """Computes LayerNorm(dropout(dense(activation(x))) + residual). width: x's last dimension."""
+    """Computes LayerNorm(dropout(dense(x)) + residual). width: x's last dimension."""
 
     def __init__(self, config: MedConfig, width: int):
         super().__init__()
@@ -114,8 +51,8 @@ class AddAndNorm(nn.Module):
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps)
         self.dropout = nn.Dropout(config.hidden_dropout_prob)
 
-    def forward(self, x: Tensor, residual: Tensor, activation: Optional[Callable] = None) -> Tensor:
-        return self.LayerNorm(self.dropout(recompute_linear(x, self.dense, activation)) + residual)
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        return self.LayerNorm(self.dropout(self.dense(x)) + residual)
 
 
 class Attention(nn.Module):
@@ -142,36 +79,29 @@ class Attention(nn.Module):
         """Return (rows or images, heads, n, H / heads) of x (rows or images, n, H)."""
         return x.unflatten(2, (self.heads, -1)).transpose(1, 2)
 
-    def keys_values(self, source: Tensor, unpadding: Optional[Unpadding] = None) -> KeysValues:
-        """Return the keys and values of `source`, (rows or images, tokens, width).
-
-        With `unpadding`, source is (T, width); the result is padded.
-        """
-        key = recompute_linear(source, self.self["key"])
-        value = recompute_linear(source, self.self["value"])
-        if unpadding:
-            key = unpadding.pad(key)
-            value = unpadding.pad(value)
-        return self.split_heads(key), self.split_heads(value)
+    def keys_values(self, source: Tensor) -> KeysValues:
+        """Return the keys and values of `source`, (rows or images, tokens, width)."""
+        return self.split_heads(self.self["key"](source)), self.split_heads(
+            self.self["value"](source)
+        )
 
     def forward(
-        self,
-        hidden: Tensor,
-        keys_values: KeysValues,
-        mask: Optional[Tensor] = None,
-        is_causal: bool = False,
-        unpadding: Optional[Unpadding] = None,
+        self, hidden: Tensor, keys_values: KeysValues, mask: Optional[Tensor] = None
     ) -> Tensor:
-        query = recompute_linear(hidden, self.self["query"])
-        query = unpadding.pad(query) if unpadding else query
+        key, value = keys_values
         # In cross-attention, the k rows of an image form one query of k * n tokens, so that the
         # image's keys need not be copied k times.
-        query = self.split_heads(query.reshape(keys_values[0].size(0), -1, hidden.size(-1)))
+        query = self.self["query"](hidden).reshape(key.size(0), -1, hidden.size(-1))
+        query = self.split_heads(query).to(key.dtype)
         dropout = self.dropout if self.training else 0.0
-        context = attention(query, *keys_values, mask, is_causal, dropout)
-        context = context.transpose(1, 2).flatten(2)
-        context = unpadding.unpad(context) if unpadding else context.reshape(hidden.shape)
-        return self.output(context, hidden)
+        if key.is_cpu and key.dtype != torch.float32 and torch.is_grad_enabled():
+            # The backward pass of torch's fused attention is slow on a CPU in 16 bits.
+            scores = query @ key.mT / math.sqrt(query.size(3))  # (rows or images, heads, k * n, P)
+            scores = scores if mask is None else scores.masked_fill(~mask, -math.inf)
+            context = F.dropout(scores.softmax(-1), dropout) @ value
+        else:
+            context = F.scaled_dot_product_attention(query, key, value, mask, dropout)
+        return self.output(context.transpose(1, 2).reshape(hidden.shape), hidden)
 
 
 class Layer(nn.Module):
@@ -186,40 +116,32 @@ class Layer(nn.Module):
         )
         self.output = AddAndNorm(config, config.intermediate_size)
 
-    def forward(
-        self,
-        hidden: Tensor,
-        image_embeds: Optional[Tensor],
-        mask: Tensor,
-        unpadding: Optional[Unpadding] = None,
-    ) -> Tensor:
+    def forward(self, hidden: Tensor, image_embeds: Optional[Tensor], mask: Tensor) -> Tensor:
         """Compute the keys and values of caption and image, then call `attend`.
 
         The caller does not compute them: FSDP gathers the layer's weights only in `forward`.
         """
-        self_kv = self.attention.keys_values(hidden, unpadding)
         image_kv = None if image_embeds is None else self.crossattention.keys_values(image_embeds)
-        return self.attend(hidden, self_kv, image_kv, mask, unpadding=unpadding)
+        return self.attend(hidden, self.attention.keys_values(hidden), image_kv, mask)
 
     def attend(
         self,
         hidden: Tensor,
         self_kv: KeysValues,
         image_kv: Optional[KeysValues],
-        mask: Optional[Tensor] = None,
-        is_causal: bool = False,
-        unpadding: Optional[Unpadding] = None,
+        mask: Tensor,
     ) -> Tensor:
         """Return the layer's output, given its keys and values. Decoding steps call this directly.
 
-        self_kv: keys and values of the caption. image_kv: keys and values of the image; None skips
-        cross-attention. mask: bool, true where a token may attend in self-attention; it is
-        broadcast to the shape of the attention scores.
+        self_kv: keys and values of the caption.
+        image_kv: keys and values of the image; None skips cross-attention.
+        mask: bool, true where a token may attend in self-attention; it is broadcast to the shape of
+            the attention scores.
         """
-        hidden = self.attention(hidden, self_kv, mask, is_causal, unpadding)
+        hidden = self.attention(hidden, self_kv, mask)
         if image_kv is not None:
-            hidden = self.crossattention(hidden, image_kv, unpadding=unpadding)
-        return self.output(recompute_linear(hidden, self.intermediate["dense"]), hidden, F.gelu)
+            hidden = self.crossattention(hidden, image_kv)
+        return self.output(F.gelu(self.intermediate["dense"](hidden)), hidden)
 
 
 def build_bert(config: MedConfig, vocab_size: int, encoder_width: int) -> nn.ModuleDict:
@@ -228,6 +150,15 @@ def build_bert(config: MedConfig, vocab_size: int, encoder_width: int) -> nn.Mod
     layers = [Layer(config, encoder_width) for _ in range(config.num_hidden_layers)]
     encoder = nn.ModuleDict({"layer": nn.ModuleList(layers)})
     return nn.ModuleDict({"embeddings": embeddings, "encoder": encoder})
+
+
+def causal_mask(tokens: Tensor) -> Tensor:
+    """Return bool (n, n), true where a token of a row may attend: to itself and earlier tokens.
+
+    tokens: (R, n).
+    """
+    length = tokens.size(1)
+    return torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
 
 
 def bert_states(
@@ -239,18 +170,89 @@ def bert_states(
 ) -> Tensor:
     """Return the last layer's output, (R, n, H).
 
-    tokens: int64 (R, n). attention_mask: int64 (R, n), 1 for a token and 0 for padding.
-    image_embeds: (B, P, width); None skips cross-attention. is_causal: whether a token attends only
-    to itself and to earlier tokens.
+    tokens: int64 (R, n).
+    attention_mask: int64 (R, n), 1 for a token and 0 for padding.
+    image_embeds: (B, P, width); None skips cross-attention.
+    is_causal: whether a token attends only to itself and to earlier tokens.
     """
     mask = attention_mask.bool()[:, None, None, :]  # (R, 1, 1, n)
-    if is_causal:
-        length = tokens.size(1)
-        causal = torch.ones(length, length, dtype=torch.bool, device=tokens.device).tril()
-        mask = causal & mask  # (R, 1, n, n)
+    mask = causal_mask(tokens) & mask if is_causal else mask  # (R, 1, n, n)
     hidden = bert["embeddings"](tokens)
-    unpadding = build_unpadding(attention_mask)
-    hidden = unpadding.unpad(hidden) if unpadding else hidden
     for layer in bert["encoder"]["layer"]:
-        hidden = layer(hidden, image_embeds, mask, unpadding)
-    return unpadding.pad(hidden) if unpadding else hidden
+        hidden = layer(hidden, image_embeds, mask)
+    return hidden
+
+
+class Predictions(nn.Module):
+    """The language head, tied to the word embedding: hidden (..., H) -> logits (..., V)."""
+
+    def __init__(self, config: MedConfig, word_embeddings: nn.Embedding):
+        super().__init__()
+        self.transform = nn.ModuleDict(
+            {
+                "dense": nn.Linear(config.hidden_size, config.hidden_size),
+                "LayerNorm": nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps),
+            }
+        )
+        self.decoder = nn.Linear(config.hidden_size, word_embeddings.num_embeddings)
+        self.decoder.weight = word_embeddings.weight
+        self.bias = self.decoder.bias  # the released checkpoints have both names
+
+    def transform_hidden(self, hidden: Tensor) -> Tensor:
+        """Compute the input of `self.decoder` from hidden states: (..., H) -> (..., H)."""
+        return self.transform["LayerNorm"](F.gelu(self.transform["dense"](hidden)))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return self.decoder(self.transform_hidden(hidden))
+
+
+class TextDecoder(nn.Module):
+    """The caption decoder. Its forward returns the objective's output, not logits."""
+
+    def __init__(
+        self, config: MedConfig, vocab_size: int, encoder_width: int, objective: Objective
+    ):
+        super().__init__()
+        self.bert = build_bert(config, vocab_size, encoder_width)
+        predictions = Predictions(config, self.bert["embeddings"].word_embeddings)
+        self.cls = nn.ModuleDict({"predictions": predictions})
+        self.config = config
+        self.objective = objective
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=config.initializer_range)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.bert["encoder"]["layer"]
+
+    def hidden_states(self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor) -> Tensor:
+        """Return the last layer's output, (R, n, H); see `bert_states`."""
+        return bert_states(self.bert, tokens, attention_mask, image_embeds, is_causal=True)
+
+    def logits(
+        self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
+    ) -> Tensor:
+        """Return next-token logits (R, n - start, V) at the positions from `start` on."""
+        hidden = self.hidden_states(tokens, attention_mask, image_embeds)
+        return self.cls["predictions"](hidden[:, start:])
+
+    def forward(
+        self,
+        tokens: Tensor,
+        attention_mask: Tensor,
+        image_embeds: Tensor,
+        labels: Tensor,
+        prompt_length: int = 1,
+    ) -> ObjectiveOutput:
+        """Compute the objective on the labels (R, n) after the first `prompt_length` positions.
+
+        The hidden state at a position predicts the label at the next position.
+        """
+        hidden = self.hidden_states(tokens, attention_mask, image_embeds)
+        head = self.cls["predictions"]
+        hidden = head.transform_hidden(hidden[:, prompt_length - 1 : -1])
+        labels = labels[:, prompt_length:]
+        return self.objective.from_hidden(hidden, head.decoder.weight, head.decoder.bias, labels)

@@ -3,12 +3,15 @@
 This module does not import timm or transformers, so that a configuration is read in less time.
 """
 
+import json
 from collections.abc import Mapping
-from typing import Any, Optional, Union
+from pathlib import Path
+from typing import Any, Literal, Optional, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 MED_CONFIG = "configs/med_config.json"
+REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Sizes(BaseModel):
@@ -81,3 +84,59 @@ def vit_sizes(vit: Union[str, Mapping, VitSizes]) -> VitSizes:
     if vit not in VIT_SIZES:
         raise ValueError(f"vit is {vit!r}; it must be {', '.join(VIT_SIZES)} or a mapping of sizes")
     return VIT_SIZES[vit]
+
+
+class MedConfig(Sizes):
+    """Sizes of the text decoder, or of the text encoder of BLIP's filter, under BERT's names.
+
+    The defaults are those of bert-base.
+    """
+
+    hidden_size: int = Field(768, gt=0)
+    num_hidden_layers: int = Field(12, gt=0)
+    num_attention_heads: int = Field(12, gt=0)
+    intermediate_size: int = Field(3072, gt=0)
+    max_position_embeddings: int = Field(512, gt=0)
+    layer_norm_eps: float = Field(1e-12, ge=0)
+    hidden_dropout_prob: float = Field(0.1, ge=0, lt=1)
+    attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1)
+    initializer_range: float = Field(0.02, ge=0)
+    hidden_act: Literal["gelu"] = "gelu"
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self):
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError("hidden_size must be a multiple of num_attention_heads")
+        return self
+
+
+# Keys of BERT's configuration that are ignored. The tokenizer determines vocab_size, the image
+# encoder determines encoder_width, and the other keys do not vary between captioning decoders.
+IGNORED_KEYS = {
+    "architectures",
+    "model_type",
+    "type_vocab_size",
+    "pad_token_id",
+    "vocab_size",
+    "encoder_width",
+    "add_cross_attention",
+}
+
+
+def read_med_config(source: Union[str, Path, Mapping]) -> MedConfig:
+    """Read sizes from a JSON file or a mapping. Missing keys get their default values.
+
+    A relative path is searched first in the working directory, then in the repository. Raises a
+    one-line ValueError for a file that cannot be read, an unknown key or an impossible value.
+    """
+    values = source
+    if not isinstance(source, Mapping):
+        try:
+            source = source if Path(source).exists() else REPOSITORY / source
+            values = json.loads(Path(source).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise ValueError(f"med_config: cannot read {source}: {error}") from error
+    if not isinstance(values, Mapping):
+        raise ValueError(f"med_config: {source} is not a JSON object")
+    sizes = {key: value for key, value in values.items() if key not in IGNORED_KEYS}
+    return MedConfig.read("med_config", sizes)

@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.captioners import endless_captioner, hf_captioner, random_images
 from benchmarks.measure import Cases, Row, compare
-from BLIP.kernels.int8_linear import has_int8
+from BLIP.int8 import has_int8
 from decoding import DecodingSettings
 
 ROUNDS = 2

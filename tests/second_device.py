@@ -165,7 +165,7 @@ def _training_step(device: str) -> list[torch.Tensor]:
 
 
 def _captions(device: str, compiled: bool = False, **settings: Any) -> list[torch.Tensor]:
-    from BLIP.kernels.static_step import CompiledStepFactory
+    from BLIP.compiled_step import CompiledStepFactory
     from decoding import DecodingSettings
 
     captioner = _captioner(device)

@@ -10,7 +10,7 @@ import torch
 from benchmarks.captioners import TINY
 from BLIP import build_captioner
 from BLIP.itm import BlipItm
-from BLIP.med import read_med_config
+from BLIP.sizes import read_med_config
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import ImageEncoder
 

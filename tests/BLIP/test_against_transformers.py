@@ -6,7 +6,7 @@ import transformers
 
 from BLIP.convert import hf_config, main, read_hf, save_hf, settings_of, to_hf_names
 from BLIP.from_checkpoint import captioner_of
-from BLIP.med import read_med_config
+from BLIP.sizes import read_med_config
 from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
 from smile import Objective

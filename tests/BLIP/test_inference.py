@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from BLIP.inference import inference_copy
-from BLIP.kernels.inference_linear import InferenceLinear
+from BLIP.inference import InferenceLinear
 from decoding import DecodingSettings
 
 BEAM = DecodingSettings(num_beams=3, num_return=3, max_length=16, min_length=5)
@@ -15,7 +14,7 @@ def test_the_copy_has_the_captions_and_scores_of_the_original(make_captioner, ch
     captioner = make_captioner(vit_grad_ckpt=checkpointed, vit_ckpt_layer=int(checkpointed))
     images = 2 * torch.randn(5, 3, 48, 48)
     expected = captioner.generate_details(images, BEAM)
-    quick = inference_copy(captioner.train()).generate_details(images, BEAM)
+    quick = captioner.train().for_inference().generate_details(images, BEAM)
     assert len({tuple(captions) for captions in expected.captions}) > 1
     assert quick.token_ids.tolist() == expected.token_ids.tolist()
     torch.testing.assert_close(quick.scores, expected.scores, atol=1e-5, rtol=1e-5)
@@ -25,7 +24,7 @@ def test_the_copy_has_the_captions_and_scores_of_the_original(make_captioner, ch
 def packs(request, monkeypatch):
     """Whether weights are packed. If not, as on a GPU, autocast would cast the layers."""
     if not request.param:
-        monkeypatch.setattr("BLIP.kernels.inference_linear._can_pack", lambda device, dtype: False)
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     return request.param
 
 
@@ -34,7 +33,7 @@ def test_bfloat16_is_as_exact_as_autocast(make_captioner, packs):
         pytest.skip("oneDNN has no bfloat16 on this processor")
     captioner, images = make_captioner(), torch.randn(6, 3, 48, 48)
     tokens = torch.randint(5, 20, (6, 9))
-    quick = inference_copy(captioner, torch.bfloat16)
+    quick = captioner.for_inference(torch.bfloat16)
     assert {m.packed for m in quick.modules() if isinstance(m, InferenceLinear)} == {packs}
 
     def run(model):
@@ -53,7 +52,7 @@ def test_bfloat16_is_as_exact_as_autocast(make_captioner, packs):
 
 
 def test_float32_layers_stay_float32_under_autocast(make_captioner, packs):
-    quick, image = inference_copy(make_captioner(), torch.bfloat16), torch.randn(1, 3, 48, 48)
+    quick, image = make_captioner().for_inference(torch.bfloat16), torch.randn(1, 3, 48, 48)
 
     def run():
         embeds = quick.encode(image)
@@ -72,7 +71,7 @@ def test_float32_layers_stay_float32_under_autocast(make_captioner, packs):
 def test_the_original_trains_on_and_leaves_the_copy_as_it_was(make_captioner):
     captioner = make_captioner().train()
     names = list(captioner.state_dict())
-    quick = inference_copy(captioner)
+    quick = captioner.for_inference()
     assert captioner.training and not quick.training
     assert list(captioner.state_dict()) == names
     x = torch.randn(3, 24)

@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from BLIP.kernels import int8_linear
-from BLIP.kernels.inference_linear import InferenceLinear
-from BLIP.kernels.int8_linear import (
+from BLIP.inference import InferenceLinear
+from BLIP.int8 import (
     FLOAT16_ENGINE,
     INT8_ENGINE,
     HalfEmbedding,
@@ -80,13 +79,12 @@ def test_an_image_has_its_own_scales_whatever_its_batch():
     assert torch.equal(layer(images), alone) and alone.dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("before_mkl", [True, False])
 @torch.no_grad()
-def test_half_weights_are_exact_to_their_eleven_bits(before_mkl):
+def test_half_weights_are_exact_to_their_eleven_bits():
     linear, x = nn.Linear(64, 48), torch.randn(7, 64)
     rounded = nn.functional.linear(x, linear.weight.half().float(), linear.bias)
     before = torch.backends.quantized.engine
-    torch.testing.assert_close(HalfLinear(linear, before_mkl)(x), rounded, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(HalfLinear(linear)(x), rounded, atol=1e-5, rtol=1e-5)
     assert torch.backends.quantized.engine == before
 
 
@@ -97,7 +95,7 @@ def layer_kinds(copy):
         if isinstance(layer, Int8Linear):
             kinds[name] = "int8", layer.dtype, layer.after_gelu
         elif isinstance(layer, HalfLinear):
-            kinds[name] = "float16", layer.before_mkl
+            kinds[name] = ("float16",)
         elif isinstance(layer, InferenceLinear):
             kinds[name] = "packed", layer.dtype
     return kinds
@@ -108,7 +106,7 @@ def processor(request, monkeypatch):
     """Let the processor have bfloat16 or not, and AMX or not; return both."""
     bf16, amx = request.param
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
-    monkeypatch.setattr(int8_linear, "HAS_AMX", amx)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
     return request.param
 
 
@@ -120,15 +118,14 @@ def test_each_layer_has_the_kind_that_suits_its_place_and_the_processor(make_cap
     kinds = layer_kinds(quick)
     assert kinds.keys() == names
     for name, kind in kinds.items():
-        *_, parent, last = name.split(".")
+        last = name.rpartition(".")[2]
         if name.startswith("visual_encoder."):
             expected = "int8", torch.bfloat16 if amx and last == "qkv" else torch.float32
             assert kind == (*expected, last == "fc2"), name
         elif ".crossattention." in name and last in ("key", "value"):
-            assert kind == (("packed", torch.bfloat16) if bf16 else ("float16", False)), name
+            assert kind == (("packed", torch.bfloat16) if bf16 else ("float16",)), name
         else:
-            query = ".crossattention." in name and (parent, last) == ("self", "query")
-            assert kind == ("float16", query and not bf16), name
+            assert kind == ("float16",), name
     assert sum(kind[0] == "int8" for kind in kinds.values()) == 2 * 4
     words = quick.text_decoder.bert["embeddings"].word_embeddings
     assert isinstance(words, HalfEmbedding) and words.weight.dtype == torch.float16

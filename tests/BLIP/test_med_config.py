@@ -2,7 +2,7 @@
 
 import pytest
 
-from BLIP.med import MedConfig, read_med_config
+from BLIP.sizes import MedConfig, read_med_config
 from BLIP.vit import ImageEncoder
 from tests.programs import raises_line
 

@@ -11,7 +11,7 @@ import smile
 from benchmarks.captioners import hf_captioner, our_captioner, random_images
 from benchmarks.objective import OBJECTIVES, TINY, gradients, library_losses, our_losses
 from benchmarks.training import random_captions, their_loss
-from BLIP.kernels.int8_linear import has_int8
+from BLIP.int8 import has_int8
 from tests.programs import run_program
 
 CPU = torch.device("cpu")

@@ -6,7 +6,6 @@ import functools
 import torch
 
 from benchmarks.captioners import our_captioner, random_images
-from BLIP import inference_copy
 from decoding import DecodingSettings
 from tests.gpu.card import relative_error
 
@@ -85,7 +84,7 @@ def test_beam_search_has_the_tokens_of_the_cpu(card):
         settings = DecodingSettings(num_beams=beams, max_length=8 if card.tiny else 16)
         with without_tf32():
             found = on_card.generate_details(image.to(card.device), settings)
-            copied = inference_copy(on_card).generate_details(image.to(card.device), settings)
+            copied = on_card.for_inference().generate_details(image.to(card.device), settings)
         expected = on_cpu.generate_details(image, settings)
         compare(found, expected, TIES[torch.float32], f"{beams} beams, fp32")
         compare(copied, expected, TIES[torch.float32], f"{beams} beams, the copy")
@@ -103,7 +102,7 @@ def compiled_like_eager(card, captioner, dtype, batch, length):
     torch._dynamo.reset()
     settings = DecodingSettings(num_beams=3, max_length=length)
     image = 3 * random_images(captioner, batch).to(card.device)
-    eager, compiled = inference_copy(captioner, dtype), captioner.for_inference(dtype, True)
+    eager, compiled = captioner.for_inference(dtype), captioner.for_inference(dtype, True)
     with torch.inference_mode():
         encoded = [(eager.encode(x), compiled.encode(x)) for x in (image, image.flip(0))]
     error = max(relative_error(b, a) for a, b in encoded)

@@ -3,7 +3,7 @@
 import pytest
 from ruamel.yaml import YAML
 
-from BLIP.med import MedConfig, read_med_config
+from BLIP.sizes import MedConfig, read_med_config
 from captioning.config import config_class, load_config
 from captioning.metrics import EVALUATORS
 from captioning.runtime.errors import UserError

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from BLIP.kernels.int8_linear import has_int8
+from BLIP.int8 import has_int8
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from decoding import DecodingSettings, decode

@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from BLIP.cached_step import CachedStep
-from BLIP.inference import inference_copy
-from BLIP.kernels.static_step import CompiledStepFactory, append_to_static
+from BLIP.compiled_step import CompiledStepFactory, append_to_static
+from BLIP.step import CachedStep
 from decoding import DecodingSettings, decode
 from tests.fuzz.examples import fuzzed
 
@@ -36,7 +35,7 @@ def captioners(make_captioner):
         torch.manual_seed(0)
         captioner = make_captioner()
         captioner.text_decoder.cls["predictions"].bias.data[captioner.tokenizer.end] = bias
-        found[bias] = captioner, inference_copy(captioner)
+        found[bias] = captioner, captioner.for_inference()
     return found
 
 
@@ -118,7 +117,7 @@ def test_one_compilation_serves_all_batches_and_all_copies(captioner):
     counter = CompileCounterWithBackend("eager")
     captions = []
     for _ in range(2):
-        quick = inference_copy(captioner)
+        quick = captioner.for_inference()
         quick.step_factory = CompiledStepFactory(backend=counter)
         for batch in (4, 4, 2):
             images = torch.randn(batch, 3, 48, 48, generator=torch.Generator().manual_seed(3))

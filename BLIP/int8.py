@@ -4,8 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from BLIP.kernels.inference_linear import InferenceLinear
-from BLIP.kernels.matmul import HAS_AMX
+from BLIP.inference import InferenceLinear
 
 # torch's engines for quantised layers. An image has hundreds of rows, for which oneDNN is the
 # fastest int8 engine. Only FBGEMM supports float16 weights.
@@ -13,7 +12,6 @@ INT8_ENGINE = "onednn"
 FLOAT16_ENGINE = "fbgemm"
 MAX_WEIGHT = 127  # -128 is unused, so that the range is symmetric
 GELU_MIN = -0.17  # the minimum of the GELU function
-GRAIN_SIZE = 2**15  # torch's operators use one thread for up to this many elements
 
 
 def has_int8(device: torch.device) -> bool:
@@ -44,14 +42,15 @@ def int8_linear(linear: nn.Linear, name: str) -> nn.Module:
     twenty changed; see docs/benchmarks.md.
     """
     if name.startswith("visual_encoder"):
-        bf16_out = HAS_AMX and name.endswith("attn.qkv")  # attention in bf16 takes half the time
+        # With AMX, attention in bf16 takes half the time.
+        bf16_out = torch.cpu._is_amx_tile_supported() and name.endswith("attn.qkv")
         dtype = torch.bfloat16 if bf16_out else torch.float32
         return Int8Linear(linear, after_gelu=name.endswith("mlp.fc2"), dtype=dtype)
-    bf16 = torch.cpu._is_avx512_bf16_supported()
-    if bf16 and name.endswith(("crossattention.self.key", "crossattention.self.value")):
+    image_kv = name.endswith(("crossattention.self.key", "crossattention.self.value"))
+    if image_kv and torch.cpu._is_avx512_bf16_supported():
         # bfloat16 takes half the time, and half the memory for the cached keys and values.
         return InferenceLinear(linear, torch.bfloat16)
-    return HalfLinear(linear, before_mkl=name.endswith("crossattention.self.query") and not bf16)
+    return HalfLinear(linear)
 
 
 class Int8Linear(nn.Module):
@@ -113,14 +112,11 @@ class Int8Linear(nn.Module):
 class HalfLinear(nn.Module):
     """A linear layer with float16 weights: x float32 (..., in) -> float32 (..., out).
 
-    Sums are computed in float32. before_mkl: whether MKL computes a large matmul next. This matmul
-    takes twice as long directly after FBGEMM, unless an operator of torch runs on all threads in
-    between.
+    Sums are computed in float32.
     """
 
-    def __init__(self, linear: nn.Linear, before_mkl: bool = False):
+    def __init__(self, linear: nn.Linear):
         super().__init__()
-        self.before_mkl = before_mkl
         previous_engine = torch.backends.quantized.engine
         torch.backends.quantized.engine = FLOAT16_ENGINE
         try:
@@ -130,10 +126,7 @@ class HalfLinear(nn.Module):
             torch.backends.quantized.engine = previous_engine
 
     def forward(self, x: Tensor) -> Tensor:
-        product = torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
-        if self.before_mkl:  # run an operator on all threads; its result is not used
-            torch.zeros(GRAIN_SIZE * torch.get_num_threads(), dtype=torch.uint8)
-        return product
+        return torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
 
 
 class HalfEmbedding(nn.Module):

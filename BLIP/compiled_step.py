@@ -5,9 +5,8 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from BLIP.cached_step import CachedStep, append_tokens
-from BLIP.med import KeysValues
-from BLIP.text_decoder import TextDecoder
+from BLIP.med import KeysValues, TextDecoder
+from BLIP.step import CachedStep, append_tokens
 
 
 class StaticCache(NamedTuple):

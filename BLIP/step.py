@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from BLIP.med import KeysValues
-from BLIP.text_decoder import TextDecoder
+from BLIP.med import KeysValues, TextDecoder, causal_mask
 
 
 class CachedStep:
@@ -48,11 +47,11 @@ class CachedStep:
 
     def _prompt(self, tokens: Tensor) -> Tensor:
         """Process the prompts: tokens (B, n) -> hidden states (B, H) of the last tokens."""
-        hidden = self.decoder.bert["embeddings"](tokens)
+        hidden, mask = self.decoder.bert["embeddings"](tokens), causal_mask(tokens)
         for layer, image_kv in zip(self.decoder.layers, self.image_kv):
             self_kv = layer.attention.keys_values(hidden)
             self.past.append(self_kv)
-            hidden = layer.attend(hidden, self_kv, image_kv, is_causal=True)
+            hidden = layer.attend(hidden, self_kv, image_kv, mask)
         self.length = self.used_slots = tokens.size(1)
         self.mask = torch.ones_like(tokens, dtype=torch.bool).unsqueeze(1)  # (B, 1, n)
         return hidden[:, -1]
