@@ -1,8 +1,6 @@
 """Computes attention maps of an encoder-decoder from its cross-attention to image positions."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Optional
 
 import torch
@@ -10,7 +8,7 @@ from torch import Tensor, nn
 
 
 def run_with_cross_attention(
-    model: nn.Module, batch: dict[str, Tensor], image_token: Optional[int]
+    model: nn.Module, batch: dict[str, Tensor], image_token: int
 ) -> tuple[Any, Optional[Tensor]]:
     """Run the model on one photo and caption; return its output and the attention (N, G * G).
 
@@ -20,9 +18,13 @@ def run_with_cross_attention(
     cross-attention, or if its image positions do not form a square grid. image_token: the id that
     marks image positions in `input_ids`.
     """
-    with _eager_attention(model):
+    implementation = model.config._attn_implementation
+    model.set_attn_implementation("eager")  # others do not return attention weights
+    try:
         output = model(**batch, output_attentions=True)
-    layers = [layer for layer in output.get("cross_attentions") or () if layer is not None]
+    finally:
+        model.set_attn_implementation(implementation)
+    layers = output.get("cross_attentions")
     if not layers:
         return output, None
     maps = torch.stack(layers).float().mean((0, 2))[0]  # (N, encoder positions)
@@ -33,17 +35,3 @@ def run_with_cross_attention(
         return output, None
     maps = maps[:, -patches:]
     return output, maps / maps.sum(1, keepdim=True)
-
-
-@contextmanager
-def _eager_attention(model: nn.Module) -> Iterator[None]:
-    """Switch to eager attention, because other implementations do not return attention weights."""
-    configs = [getattr(module, "config", None) for module in model.modules()]
-    previous = [(c, c._attn_implementation) for c in configs if hasattr(c, "_attn_implementation")]
-    try:
-        for config, _ in previous:
-            config._attn_implementation = "eager"
-        yield
-    finally:
-        for config, implementation in previous:
-            config._attn_implementation = implementation

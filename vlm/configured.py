@@ -8,14 +8,15 @@ from pydantic import BaseModel, Field, model_validator
 
 from adapters import CONFIG
 from adapters.lora import add_lora
-from vlm.image_batch import ImageBatch
-from vlm.library import check_library, load_parts
+from vlm.batch import ImageBatch
+from vlm.library import check_library
 from vlm.prompt import check_guidance, load_prompt_processor
 
 PROMPT_IS_QUESTION = True  # the prompt is an input of the model, not the beginning of a caption
 # Keys that must keep their defaults. transformers generates the captions, and version 5 has no
 # groups of beams. A reward needs captions sampled by `decoding`.
 UNSUPPORTED = (
+    "augmentation",
     "drop_image",
     "rerank",
     "num_beam_groups",
@@ -41,14 +42,10 @@ class Keys(BaseModel):
             return self
         if self.vlm is None:
             raise ValueError("vlm is missing: the folder or hub name of a model of transformers")
-        if self.augmentation != "none":
-            raise ValueError(
-                f"augmentation is {self.augmentation}, but model vlm uses its own image processor: "
-                "set augmentation: none"
-            )
         check_guidance(self)
         for key in UNSUPPORTED:
             value, default = getattr(self, key), type(self).model_fields[key].default
+            default = "none" if key == "augmentation" else default
             if value != default:
                 advice = "unset it" if default is None else f"set it to {default}"
                 raise ValueError(f"{key} is {value}, which model vlm does not support; {advice}")
@@ -101,8 +98,6 @@ def check_device(config: Any, device: torch.device) -> None:
     check_library()
     if config.precision == "int8":
         raise ValueError("precision is int8, which model vlm does not support; try fp32 or bf16")
-    if config.guidance_scale != 1:
-        check_guidance(config, load_parts(config.vlm).config.model_type)
 
 
 def preprocessing(config: Any) -> tuple[Callable, ...]:

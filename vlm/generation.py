@@ -1,39 +1,40 @@
 """Generates captions with transformers' `generate` and the settings of the configuration."""
 
-import copy
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Optional
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
 from decoding import DecodingSettings
-from decoding.guided import guide
+from vlm.prompt import NEGATIVE_PROMPT
 from vlm.tokenization import CaptionTokenizer
 
-ALWAYS_USED = ("length_penalty", "repetition_penalty", "no_repeat_ngram_size", "guidance_scale")
+ALWAYS_USED = ("repetition_penalty", "no_repeat_ngram_size", "guidance_scale")
 SAMPLING_ONLY = ("top_p", "top_k", "temperature")
+BEAMS_ONLY = ("num_beams", "length_penalty")
 
 
-def generation_config(model: nn.Module, settings: DecodingSettings, tokenizer: CaptionTokenizer):
-    """Return a copy of the model's generation config with the values of `settings`.
+def generation_config(settings: DecodingSettings, tokenizer: CaptionTokenizer) -> Any:
+    """Return the `GenerationConfig` of `settings`. Lengths do not include the prompt.
 
-    Options without a setting, such as early_stopping, keep the model's values. Lengths do not
-    include the prompt.
+    `generate` takes options without a setting, such as early_stopping, from the model's own.
     """
-    config, sample = copy.deepcopy(model.generation_config), settings.sample
-    config.max_length = config.min_length = None
-    config.max_new_tokens, config.min_new_tokens = settings.max_length, settings.min_length
-    config.num_beams = 1 if sample else settings.num_beams
-    config.do_sample, config.num_return_sequences = sample, settings.num_return
-    for name in (*ALWAYS_USED, *SAMPLING_ONLY):
-        is_used = sample or name not in SAMPLING_ONLY
-        setattr(config, name, getattr(settings, name) if is_used else None)
-    config.min_p = config.typical_p = None
-    config.eos_token_id, config.pad_token_id = tokenizer.end_tokens, tokenizer.library_pad
-    config.return_dict_in_generate = True
-    return config
+    from transformers import GenerationConfig
+
+    uses_beams = settings.num_beams > 1 and not settings.sample
+    names = SAMPLING_ONLY if settings.sample else BEAMS_ONLY if uses_beams else ()
+    return GenerationConfig(
+        max_new_tokens=settings.max_length,
+        min_new_tokens=settings.min_length,
+        do_sample=settings.sample,
+        num_return_sequences=settings.num_return,
+        eos_token_id=tokenizer.end_tokens,
+        pad_token_id=tokenizer.library_pad,
+        return_dict_in_generate=True,
+        output_scores=uses_beams,
+        output_logits=not uses_beams,
+        **{"num_beams": 1} | {name: getattr(settings, name) for name in (*ALWAYS_USED, *names)},
+    )
 
 
 @torch.inference_mode()
@@ -50,17 +51,13 @@ def generate(
     computes them. Otherwise a score is the sum of log-probabilities / length ** length_penalty,
     where sum and length include the end token. The last result is None if guidance is off.
     """
-    config = generation_config(model, settings, tokenizer)
-    uses_beams, is_guided = config.num_beams > 1, settings.guidance_scale != 1
-    config.output_scores, config.output_logits = uses_beams, not (uses_beams or is_guided)
-    with _record_logits(model) if is_guided else nullcontext([]) as calls:
-        output = model.generate(**inputs, generation_config=config)
+    output = model.generate(**inputs, generation_config=generation_config(settings, tokenizer))
     start = inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"].size(1)
     ids = output.sequences[:, start:]
     is_end = torch.isin(ids, ids.new_tensor(tokenizer.end_tokens)).int()
     after_end = is_end.cumsum(1) - is_end > 0
     padded = ids.masked_fill(after_end, tokenizer.pad)
-    if uses_beams:
+    if output.logits is None:
         return padded, output.sequences_scores.double(), None
 
     def score(logits: Tensor) -> Tensor:
@@ -68,28 +65,10 @@ def generate(
         lengths = (~after_end).sum(1)
         return logprobs.masked_fill(after_end, 0).sum(1) / lengths**settings.length_penalty
 
-    if not is_guided:
-        return padded, score(torch.stack(output.logits, 1)), None
-    # `generate` alternates between a call with the image and a call without it. `calls` has the
-    # logits of both; each stack is (rows, L, V).
-    image_logits, null_logits = torch.stack(calls[::2], 1), torch.stack(calls[1::2], 1)
-    return (
-        padded,
-        score(guide(image_logits, null_logits, settings.guidance_scale)),
-        score(image_logits),
-    )
-
-
-@contextmanager
-def _record_logits(model: nn.Module) -> Iterator[list[Tensor]]:
-    """Yield a list that receives the logits (rows, V) of the last position at each forward call."""
-    logits = []
-
-    def record(module, arguments, output):
-        logits.append(output.logits[:, -1].clone())
-
-    hook = model.register_forward_hook(record)
-    try:
-        yield logits
-    finally:
-        hook.remove()
+    logits = torch.stack(output.logits, 1)  # (rows, L, V)
+    if settings.guidance_scale == 1:
+        return padded, score(logits), None
+    prompt = inputs[NEGATIVE_PROMPT]
+    without_image = model(torch.cat([prompt, ids], 1)).logits[:, prompt.size(1) - 1 : -1]
+    guided = without_image + settings.guidance_scale * (logits - without_image)
+    return padded, score(guided), score(logits)

@@ -6,7 +6,6 @@ from contextlib import contextmanager, suppress
 from functools import lru_cache
 from importlib.metadata import version
 from importlib.util import find_spec
-from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple, Optional
 
@@ -18,15 +17,6 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # If this attribute of a 4-bit layer of bitsandbytes is true, the layer repacks its weights.
 REPACKING_FLAG = "support_avx512bf16_for_cpu"
 TRUST_REMOTE_CODE = "trust_remote_code"
-
-
-def language_head(model: nn.Module) -> nn.Module:
-    """Return the layer that computes logits. Raises ValueError if there is none."""
-    for owner in (*model.children(), model):
-        head = owner.get_output_embeddings() if hasattr(owner, "get_output_embeddings") else None
-        if head is not None:
-            return head
-    raise ValueError(f"{type(model).__name__} has no language head")
 
 
 class Parts(NamedTuple):
@@ -62,11 +52,10 @@ def load_parts(name: str) -> Parts:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import transformers
 
-    source = _resolve_source(name)
-    with _one_line_errors(name):
+    source = _source(name)
+    with one_line_errors(f"vlm is {name}, which"):
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
-    _check_image_to_text(name, config)
-    with _one_line_errors(name):
+        _check_image_to_text(config)
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
         if hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
             image_processor, tokenizer = processor.image_processor, processor.tokenizer
@@ -80,8 +69,10 @@ def load_parts(name: str) -> Parts:
 def load_model(name: str, pretrained: bool, four_bit: Optional[str] = None) -> nn.Module:
     """Load the model in float32 and evaluation mode. Raises ValueError.
 
-    pretrained: whether to load the weights; otherwise they are random. four_bit: a key of DTYPES;
-    if given, quantise the linear layers to 4 bits and compute in this precision.
+    - name: a value of the key `vlm`.
+    - pretrained: whether to load the weights; otherwise they are random.
+    - four_bit: a key of DTYPES; if given, quantise the linear layers to 4 bits and compute in this
+      precision.
     """
     import transformers
 
@@ -89,31 +80,25 @@ def load_model(name: str, pretrained: bool, four_bit: Optional[str] = None) -> n
         raise ValueError("lora.load_in_4bit needs bitsandbytes: pip install bitsandbytes")
 
     transformers.utils.logging.disable_progress_bar()
-    config, source = load_parts(name).config, _resolve_source(name)
-    auto_class = transformers.AutoModelForImageTextToText
-    with _one_line_errors(name):
-        if pretrained:
-            options = {
-                "dtype": torch.float32,
-                "output_loading_info": True,
-                "trust_remote_code": False,
-            }
-            if four_bit is not None:
-                options["quantization_config"] = transformers.BitsAndBytesConfig(
-                    load_in_4bit=True,
-                    bnb_4bit_quant_type="nf4",
-                    bnb_4bit_use_double_quant=True,
-                    bnb_4bit_compute_dtype=DTYPES[four_bit],
-                )
-            model, loading_info = auto_class.from_pretrained(source, **options)
-            missing = sorted(loading_info["missing_keys"])
-            if missing:
-                raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
-            _disable_repacking(model)
-            return model
-        model = auto_class.from_config(config, dtype=torch.float32).eval()
-    with suppress(OSError):  # without a file, keep the generation config derived from `config`
-        model.generation_config = transformers.GenerationConfig.from_pretrained(source)
+    config, source = load_parts(name).config, _source(name)
+    auto_class, options = transformers.AutoModelForImageTextToText, {"dtype": torch.float32}
+    if not pretrained:
+        model = auto_class.from_config(config, **options).eval()
+        with suppress(OSError):  # without a file, keep the generation config derived from `config`
+            model.generation_config = transformers.GenerationConfig.from_pretrained(source)
+        return model
+    if four_bit is not None:
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=DTYPES[four_bit],
+        )
+    with one_line_errors(f"vlm is {name}, which"):
+        model, report = auto_class.from_pretrained(source, output_loading_info=True, **options)
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
+    _disable_repacking(model)
     return model
 
 
@@ -136,37 +121,31 @@ def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     return outermost
 
 
-def _resolve_source(name: str) -> str:
-    """Convert a value of the key `vlm` to the folder or hub name that `from_pretrained` takes.
-
-    Raises ValueError for a missing folder.
-    """
+def _source(name: str) -> str:
+    """Return the folder or hub name, of a value of the key `vlm`, that `from_pretrained` takes."""
     source = name.removeprefix("hf://")
-    looks_like_a_path = source.startswith((".", "/", "~")) or source.count("/") != 1
-    if looks_like_a_path and not Path(source).is_dir():
+    can_be_on_the_hub = source[0] not in "./" and source.count("/") == 1
+    if not (can_be_on_the_hub or os.path.isdir(source)):
         raise ValueError(f"vlm is {name}: there is no such folder")
     return source
 
 
-def _check_image_to_text(name: str, config: Any) -> None:
+def _check_image_to_text(config: Any) -> None:
     from transformers import AutoModelForImageTextToText
 
-    family = config.model_type
-    if family == "blip":
-        raise ValueError(f"vlm is {name}, a BLIP: set model: blip, and see BLIP.convert")
+    if config.model_type == "blip":
+        raise ValueError("it is a BLIP: set model: blip, and see BLIP.convert")
     if type(config) not in AutoModelForImageTextToText._model_mapping:
-        raise ValueError(
-            f"vlm is {name}, a model of type {family}, which does not generate text from images"
-        )
+        raise ValueError(f"type {config.model_type} does not generate text from images")
 
 
 @contextmanager
-def _one_line_errors(name: str) -> Iterator[None]:
-    """Turn any error of transformers into a one-line ValueError."""
+def one_line_errors(subject: str) -> Iterator[None]:
+    """Turn any error of transformers into a one-line ValueError. subject: its first words."""
     try:
         yield
     except Exception as error:  # a broken folder can raise any exception
         reason = shorten(str(error) or repr(error), 200).split(". ")[0]
         if TRUST_REMOTE_CODE in str(error):
             reason = "it needs its own Python code, and such code is never run here"
-        raise ValueError(f"vlm is {name}, which cannot be loaded: {reason}") from error
+        raise ValueError(f"{subject} cannot be loaded: {reason}") from error

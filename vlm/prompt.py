@@ -1,6 +1,7 @@
 """Converts a photo and the prompt to model inputs with the model's own processor."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property, lru_cache
 from textwrap import shorten
 from typing import Any, NamedTuple, Optional
@@ -9,18 +10,13 @@ from PIL import Image
 from torch import Tensor
 
 from decoding import SettingsError
-from vlm.library import Parts, load_parts
+from vlm.library import Parts, load_parts, one_line_errors
 
 # Stands for the caption when the chat template is rendered, to find the text around a caption.
 PLACEHOLDER = "zq caption qz"
-# The text before the caption in families without a chat template; {} is the prompt.
-PROMPT_FORMATS = {
-    "paligemma": "<image>{}",
-    "florence2": "{}",
-    "blip-2": "{}",
-    "git": "{}",
-}
 NO_TEXT_FAMILY = "vision-encoder-decoder"  # has no text input
+# Families without a chat template, and what precedes the prompt.
+PREFIXES = {"paligemma": "<image>", "florence2": "", "blip-2": "", "git": "", NO_TEXT_FAMILY: ""}
 # Families for which the classifier-free guidance of transformers is exact. `generate` reads the
 # prompt without the image in a second stream, with causal attention (in PaliGemma from transformers
 # 5.23). The Qwen families are left out, because they keep the position offset of only one stream.
@@ -35,7 +31,6 @@ GUIDED_FAMILIES = (
     "smolvlm",
 )
 NEGATIVE_PROMPT = "negative_prompt_ids"  # the argument of `generate` with the second stream's ids
-MAX_POSITIONS_KEYS = ("max_position_embeddings", "n_positions")  # in a model's configuration
 # The processor is called with this photo to find out what it returns, such as the prompt's length.
 PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
 
@@ -43,9 +38,11 @@ PROBE_IMAGE = Image.new("RGB", (64, 48), (120, 130, 140))
 class Turn(NamedTuple):
     """The text around a caption, from the chat template if the family has one.
 
-    prompt: the text up to the end of the generation prompt; "" if the family has no chat template
-    and tokenises captions alone. caption_prefix: the text between the prompt and the caption.
-    caption_suffix: the text after the caption that ends the turn; "" if only the eos token ends it.
+    - prompt: the text up to the end of the generation prompt; "" if the family has no chat template
+      and tokenises captions alone.
+    - caption_prefix: the text between the prompt and the caption.
+    - caption_suffix: the text after the caption that ends the turn; "" if only the eos token ends
+      it.
     """
 
     prompt: str
@@ -65,113 +62,75 @@ class PromptProcessor:
     def __init__(self, parts: Parts, prompt: str, caption_length: int = 0):
         self.parts, self.prompt, self.caption_length = parts, prompt.strip(), caption_length
         self.family = parts.config.model_type
-        self.image_token = getattr(parts.config, "image_token_id", None)
-        if self.image_token is None:
-            self.image_token = getattr(parts.config, "image_token_index", None)
-        self.turn = self._find_turn()
+        self.image_token = getattr(parts.config, "image_token_id", -1)
+        if self.family in PREFIXES:
+            if self.prompt and self.family == NO_TEXT_FAMILY:
+                raise ValueError(
+                    f"prompt is {prompt!r}, but {parts.name} has no text input: set prompt to ''"
+                )
+            # Only BLIP-2 with a decoder-only language model reads prompt and caption as one text.
+            is_continued = self.family == "blip-2" and positions_of(parts.config) and self.prompt
+            self.turn = Turn(self.prompt, " ", "") if is_continued else Turn("", "", "")
+        else:
+            self.turn = self._chat_turn()
 
     def __call__(self, photo: Image.Image, prompt: Optional[str] = None) -> dict[str, Tensor]:
         """Return the model's inputs. Raises ValueError if photo and prompt cannot be processed.
 
         prompt: the prompt for this photo; None for the prompt of the constructor.
         """
-        processor = self if prompt is None else self._with_prompt(prompt)
+        name, processor = self.parts.name, self
+        if prompt is not None:
+            processor = PromptProcessor(self.parts, prompt)
         try:
-            inputs = {**processor._process(photo), **processor._negative_prompt}
+            inputs = processor._process(photo) | processor._negative_prompt
         except Exception as error:  # processors raise any exception for an odd photo
             raise ValueError(
-                f"{self.parts.name} cannot process a photo of {photo.width} x {photo.height} "
-                f"pixels with this prompt: {shorten(str(error) or repr(error), 200)}"
+                f"{name} cannot process a photo of {photo.width} x {photo.height} pixels with this "
+                f"prompt: {shorten(str(error) or repr(error), 200)}"
             ) from error
-        if prompt is not None and processor.prompt and (limit := positions_of(self.parts.config)):
-            length = inputs["input_ids"].size(1)
-            if length + self.caption_length > limit:
-                raise ValueError(
-                    f"photo and prompt take {length} tokens and a caption up to "
-                    f"{self.caption_length}, but {self.parts.name} has {limit}: shorten the prompt "
-                    f"{prompt[:30]!r}"
-                )
+        limit, length = positions_of(self.parts.config), inputs.get("input_ids", Tensor()).size(-1)
+        if limit and length + self.caption_length > limit:
+            raise ValueError(
+                f"photo and prompt take {length} tokens and a caption up to {self.caption_length}, "
+                f"but {name} has {limit}: shorten the prompt {processor.prompt[:30]!r}"
+            )
         return inputs
-
-    def _with_prompt(self, prompt: str) -> "PromptProcessor":
-        """Return a processor with another prompt.
-
-        Raises ValueError if the other prompt changes the text directly around a caption.
-        """
-        other = PromptProcessor(self.parts, prompt)
-        # Captions are tokenised with the prefix and suffix of `self.turn`, whatever their prompt.
-        if other.turn[1:] != self.turn[1:]:
-            raise ValueError(
-                f"the photo's prompt is {prompt!r}, but the key prompt is {self.prompt!r}: this "
-                "model needs both or neither"
-            )
-        return other
-
-    def check(self) -> None:
-        """Raise ValueError if the processor rejects the prompt or inserts no image token."""
-        inputs = self(PROBE_IMAGE)
-        token = None if self.family in (NO_TEXT_FAMILY, "git") else self.image_token
-        if token is not None and not (inputs["input_ids"] == token).any():
-            raise ValueError(
-                f"vlm is {self.parts.name}, but its processor puts no image token (id {token}) "
-                "into the prompt: the tokenizer or chat template belongs to another model"
-            )
 
     def _process(self, photo: Image.Image) -> dict[str, Tensor]:
         """Return the processor's output for the photo and this processor's prompt."""
-        parts = self.parts
         if self.family == NO_TEXT_FAMILY:
-            return dict(parts.image_processor(photo, return_tensors="pt"))
-        if self.family in PROMPT_FORMATS:
-            text = PROMPT_FORMATS[self.family].format(self.prompt)
-            inputs = dict(parts.processor(text=[text], images=[photo], return_tensors="pt"))
-            if self.family == "git":  # its tokenizer adds an end token to the prompt
-                for key in {"input_ids", "attention_mask", "token_type_ids"} & inputs.keys():
-                    inputs[key] = inputs[key][:, :-1]
-            return inputs
-        return self._chat_inputs({"type": "image", "image": photo})
+            return dict(self.parts.image_processor(photo, return_tensors="pt"))
+        if self.family not in PREFIXES:
+            return self._chat_inputs({"type": "image", "image": photo})
+        text = PREFIXES[self.family] + self.prompt
+        inputs = dict(self.parts.processor(text=[text], images=[photo], return_tensors="pt"))
+        if self.family == "git":  # its tokenizer adds an end token to the prompt
+            inputs = {k: v if k == "pixel_values" else v[:, :-1] for k, v in inputs.items()}
+        return inputs
 
     def _chat_inputs(self, *images: Mapping[str, Any]) -> dict[str, Tensor]:
         options = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
         template = self.parts.processor.apply_chat_template
-        return dict(template([self._user_message(*images)], add_generation_prompt=True, **options))
+        return dict(template([self._question(*images)], add_generation_prompt=True, **options))
 
-    def _user_message(self, *images: Mapping[str, Any]) -> dict[str, Any]:
+    def _question(self, *images: Mapping[str, Any]) -> dict[str, Any]:
         return {"role": "user", "content": [*images, {"type": "text", "text": self.prompt}]}
 
     @cached_property
     def _negative_prompt(self) -> dict[str, Tensor]:
         """The entry {NEGATIVE_PROMPT: ids (1, n)}, or {} if guidance is not possible."""
-        if self.family not in GUIDED_FAMILIES:
-            return {}
-        if self.family not in PROMPT_FORMATS:
-            try:
+        if self.family in GUIDED_FAMILIES:
+            if self.family in PREFIXES:
+                ids = self._process(PROBE_IMAGE)["input_ids"]
+                return {NEGATIVE_PROMPT: ids[ids != self.image_token][None]}
+            with suppress(Exception):  # a fine-tuned model's chat template may need an image
                 return {NEGATIVE_PROMPT: self._chat_inputs()["input_ids"]}
-            except Exception:  # a fine-tuned model's chat template may need an image
-                return {}
-        ids = self._process(PROBE_IMAGE)["input_ids"]
-        return {
-            NEGATIVE_PROMPT: ids if self.family == "git" else ids[ids != self.image_token][None]
-        }
+        return {}
 
-    def _find_turn(self) -> Turn:
-        """Return the text around a caption for this family.
-
-        Raises ValueError if the model cannot be used, or not with this prompt.
-        """
+    def _chat_turn(self) -> Turn:
+        """Render the chat template to find the text around a caption. Raises ValueError."""
         name, processor = self.parts.name, self.parts.processor
-        if self.family == NO_TEXT_FAMILY:
-            if self.prompt:
-                raise ValueError(
-                    f"prompt is {self.prompt!r}, but {name} has no text input: set prompt to ''"
-                )
-            return Turn("", "", "")
-        if processor is None:
-            raise ValueError(f"vlm is {name}, but it has no joint processor of images and text")
-        if self.family == "blip-2" and not self.parts.config.text_config.is_encoder_decoder:
-            return Turn(self.prompt, " " if self.prompt else "", "")
-        if self.family in PROMPT_FORMATS:
-            return Turn("", "", "")
         if not getattr(processor, "chat_template", None):
             raise ValueError(
                 f"vlm is {name}, but its processor has no chat template: add one to the folder "
@@ -179,20 +138,11 @@ class PromptProcessor:
             )
         if not self.prompt:
             raise ValueError(f"prompt is empty, but {name} is a chat model and needs a prompt")
-        return self._chat_turn()
-
-    def _chat_turn(self) -> Turn:
-        """Render the chat template to find the text around a caption. Raises ValueError."""
-        name, template = self.parts.name, self.parts.processor.apply_chat_template
-        user_message = self._user_message({"type": "image"})
+        question = self._question({"type": "image"})
         answer = {"role": "assistant", "content": [{"type": "text", "text": PLACEHOLDER}]}
-        try:
-            prompt = template([user_message], add_generation_prompt=True)
-            conversation = template([user_message, answer])
-        except Exception as error:  # an error of jinja, or one that the template raises
-            raise ValueError(
-                f"the chat template of {name} cannot be used: {shorten(str(error), 200)}"
-            ) from error
+        with one_line_errors(f"the chat template of {name}"):
+            prompt = processor.apply_chat_template([question], add_generation_prompt=True)
+            conversation = processor.apply_chat_template([question, answer])
         before, placeholder, caption_suffix = conversation.rpartition(PLACEHOLDER)
         if not placeholder:
             raise ValueError(f"the chat template of {name} leaves out the assistant's message")
@@ -209,29 +159,17 @@ def positions_of(config: Any) -> Optional[int]:
     compute more positions, but was not trained on them.
     """
     text = config.get_text_config(decoder=True)
-    return None if text.is_encoder_decoder else _positions(text)
-
-
-def learnt_positions(text: Any) -> Optional[int]:
-    """Return the number of learnt position embeddings of a text decoder; None for rotary positions.
-
-    text: the decoder's configuration.
-    """
-    return None if getattr(text, "rope_parameters", None) is not None else _positions(text)
-
-
-def _positions(text: Any) -> Optional[int]:
-    return next((n for key in MAX_POSITIONS_KEYS if (n := getattr(text, key, None))), None)
+    return None if text.is_encoder_decoder else getattr(text, "max_position_embeddings", None)
 
 
 @lru_cache(maxsize=4)
 def load_prompt_processor(name: str, prompt: str, caption_length: int = 0) -> PromptProcessor:
-    """Load a model's processor, check it, and cache it. Raises ValueError.
+    """Load a model's processor, try it on PROBE_IMAGE, and cache it. Raises ValueError.
 
     name: a value of the key `vlm`. The other arguments are those of `PromptProcessor`.
     """
     prompt_processor = PromptProcessor(load_parts(name), prompt, caption_length)
-    prompt_processor.check()
+    prompt_processor(PROBE_IMAGE)
     return prompt_processor
 
 

@@ -1,7 +1,7 @@
 """Converts captions to token ids and back, with the tokenizer of a model of transformers."""
 
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,18 +26,17 @@ class CaptionTokenizer:
         tokenizer: Any,
         turn: Turn,
         end_tokens: Sequence[int],
-        image_token: Optional[int] = None,
+        image_token: int = -1,
     ):
         """Read the special tokens. Raises ValueError if there is no end token.
 
-        end_tokens: the ids at which the model's generation config ends a caption. image_token: the
-        id of the image token, which is treated as a special token.
+        - end_tokens: the ids at which the model's generation config ends a caption.
+        - image_token: the id of the image token, which is treated as a special token; -1 for none.
         """
         self.tokenizer, self.turn = tokenizer, turn
         added = tokenizer.added_tokens_decoder.items()
-        self.special = {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
-        if image_token is not None:
-            self.special.add(image_token)
+        self.special = {image_token, *(i for i, token in added if token.special)}
+        self.special |= {*tokenizer.all_special_ids}
         self.end = self._find_end(end_tokens)
         self.end_tokens = sorted({*end_tokens, self.end})
         self.library_pad = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -67,14 +66,11 @@ class CaptionTokenizer:
     def ids(self, text: str, max_length: int) -> list[int]:
         """Return the caption's ids and the end token, at most `max_length` ids in all."""
         text = self.turn.caption_prefix + text
-        all_ids, prompt_length = self._ids(self.turn.prompt + text), len(self._prompt_ids)
+        token_ids, prompt_ids = self._ids(self.turn.prompt + text), self._prompt_ids
         # If the tokenizer merges the end of the prompt with the caption, the ids do not begin with
         # the prompt's ids. Then the caption is tokenised separately.
-        caption_ids = (
-            all_ids[prompt_length:]
-            if all_ids[:prompt_length] == self._prompt_ids
-            else self._ids(text)
-        )
+        is_split = token_ids[: len(prompt_ids)] == prompt_ids
+        caption_ids = token_ids[len(prompt_ids) :] if is_split else self._ids(text)
         kept = [i for i in caption_ids if i not in self.special]
         return [*kept[: max_length - 1], self.end]
 
@@ -100,12 +96,9 @@ class CaptionTokenizer:
         It is the first special token after the caption in the chat template; without one, it is the
         eos token, or the first of `end_tokens` if these do not include eos.
         """
-        suffix_tokens = [i for i in self._ids(self.turn.caption_suffix) if i in self.special]
         eos = self.tokenizer.eos_token_id
-        if suffix_tokens:
-            return suffix_tokens[0]
-        if eos is not None and (eos in end_tokens or not end_tokens):
-            return eos
-        if not end_tokens:
+        suffix_tokens = (i for i in self._ids(self.turn.caption_suffix) if i in self.special)
+        ends = (*suffix_tokens, *(i for i in end_tokens if i == eos), *end_tokens, eos)
+        if ends[0] is None:
             raise ValueError("the tokenizer has no end token (eos_token)")
-        return end_tokens[0]
+        return ends[0]

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from tests.programs import refused
-from vlm import tiny
+from tests.smile import tiny_vlm
 
 for library in ("trl", "peft", "accelerate", "datasets"):
     pytest.importorskip(library, reason="what TRL needs is in the tests from Python 3.11")
@@ -21,10 +21,12 @@ def example():
 @pytest.fixture(scope="module")
 def arguments(scenes, repository, tmp_path_factory):
     model = tmp_path_factory.mktemp("model")
-    tiny.write(str(model), (scenes / "vocab.txt").read_text().split("\n"))
+    tiny_vlm.write(str(model))
     settings = [f"image_root={scenes}", f"ann_root={scenes}", f"vlm={model}", "reward_samples=2"]
-    settings += ["batch_size=2", f"output_dir={model}/unused"]
-    return [str(repository / "configs" / "vlm_scenes.yaml"), *settings]
+    settings += ["batch_size=2", f"output_dir={model}/unused", "dataset=custom"]
+    settings += [f"{split}_file=scenes_{split}.json" for split in ("train", "val", "test")]
+    settings += ["facts_file=scenes.json", "init_lr=1e-3"]
+    return [str(repository / "configs" / "vlm_coco.yaml"), *settings]
 
 
 def test_rewards_and_likelihood_reach_the_loss(example, arguments, tmp_path):

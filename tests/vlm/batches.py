@@ -1,17 +1,16 @@
 """Batches of photos and captions, as the captioner and as the library makes them."""
 
 from tests.vlm import folders
+from vlm.batch import ImageBatch
 from vlm.library import load_parts
 
 CAPTIONS = [["a red disc"], ["two large blue block on sand"], ["a ring"]]
-CHATS = [name for name, (_, prompt) in folders.PROCESSORS.items() if prompt and "2For" not in name]
-CHATS = [name for name in CHATS if not name.startswith(("PaliGemma", "Blip2"))]
+PLAIN = ("PaliGemma", "Florence2", "Blip2", "Git", "VisionEncoderDecoder")  # without a template
+CHATS = [name for name in folders.NAMES if not name.startswith(PLAIN)]
 
 
-def rows(captioner, image, captions):
-    """Return the model's inputs and labels, with a row per caption, each with its own pixels."""
-    images = image.select(captioner.input_names).repeat(len(captions[0]))
-    return captioner._collate(images, captioner._caption_ids(captions))
+def batch_of(captioner, photos):
+    return ImageBatch([captioner.prompt_processor(photo) for photo in photos])
 
 
 def conversation(photo, prompt, caption=None):

@@ -15,8 +15,8 @@ from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from tests.programs import refused, run_program
-from tests.vlm.batches import CAPTIONS, rows
-from vlm.image_batch import ImageBatch
+from tests.vlm.batches import CAPTIONS
+from vlm.batch import ImageBatch
 from vlm.library import load_model
 from vlm.prompt import load_prompt_processor
 
@@ -76,7 +76,7 @@ def test_the_checkpoint_is_the_adapter_and_is_loaded_again(trained, config):
     assert content["adapter_config"]["r"] == 2
     again, told = captioner_from(config, str(path))
     assert told.endswith("every key matched")
-    batch, _ = rows(captioner, image, CAPTIONS)
+    batch, _ = captioner.rows(image, CAPTIONS)
     assert logits_of(again.model, batch).equal(logits_of(captioner.model, batch))
 
 
@@ -88,7 +88,7 @@ def test_peft_loads_the_adapter(trained, vlm_folder, tmp_path):
     assert code == 0 and "holds the adapter of" in out
     base = load_model(vlm_folder(NAME)[0], pretrained=True)
     loaded = PeftModel.from_pretrained(base, tmp_path / "adapter")
-    batch, _ = rows(captioner, image, CAPTIONS)
+    batch, _ = captioner.rows(image, CAPTIONS)
     torch.testing.assert_close(logits_of(loaded, batch), logits_of(captioner.model, batch))
 
 
@@ -98,7 +98,7 @@ def test_the_merged_model_is_a_model_of_transformers(trained, tmp_path):
     assert run_program("vlm.export", path, folder).code == 0
     merged = load_model(folder, pretrained=True)
     load_prompt_processor(folder, "describe the image")  # the processor is there, too
-    batch, _ = rows(captioner, image, CAPTIONS)
+    batch, _ = captioner.rows(image, CAPTIONS)
     expected = logits_of(captioner.model, batch)
     torch.testing.assert_close(logits_of(merged, batch), expected, rtol=1e-4, atol=1e-5)
     assert not any("lora" in name for name, _ in merged.named_parameters())

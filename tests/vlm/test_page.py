@@ -10,7 +10,7 @@ from app.checkpoints import Checkpoint
 from captioning.config import parse_config
 from captioning.models.build import captioner_from
 from decoding import DecodingSettings
-from vlm.image_batch import ImageBatch
+from vlm.batch import ImageBatch
 from vlm.prompt import load_prompt_processor
 
 NAME = "Qwen2VLForConditionalGeneration"

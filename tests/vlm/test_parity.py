@@ -1,4 +1,4 @@
-"""Loss, gradients and captions equal the library's, also with a prompt for each photo."""
+"""Inputs, loss and captions equal the library's, also with a prompt for each photo."""
 
 import sys
 from dataclasses import replace
@@ -13,11 +13,11 @@ from smile import Objective
 from smile.hf import undo
 from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
-from tests.vlm.batches import CAPTIONS, CHATS, library_batch, rows
+from tests.vlm.batches import CAPTIONS, CHATS, batch_of, library_batch
 from tests.vlm.folders import NAMES, with_marks
-from vlm.image_batch import ImageBatch
+from vlm.batch import ImageBatch, collate
 from vlm.library import load_model, load_parts
-from vlm.prompt import GUIDED_FAMILIES, NO_TEXT_FAMILY, PromptProcessor
+from vlm.prompt import GUIDED_FAMILIES, PromptProcessor
 
 KINDS = {kind.replace("_", "") for kind in GUIDED_FAMILIES}
 GUIDED_NAMES = [name for name in NAMES if name.partition("For")[0].lower() in KINDS]
@@ -28,10 +28,6 @@ GUIDED_GREEDY = replace(GREEDY, guidance_scale=SCALE)
 SAMPLES = replace(GUIDED_GREEDY, sample=True, num_return=2, top_p=0.95, repetition_penalty=1.2)
 CASES = [*with_marks(CHATS[:1], GREEDY), *with_marks(NAMES, BEAMS)]
 CASES += [*with_marks(GUIDED_NAMES, GUIDED_GREEDY), *with_marks(GUIDED_NAMES, SAMPLES)]
-
-
-def image_of(captioner, photos):
-    return ImageBatch([captioner.prompt_processor(photo) for photo in photos])
 
 
 def sharpened(model):
@@ -49,26 +45,73 @@ def prompt_without_image(name, vlm_folder):
 
 
 @pytest.mark.parametrize("name", with_marks(NAMES))
+def test_photos_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
+    captioner = make_vlm(name)
+    found = collate(batch_of(captioner, vlm_photos).items, folders.PAD, left=True)
+    found = {key: found[key] for key in found.keys() & captioner.input_names}
+    assert {"input_ids", "pixel_values"} & found.keys()
+    expected = library_batch(name, vlm_folder, vlm_photos)
+    torch.testing.assert_close(found, {key: expected[key] for key in found})
+
+
+@pytest.mark.parametrize("name", with_marks([*CHATS, "PaliGemmaForConditionalGeneration"]))
+def test_photos_with_captions_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
+    captioner = make_vlm(name)
+    batch, labels = captioner.rows(batch_of(captioner, vlm_photos), CAPTIONS)
+    expected = library_batch(name, vlm_folder, vlm_photos, [text for (text,) in CAPTIONS])
+    for inputs in (batch, expected):  # the values at padding are never read
+        real = inputs["attention_mask"] == 1
+        for key in {"cross_attention_mask", "token_type_ids"} & inputs.keys():
+            inputs[key] = inputs[key][real]
+    if name.startswith("PaliGemma"):
+        answers = torch.zeros_like(labels).masked_scatter(real, expected["token_type_ids"]) == 1
+        torch.testing.assert_close(labels, expected["labels"].where(answers, -100))
+    torch.testing.assert_close(batch, {key: expected[key] for key in batch})
+
+
+@pytest.mark.parametrize("name", with_marks(NAMES))
+def test_the_caption_and_the_end_are_scored_and_nothing_else(name, make_vlm, vlm_photos):
+    captioner = make_vlm(name, max_tokens=4)
+    # The image token would be one more image, and the end token another end.
+    captions = [["a red disc on sand", "grass <image><end> right"], ["two blue block", "snow"]]
+    batch, labels = captioner.rows(batch_of(captioner, vlm_photos[:2]), captions)
+    expected = ["a red disc <end>", "grass right <end>", "two blue block <end>", "snow <end>"]
+    is_label, prefix = labels != -100, captioner.decoder_prefix
+    words = captioner.tokenizer.tokenizer
+    for n, text in enumerate(expected):
+        ids = words.convert_tokens_to_ids(text.split())
+        assert labels[n][is_label[n]].tolist() == ids
+        if prefix:  # the decoder's inputs are shifted by one
+            inputs = batch["decoder_input_ids"][n, : len(prefix) + len(ids) - 1]
+            assert inputs.tolist() == [*prefix, *ids[:-1]]
+        else:
+            assert batch["input_ids"][n][is_label[n]].tolist() == ids
+
+
+@pytest.mark.parametrize("name", with_marks(NAMES))
 def test_the_objective_is_that_of_the_logits(name, make_vlm, vlm_photos):
     objective = Objective({"mle": 0.3, "smile": 0.7})
     captioner = make_vlm(name, objective).double()
     knows_float64(captioner.model)
-    image = image_of(captioner, vlm_photos)
+    image = batch_of(captioner, vlm_photos[:2])
     for item in image.items:
         item.update({k: in_float64(v) for k, v in item.items()})
+    captions = [["a red disc", "two large blue block on sand"], ["a ring", "snow"]]
     torch.manual_seed(0)  # of dropout
-    output = captioner.train()(image, CAPTIONS)
-    torch.manual_seed(0)
+    output = captioner.train()(image, captions)
     with torch.no_grad():
-        batch, labels = rows(captioner, image, CAPTIONS)
+        batch, labels = captioner.rows(image, captions)
+        torch.manual_seed(0)
         logits = undo(captioner.model)(**batch).logits
         logits = logits[:, -labels.size(1) :]  # GIT and BLIP-2 put the image in front
-        if not captioner.is_encoder_decoder:
+        if not captioner.decoder_prefix:
             logits, labels = logits[:, :-1], labels[:, 1:]
         expected = objective(logits, labels)
+        logits, labels = captioner.eval().predictions(image, captions)
     torch.testing.assert_close(output.loss, expected.loss)
-    assert output.tokens == expected.tokens == 4 + 7 + 3
+    assert output.tokens == expected.tokens == (labels != -100).sum() == 4 + 7 + 3 + 2
     torch.testing.assert_close(dict(output.parts), dict(expected.parts))
+    assert logits.shape[:2] == labels.shape and (labels[:, 0] != -100).any()
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
@@ -76,7 +119,7 @@ def test_captions_are_those_of_generate(name, settings, make_vlm, vlm_folder, vl
     captioner = make_vlm(name)
     sharpened(captioner.model)
     torch.manual_seed(0)
-    found = captioner.generate_details(image_of(captioner, vlm_photos), settings)
+    found = captioner.generate_details(batch_of(captioner, vlm_photos), settings)
     own = sharpened(load_model(vlm_folder(name)[0], pretrained=True))
     inputs = dict(library_batch(name, vlm_folder, vlm_photos))
     if settings.guidance_scale != 1:
@@ -112,7 +155,7 @@ def test_guided_captions_and_scores_follow_the_formula(name, make_vlm, vlm_folde
         pytest.skip("its transformers reads the prompt without causal attention")
     captioner = make_vlm(name)
     sharpened(captioner.model)
-    image = image_of(captioner, vlm_photos)
+    image = batch_of(captioner, vlm_photos)
     found = captioner.generate_details(image, GUIDED_GREEDY)
     for n in range(len(image)):
         ids, scores, prompt = [], [], prompt_without_image(name, vlm_folder)
@@ -133,7 +176,7 @@ def test_guided_captions_and_scores_follow_the_formula(name, make_vlm, vlm_folde
 
 def test_a_scale_of_1_is_plain_whatever_the_model_comes_with(make_vlm, vlm_photos):
     captioner = make_vlm(CHATS[0])
-    image = image_of(captioner, vlm_photos)
+    image = batch_of(captioner, vlm_photos)
     expected = captioner.generate_details(image, GREEDY)
     captioner.model.generation_config.guidance_scale = 3.0
     found = captioner.generate_details(image, GREEDY)
@@ -143,7 +186,7 @@ def test_a_scale_of_1_is_plain_whatever_the_model_comes_with(make_vlm, vlm_photo
 @pytest.mark.parametrize("name", with_marks(NAMES))
 def test_teacher_forced_scores_are_those_of_generation(name, make_vlm, vlm_photos):
     captioner = make_vlm(name)
-    image = image_of(captioner, vlm_photos)[1:2]
+    image = batch_of(captioner, vlm_photos)[[1]]
     found = captioner.generate_details(image, GREEDY)
     ids = found.token_ids[0, 0]
     ids = ids[ids != captioner.tokenizer.pad]
@@ -157,11 +200,11 @@ def test_teacher_forced_scores_are_those_of_generation(name, make_vlm, vlm_photo
 @pytest.mark.parametrize("name", [NAMES[-1], "Florence2ForConditionalGeneration"])
 def test_the_attention_map_is_the_cross_attention_to_the_image(name, make_vlm, vlm_photos):
     captioner = make_vlm(name)
-    image = image_of(captioner, vlm_photos[:1])
+    image = batch_of(captioner, vlm_photos[:1])
     ids = torch.tensor(captioner.tokenizer.ids("a red disc", 20))
     with torch.no_grad():
         _, attention_map = captioner.score_tokens(image, ids)
-        batch, _ = rows(captioner, image, [["a red disc"]])
+        batch, _ = captioner.rows(image, [["a red disc"]])
         implementation = captioner.model.config._attn_implementation
         captioner.model.set_attn_implementation("eager")
         output = captioner.model(**batch, output_attentions=True)
@@ -170,15 +213,15 @@ def test_the_attention_map_is_the_cross_attention_to_the_image(name, make_vlm, v
     torch.testing.assert_close(attention_map, expected / expected.sum(1, keepdim=True))
     assert implementation != "eager"
     chat = make_vlm(CHATS[0])
-    assert chat.score_tokens(image_of(chat, vlm_photos[:1]), ids)[1] is None
+    assert chat.score_tokens(batch_of(chat, vlm_photos[:1]), ids)[1] is None
 
 
 PROMPTS = ["describe two small disc on snow", None, "image of the night"]
 FIXED = ("VisionEncoderDecoder", "Florence2")  # no text, or a task instead of a prompt
-ASKED = [name for name in NAMES if not name.startswith(FIXED)]
+WITH_PROMPT = [name for name in NAMES if not name.startswith(FIXED)]
 
 
-@pytest.mark.parametrize("name", with_marks(ASKED))
+@pytest.mark.parametrize("name", with_marks(WITH_PROMPT))
 def test_captions_and_loss_are_those_of_each_prompt_alone(name, make_vlm, vlm_photos):
     captioner = make_vlm(name)
     sharpened(captioner.model)
@@ -197,28 +240,23 @@ def test_captions_and_loss_are_those_of_each_prompt_alone(name, make_vlm, vlm_ph
     torch.testing.assert_close(output.loss, total / output.tokens, rtol=1e-4, atol=1e-5)
 
 
-def test_prompts_that_cannot_be_used_are_one_line(make_vlm, vlm_photos):
-    photo = vlm_photos[0]
-    git = make_vlm("GitForCausalLM").prompt_processor
-    room = git.parts.config.max_position_embeddings
-    short = PromptProcessor(
-        git.parts, git.prompt, caption_length=room - git(photo, "describe")["input_ids"].size(1)
-    )
-    short(photo, "describe")
-    with pytest.raises(ValueError, match=f"has {room}: shorten the prompt 'describe two"):
-        short(photo, PROMPTS[0] + " left right above below")
-    name = next(name for name in NAMES if name.partition("For")[0].lower() in GUIDED_FAMILIES)
+@pytest.mark.parametrize("name", ["GitForCausalLM", CHATS[0]])
+def test_prompts_that_cannot_be_used_are_one_line(name, make_vlm, vlm_photos):
     captioner = make_vlm(name)
-    processor = captioner.prompt_processor
-    room = processor.parts.config.get_text_config().max_position_embeddings
-    with pytest.raises(ValueError, match=f"has {room}: shorten the prompt 'disc disc"):
-        processor(photo, "disc " * room)
+    parts, photo = captioner.prompt_processor.parts, vlm_photos[0]
+    limit = parts.config.get_text_config().max_position_embeddings
+    length = PromptProcessor(parts, "describe")(photo)["input_ids"].size(1)
+    exact = PromptProcessor(parts, "describe", caption_length=limit - length)
+    exact(photo)
+    with pytest.raises(ValueError, match=f"has {limit}: shorten the prompt 'describe two"):
+        exact(photo, "describe two")
+    items = [captioner.prompt_processor(photo, text) for text in PROMPTS]
     with pytest.raises(SettingsError, match="needs one prompt for all images of a batch"):
-        items = [captioner.prompt_processor(photo, text) for text in PROMPTS]
-        settings = replace(BEAMS, num_beams=1, num_return=1, guidance_scale=2.0)
-        captioner.generate_details(ImageBatch(items), settings)
-    fixed = make_vlm("VisionEncoderDecoderModel").prompt_processor
-    assert fixed.family == NO_TEXT_FAMILY
+        captioner.generate_details(ImageBatch(items), GUIDED_GREEDY)
+
+
+def test_a_model_without_text_input_takes_no_prompt(make_vlm, vlm_photos):
+    processor = make_vlm("VisionEncoderDecoderModel").prompt_processor
     with pytest.raises(ValueError, match="has no text input"):
-        fixed(photo, "describe")
-    assert fixed(photo, "").keys() == fixed(photo).keys() == {"pixel_values"}
+        processor(vlm_photos[0], "describe")
+    assert processor(vlm_photos[0], "").keys() == {"pixel_values"}
