@@ -1,5 +1,6 @@
 """Defines the BLIP captioner, which combines image encoder, text decoder and tokeniser."""
 
+import copy
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,7 +9,6 @@ from typing import Optional, Union
 import torch
 from torch import Tensor, nn
 
-from adapters.lora import AdaptedState, is_adapted, merge_adapter
 from BLIP.compiled_step import CompiledStepFactory
 from BLIP.inference import float_linear, replace_linears, shared_copy
 from BLIP.int8 import HalfEmbedding, int8_linear
@@ -32,7 +32,7 @@ PROMPT = "a picture of "
 LIKELIHOOD = Objective("mle")  # its loss without reduction is a negative log-likelihood
 
 
-class BlipCaptioner(AdaptedState, CaptionGenerator):
+class BlipCaptioner(CaptionGenerator):
     """BLIP (arXiv 2201.12086): a ViT, and a text decoder with cross-attention to the ViT's output.
 
     Implements `captioning.captioners.interface.Captioner`, which documents the methods. Each
@@ -179,9 +179,9 @@ class BlipCaptioner(AdaptedState, CaptionGenerator):
         everything else is float32.
         compiled: compile the encoder and the decoding step; on a GPU the step is a CUDA graph.
         """
-        copied = shared_copy(self)
-        if is_adapted(copied):
-            merge_adapter(copied)
+        # LoRA's method changes the weights, which a run may train further.
+        is_adapted = hasattr(self, "merge_and_unload")
+        copied = shared_copy(copy.deepcopy(self).merge_and_unload() if is_adapted else self)
         is_int8 = dtype == torch.int8
         replace_linears(copied, int8_linear if is_int8 else float_linear(dtype, not compiled))
         if is_int8:

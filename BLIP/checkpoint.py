@@ -4,20 +4,24 @@ No code in a checkpoint is run. Keys of the file and of the model must be equal,
 OPTIONAL_KEYS and FURTHER_TOWERS.
 """
 
+import json
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Optional
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from adapters import CONFIG
 from BLIP.download import fetch
 from BLIP.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
 
 StateDict = dict[str, Tensor]
+# A peft folder that `captioning.export` writes has the run's configuration in this file.
+RUN_CONFIG = "run_config.json"
+ADAPTER = "adapter_config"  # the key of peft's configuration in a checkpoint with an adapter
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
 
@@ -52,10 +56,6 @@ OPTIONAL_KEYS = {
     "text_decoder.cls.predictions.decoder.bias": "text_decoder.cls.predictions.bias",
     "text_decoder.bert.embeddings.position_ids": None,
 }
-
-# The two layers that share a weight. LoRA does not adapt them: the loss reads the shared weight
-# directly, so that an adapter of these layers would have no effect.
-TIED = ("text_decoder.cls.predictions.decoder", "text_decoder.bert.embeddings.word_embeddings")
 
 # Further arguments of `BlipCaptioner` that `settings_in` takes from a checkpoint's configuration.
 OTHER_SETTINGS = ("prompt", "first_token_shift")
@@ -97,7 +97,7 @@ class LoadReport(NamedTuple):
 def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = False) -> dict:
     """Read a checkpoint from a path, URL or hf:// name. Return a dict.
 
-    The dict has the state dict under "model". A checkpoint of a run also has "config", and CONFIG
+    The dict has the state dict under "model". A checkpoint of a run also has "config", and ADAPTER
     if its weights are an adapter. The file is a .pth or a .safetensors file. A bare state dict
     becomes {"model": state_dict}.
 
@@ -107,6 +107,8 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     DownloadError.
     """
     path = fetch(source)
+    if (path / "adapter_config.json").exists():
+        return _read_adapter(path)
     if not path.is_file():
         problem = IS_FOLDER if path.is_dir() else "does not exist"
         raise CheckpointError(f"checkpoint {source} {problem}")
@@ -132,6 +134,18 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = 
     return content
 
 
+def _read_adapter(folder: Path) -> dict[str, Any]:
+    """Read a folder that peft or `captioning.export` wrote. Raises CheckpointError."""
+    try:
+        content = {"model": load_file(folder / "adapter_model.safetensors")}
+        for key, name in ((ADAPTER, "adapter_config.json"), ("config", RUN_CONFIG)):
+            if (folder / name).exists():
+                content[key] = json.loads((folder / name).read_text(encoding="utf-8"))
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{folder} cannot be read: {first_line(error)}") from error
+    return content
+
+
 def run_config(content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the configuration of the run that wrote a checkpoint; {} if the file has none."""
     config = content.get("config")
@@ -151,8 +165,6 @@ def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overr
     config = run_config(content)
     if not {PATCH_WEIGHT, POSITION_EMBEDDING} <= set(state):
         raise CheckpointError(f"{name} has no image encoder of BLIP")
-    if CONFIG in content and not {"image_size", "lora"} <= config.keys():
-        raise CheckpointError(f"{name} has an adapter, but not its run's configuration")
     width = len(state[PATCH_WEIGHT])
     patches = state[POSITION_EMBEDDING].size(1) - 1
     settings = {
@@ -166,37 +178,6 @@ def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overr
             settings[key] = config[key]
     settings.update({key: value for key, value in overrides.items() if value is not None})
     return settings
-
-
-def base_of(content: Mapping[str, Any], name: str) -> Optional[str]:
-    """Return the path or address of an adapter's base weights; None without an adapter.
-
-    content: the result of `read_checkpoint`. name: the checkpoint, for the message. Raises
-    CheckpointError.
-    """
-    if CONFIG not in content:
-        return None
-    base = content[CONFIG].get("base_model_name_or_path")
-    if not base:
-        raise CheckpointError(f"{name} has an adapter, but not the path of its base weights")
-    return base
-
-
-def base_weights(
-    content: Mapping[str, Any], name: str, trust_checkpoint: bool
-) -> tuple[StateDict, str]:
-    """Return the base weights of an adapter, and the name of the file that contains them.
-
-    For a checkpoint without an adapter, return the checkpoint's own weights and name. content: the
-    result of `read_checkpoint`. name: the checkpoint, for messages. Raises CheckpointError.
-    """
-    base = base_of(content, name)
-    if base is None:
-        return content["model"], name
-    try:
-        return read_checkpoint(base, trust_checkpoint)["model"], base
-    except ValueError as error:
-        raise CheckpointError(f"{name} has an adapter of {base}, but {error}") from error
 
 
 def load_weights(model: nn.Module, state: StateDict, name: str) -> LoadReport:

@@ -7,13 +7,16 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 from torch import nn
 
-from adapters import CONFIG
-from adapters.lora import add_lora
-from BLIP.checkpoint import TIED, base_weights, load_weights
-from BLIP.download import without_secrets
 from BLIP.int8 import check_int8
 from BLIP.sizes import MED_CONFIG, VitSizes, check_image_size
 
+LORA_BASE, LORA_MODULE = "pretrained", ""
+# The two layers that share a weight. The loss reads the weight directly, so that their adapter
+# would have no effect.
+LORA_EXCLUDED = (
+    "text_decoder.cls.predictions.decoder",
+    "text_decoder.bert.embeddings.word_embeddings",
+)
 PROMPT_IS_QUESTION = False  # the prompt is the beginning of a caption, not an input of the model
 
 
@@ -52,29 +55,14 @@ class Keys(BaseModel):
 def build(config: Any, context: Any) -> nn.Module:
     """Build the captioner that a configuration describes.
 
-    `captioning.captioners.interface.CaptionerPackage` documents the public functions here. With
-    `lora`, this loads the base weights before it adds the adapter.
+    `captioning.captioners.interface.CaptionerPackage` documents the public functions here.
     """
     from BLIP.blip import BlipCaptioner
 
     # Every argument except `objective` has the name of its configuration key.
     names = signature(BlipCaptioner).parameters.keys() - {"objective"}
     arguments = {name: getattr(config, name) for name in names}
-    captioner = BlipCaptioner(objective=config.build_objective(), **arguments)
-    if config.lora is None:
-        return captioner
-    if context.content is None:
-        raise ValueError("lora is set, but pretrained is not: set pretrained to the base weights")
-    address = config.pretrained or ""
-    if CONFIG not in context.content and address != without_secrets(address):
-        raise ValueError(
-            "pretrained is an address with a user or a query, which a checkpoint of lora would "
-            "contain: download the file, and set pretrained to its path"
-        )
-    state, base = base_weights(context.content, context.name, config.trust_checkpoint)
-    load_weights(captioner, state, base)
-    add_lora(captioner, config.lora, base, TIED)
-    return captioner
+    return BlipCaptioner(objective=config.build_objective(), **arguments)
 
 
 def origin(config: Any) -> str:

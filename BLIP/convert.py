@@ -21,8 +21,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from adapters.card import UNKNOWN, write_model_card
 from BLIP.blip import BlipCaptioner
+from BLIP.card import write_card
 from BLIP.checkpoint import (
     OPTIONAL_KEYS,
     WORD_EMBEDDING,
@@ -288,7 +288,7 @@ def _convert_to_hf(folder: str, license: str, **arguments) -> str:
     content = read_checkpoint(name, arguments["trust_checkpoint"], mapped=True)
     is_filter = HEAD in content["model"] and WORD_EMBEDDING not in content["model"]
     save_hf(load_itm(**arguments)[0] if is_filter else captioner_of(**arguments), folder)
-    write_model_card(Path(folder), name, run_config(content), license, "transformers")
+    write_card(Path(folder), name, run_config(content), license, "transformers")
     return f"wrote {folder}"
 
 
@@ -310,7 +310,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     to_hf = commands.add_parser("to-hf", help="convert a checkpoint to a folder of transformers")
     add_captioner_arguments(to_hf)
     to_hf.add_argument("folder")
-    to_hf.add_argument("--license", default=UNKNOWN, help="for the card, such as bsd-3-clause")
+    to_hf.add_argument("--license", default="unknown", help="for the card, such as bsd-3-clause")
     from_hf = commands.add_parser("from-hf", help="convert a folder of transformers back")
     from_hf.add_argument("folder")
     from_hf.add_argument("checkpoint", help="the .pth file to write")

@@ -5,16 +5,9 @@ import json
 import sys
 from typing import Any, Callable, Union
 
-from adapters import CONFIG
-from adapters.lora import Lora, add_lora, merge_adapter
+from BLIP.adapter import merge_adapter, read_base
 from BLIP.blip import BlipCaptioner
-from BLIP.checkpoint import (
-    TIED,
-    base_weights,
-    load_weights,
-    read_checkpoint,
-    settings_in,
-)
+from BLIP.checkpoint import ADAPTER, load_weights, read_checkpoint, run_config, settings_in
 from BLIP.download import without_secrets
 
 
@@ -28,13 +21,14 @@ def captioner_of(
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
     name = without_secrets(checkpoint)
-    state, source = base_weights(content, name, trust_checkpoint)
-    captioner = BlipCaptioner(**settings_in(content, state, name, **overrides))
-    load_weights(captioner, state, source)
-    if CONFIG in content:
-        add_lora(captioner, Lora(**content["config"]["lora"]), source, TIED)
-        load_weights(captioner, content["model"], name)
-        merge_adapter(captioner)
+    base, base_name = content, name
+    if ADAPTER in content:
+        base, base_name = read_base(content, name, trust_checkpoint)
+    configured = content if run_config(content) else base
+    captioner = BlipCaptioner(**settings_in(configured, base["model"], base_name, **overrides))
+    load_weights(captioner, base["model"], base_name)
+    if ADAPTER in content:
+        merge_adapter(captioner, content, name)
     return captioner.eval()
 
 

@@ -22,8 +22,8 @@ from transformers import AutoModelForImageTextToText
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
-from adapters.lora import Lora
 from captioning.config import every_key, load_config
+from captioning.config.lora import Lora
 from captioning.data.sources import read_split
 from captioning.files.reading import parse_yaml
 from captioning.files.tables import is_row

@@ -4,7 +4,7 @@ import ast
 import functools
 import re
 
-BASE_PACKAGES = ("smile", "decoding", "adapters")  # all others may import these
+BASE_PACKAGES = ("smile", "decoding")  # all others may import these
 REGISTRY = "captioning/captioners/registry.py"
 # Strings of a file that imports one of these name modules, as registries do.
 IMPORTERS = {"captioning.runtime.registry.load", "importlib.import_module"}

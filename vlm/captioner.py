@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable, Sequence
 from inspect import signature
+from pathlib import Path
 from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 
-from adapters.lora import AdaptedState
 from decoding import DecodingSettings, Generated, SettingsError
 from decoding.caption_generator import CaptionGenerator
 from smile import Objective, ObjectiveOutput
@@ -27,7 +27,7 @@ from vlm.prompt import (
 from vlm.tokenization import CaptionTokenizer
 
 
-class VlmCaptioner(AdaptedState, CaptionGenerator):
+class VlmCaptioner(CaptionGenerator):
     """Implements `captioning.captioners.interface.Captioner`, which documents each method.
 
     Training computes logits only at the captions, if the model can. `generate` of transformers
@@ -165,9 +165,12 @@ class VlmCaptioner(AdaptedState, CaptionGenerator):
         """Return the layers of the encoders and of the decoder, without the head."""
         return checkpointed_layers(self.model)
 
-    @property
-    def adapted_module(self) -> nn.Module:
-        return self.model
+    def save_pretrained(self, folder: Path) -> None:
+        """Write the model and its processor, for `from_pretrained` of transformers."""
+        parts = self.prompt_processor.parts
+        separate = (parts.image_processor, parts.tokenizer)
+        for part in (self.model, *([parts.processor] if parts.processor else separate)):
+            part.save_pretrained(folder)
 
 
 def find_decoder_prefix(model: nn.Module, tokenizer: Any) -> list[int]:

@@ -6,12 +6,11 @@ from typing import Any, Callable, Optional
 import torch
 from pydantic import BaseModel, Field, model_validator
 
-from adapters import CONFIG
-from adapters.lora import add_lora
 from vlm.batch import ImageBatch
 from vlm.library import check_library
 from vlm.prompt import check_guidance, load_prompt_processor
 
+LORA_BASE, LORA_MODULE, LORA_EXCLUDED = "vlm", "model", ()
 PROMPT_IS_QUESTION = True  # the prompt is an input of the model, not the beginning of a caption
 # Keys that must keep their defaults. transformers generates the captions, and version 5 has no
 # groups of beams. A reward needs captions sampled by `decoding`.
@@ -67,17 +66,8 @@ def build(config: Any, context: Any):
 
     prompt_processor = preprocessing(config)[0]
     check_guidance(config, prompt_processor.family)
-    content, lora = context.content, config.lora
-    if lora is not None and content is not None and CONFIG not in content:
-        raise ValueError(
-            f"{context.name} holds a whole model, but lora adapts the model given by vlm: export "
-            f"{context.name} with python -m vlm.export, and set vlm to the result"
-        )
-    four_bit = config.precision if lora and lora.load_in_4bit else None
-    pretrained = content is None or lora is not None
-    model = load_model(config.vlm, pretrained, four_bit)
-    if lora is not None:
-        add_lora(model, lora)
+    four_bit = config.precision if config.lora and config.lora.load_in_4bit else None
+    model = load_model(config.vlm, context.content is None, four_bit)
     if config.vit_grad_ckpt:
         # transformers 5.20 renamed gradient_checkpointing_enable to this name.
         name = "activation_checkpointing_enable"

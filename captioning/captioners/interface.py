@@ -178,8 +178,7 @@ class BuildContext(NamedTuple):
     """What `build` needs besides the configuration.
 
     - content: the content of the checkpoint whose weights the caller loads after `build`; None for
-      random weights. With `lora`, it is either an adapter's content, or whole weights that `build`
-      itself loads before it adds a new adapter
+      random weights
     - name: the checkpoint's name, for messages
     - captions: returns the preprocessed captions of the training split
     - word_pieces: returns BERT's tokeniser with the given name
@@ -204,16 +203,20 @@ class CaptionerPackage(Protocol):
 
     PROMPT_IS_QUESTION: whether the prompt is an input of the model, like the image. If false, the
     prompt is the beginning of a caption.
+
+    A package that supports LoRA also defines:
+
+    - LORA_BASE: the key that names the frozen weights. If it is not `pretrained`, `build` loads
+      them when there is no content
+    - LORA_MODULE: the name of the captioner's submodule that gets the adapter; "" for the captioner
+    - LORA_EXCLUDED: names of layers in this module that get no adapter
     """
 
     Keys: type[BaseModel]
     PROMPT_IS_QUESTION: bool
 
     def build(self, config: Any, context: BuildContext) -> Captioner:
-        """Return the captioner of a configuration, with random weights.
-
-        A package without LoRA raises ValueError if `config.lora` is set.
-        """
+        """Return the captioner of a configuration, with random weights and without LoRA."""
 
     def origin(self, config: Any) -> str:
         """Return where the weights of `build` come from, to complete the line "no checkpoint: "."""

@@ -17,8 +17,8 @@ from pydantic import (
     PositiveInt,
 )
 
-from adapters.lora import Lora
 from captioning.captioners.registry import CAPTIONERS
+from captioning.config.lora import Lora
 from captioning.config.rerankers import RERANKERS
 from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
 

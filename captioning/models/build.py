@@ -10,15 +10,16 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import nn
 
-from adapters import CONFIG
-from BLIP.checkpoint import load_weights, read_checkpoint, run_config
-from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
+from BLIP.adapter import merge_adapter, read_base
+from BLIP.checkpoint import ADAPTER, load_weights, read_checkpoint, run_config
+from captioning.captioners.interface import BuildContext, Captioner, CaptionerPackage, Tokenizer
 from captioning.captioners.registry import package_of
 from captioning.config import Config, explained, load_config, parse_config
 from captioning.data.dataset import preprocess_caption
 from captioning.data.image import MEAN, STD, Preprocessing, decode, evaluation_transform, normalise
 from captioning.data.sources import read_split
 from captioning.files.stores import without_secrets
+from captioning.models.lora import add_lora, load_trained_state
 from captioning.models.prompts import prompt_is_question
 from captioning.models.skip_init import SkipInit
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
@@ -35,40 +36,78 @@ def captioner_from(
 
     checkpoint: the name of the weights to load; None for random weights, which depend only on the
     seed. resumed: if `checkpoint` is None, the content of a checkpoint whose weights the caller
-    will load, or None. for_training: whether the captioner will be trained.
+    will load, or None. for_training: whether the captioner will be trained. An adapter in a
+    checkpoint is merged into its base weights, unless `lora` is set.
     """
     package = package_of(config.model)
     torch.manual_seed(config.seed)
     with value_errors_as_user_errors():  # packages raise ValueError for mistakes of the user
         content = read_checkpoint(checkpoint, config.trust_checkpoint) if checkpoint else resumed
         name = without_secrets(checkpoint) if checkpoint else "the checkpoint"
-        if config.lora is None and content is not None and CONFIG in content:
-            raise UserError(
-                f"{name} has an adapter, but lora is not set: set lora, or merge the adapter"
-            )
         _check_division(config, content, name)
         if not for_training:
             _check_null_image(config, content, name)
+        adapter = content if ADAPTER in (content or {}) else None
+        base, base_name = content, name
+        if adapter or config.lora:
+            base, base_name = _base(config, package, content, name)
         context = BuildContext(
-            content=content,
-            name=name,
+            content=base,
+            name=base_name,
             captions=partial(training_captions, config),
             word_pieces=word_pieces,
             mean=MEAN,
             std=STD,
         )
-        checkpoint_fills_weights = checkpoint is not None and config.lora is None
-        with SkipInit() if checkpoint_fills_weights else nullcontext():
+        fills_weights = base is not None and (checkpoint or adapter)
+        with SkipInit() if fills_weights else nullcontext():
             captioner = package.build(config, context)
         check_interface(captioner)
         _check_lengths(config, captioner)
-        if checkpoint is None:
-            return captioner, f"no checkpoint: {package.origin(config)}"
-        # With a new adapter, `build` has already loaded the checkpoint's weights.
-        if config.lora is not None and CONFIG not in content:
-            return captioner, f"loaded {name}: its weights are frozen, lora's are new"
-        report = load_weights(captioner, content["model"], name)
-    return captioner, f"loaded {name}: {report}"
+        report = f"no checkpoint: {package.origin(config)}"
+        if fills_weights:
+            report = f"loaded {name}: {load_weights(captioner, base['model'], base_name)}"
+        if config.lora:
+            module = captioner.get_submodule(package.LORA_MODULE)
+            add_lora(module, config.lora, base_name, package.LORA_EXCLUDED)
+            report += "; its weights are frozen, lora's are new"
+        if adapter and config.lora and checkpoint:
+            load_trained_state(captioner, adapter["model"], name)
+            report = f"loaded {name}: every key matched"
+        elif adapter and not config.lora:
+            merge_adapter(captioner.get_submodule(package.LORA_MODULE), adapter, name)
+            report = f"loaded {name}: its adapter is merged into {base_name}"
+    return captioner, report
+
+
+def _base(
+    config: Config, package: CaptionerPackage, content: Optional[Mapping[str, Any]], name: str
+) -> tuple[Optional[Mapping[str, Any]], str]:
+    """Return content and name of the weights that LoRA adapts; no content if `build` loads them.
+
+    content, name: the checkpoint, which has an adapter or, for a new adapter, these weights.
+    """
+    is_adapter, key = ADAPTER in (content or {}), getattr(package, "LORA_BASE", None)
+    if key is None:
+        raise UserError(f"{name} has an adapter, which model {config.model} does not support")
+    if key != "pretrained":
+        if content is not None and not is_adapter:
+            raise UserError(
+                f"{name} holds a whole model, but lora adapts the model given by {key}: export "
+                f"{name} with python -m captioning.export, and set {key} to the result"
+            )
+        return None, getattr(config, key).removeprefix("hf://")
+    if content is None:
+        raise UserError("lora is set, but pretrained is not: set pretrained to the base weights")
+    if is_adapter:
+        return read_base(content, name, config.trust_checkpoint)
+    address = config.pretrained or ""
+    if address != without_secrets(address):
+        raise UserError(
+            "pretrained is an address with a user or a query, which a checkpoint of lora would "
+            "not contain: download the file, and set pretrained to its path"
+        )
+    return content, name
 
 
 def _check_null_image(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:

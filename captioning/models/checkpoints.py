@@ -114,6 +114,8 @@ def resolve(name: str) -> str:
         return name
     paths = [Path(n) for n in names if re.fullmatch(rf"{_STEM.pattern}\.pth", n)]
     chosen = BEST if BEST in names else max(paths, key=_position, default=None)
+    if chosen is None and "adapter_config.json" in names:
+        return name
     if chosen is None:
         raise UserError(f"{name} contains no checkpoint of a run: give a file")
     return f"{name.rstrip('/')}/{chosen}"

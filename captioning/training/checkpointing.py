@@ -17,6 +17,7 @@ from captioning.config import Config, explained, keys_of, parse_config
 from captioning.files import stores
 from captioning.files.cache import local
 from captioning.models import checkpoints
+from captioning.models.lora import adapter_config
 from captioning.models.precision import Precision
 from captioning.rewards.registry import REWARDS
 from captioning.runtime import distributed
@@ -171,7 +172,7 @@ class Checkpointing:
 
     The content of a checkpoint has these keys:
 
-    - model: the captioner's state dict
+    - model: the captioner's state dict; with LoRA only the adapter's
     - optimizer: the optimizer's state dict
     - config: the configuration, as a dict
     - epoch: the epoch, from 0
@@ -179,7 +180,7 @@ class Checkpointing:
     - scaler: the state dict of the loss scale
     - batches: see `batch_sizes`
     - items: the number of items in the training data
-    - the captioner's `saved_beside_weights`
+    - the captioner's `saved_beside_weights` and `adapter_config`
     """
 
     def __init__(
@@ -260,6 +261,7 @@ class Checkpointing:
             "epoch": epoch,
             **within,
             **self.captioner.saved_beside_weights(),
+            **adapter_config(self.captioner),
         }
         training = {
             "optimizer": fsdp.gather_full(self.optimizer.state_dict(), keep=is_main),

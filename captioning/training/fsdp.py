@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from captioning.config import Config
 from captioning.models.build import captioner_from
+from captioning.models.lora import adapter_config, load_trained_state, trained_state
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.schedule import is_distributed
@@ -89,15 +90,15 @@ def gather_full(state: Any, keep: bool = True) -> Any:
 
 
 def full_state_dict(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any]:
-    """Return the captioner's state dict with gathered tensors. All ranks call this.
+    """Return `trained_state` of a captioner with gathered tensors. All ranks call this.
 
     A weight with two names is gathered once. keep: see `gather_full`.
     """
     if not is_sharded(captioner):
-        return captioner.state_dict()
+        return trained_state(captioner)
     gathered = {}  # by the id of the tensor
     # With keep_vars, the two names of a tied weight have the same tensor object.
-    state = captioner.state_dict(keep_vars=True)
+    state = trained_state(captioner, keep_vars=True)
     for tensor in state.values():
         if id(tensor) not in gathered:
             gathered[id(tensor)] = gather_full(tensor.detach(), keep)
@@ -113,8 +114,9 @@ def unsharded(captioner: nn.Module, config: Config, device: torch.device) -> nn.
     """
     if not is_sharded(captioner):
         return captioner
-    copy, _ = captioner_from(config, None, captioner.saved_beside_weights())
-    copy.load_state_dict(full_state_dict(captioner))
+    saved = {**captioner.saved_beside_weights(), **adapter_config(captioner)}
+    copy, _ = captioner_from(config, None, saved)
+    load_trained_state(copy, full_state_dict(captioner), "the sharded captioner")
     return copy.to(device)
 
 
@@ -130,7 +132,7 @@ def load(
     and optimizer. Raises the errors of `load_state_dict`.
     """
     if is_sharded(captioner):
-        current = captioner.state_dict()
+        current = trained_state(captioner)
         weights = {name: _shard_like(tensor, current.get(name)) for name, tensor in weights.items()}
         parameters = _parameters(optimizer)
         moments = {
@@ -138,7 +140,7 @@ def load(
             for n, values in state["state"].items()
         }
         state = {**state, "state": moments}
-    captioner.load_state_dict(weights)
+    load_trained_state(captioner, weights, "the checkpoint")
     optimizer.load_state_dict(state)
 
 

@@ -1,0 +1,265 @@
+"""LoRA of BLIP and of vision-language models: what learns, is saved, resumed, read and exported."""
+
+import json
+
+import pytest
+import torch
+from PIL import Image
+from safetensors import SafetensorError
+
+pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
+pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
+
+from peft import LoraConfig, PeftModel, get_peft_model
+
+from BLIP.from_checkpoint import captioner_of
+from captioning import export
+from captioning.config import load_config
+from captioning.models.build import captioner_from, load_trained, preprocessing_of
+from captioning.models.lora import adapter_config, trained_state
+from captioning.runtime.errors import UserError
+from tests.programs import raises_line, refused, run_program
+from tests.tiny import TINY_RUN
+from tests.vlm import folders
+from vlm.library import load_model, load_parts
+
+LORA = "lora={r: 2, alpha: 8, dropout: 0.0}"
+VLM = "model: vlm\nvlm: {}\nprompt: {}\naugmentation: none\nimage_root: .\nann_root: .\n"
+MODULE = {"blip": "", "vlm": "model"}  # the submodule of the captioner that has the adapter
+CAPTIONS = [["a red disc", "a ring"]]
+
+
+@pytest.fixture(scope="module")
+def paths(scenes, tmp_path_factory):
+    """A YAML file for each kind, and BLIP's base weights."""
+    folder = tmp_path_factory.mktemp("lora")
+    keys = "device: cpu\nlr_schedule: exponential\neval_every: 9\nmetrics: [length]\n"
+    (folder / "blip.yaml").write_text(TINY_RUN.format(data=scenes) + keys)
+    prompt = folders.write("Idefics3ForConditionalGeneration", str(folder / "model"))
+    (folder / "vlm.yaml").write_text(VLM.format(folder / "model", prompt))
+    blip, _ = captioner_from(load_config(folder / "blip.yaml"), None)
+    torch.save({"model": blip.state_dict()}, folder / "base.pth")
+    return folder
+
+
+@pytest.fixture(scope="module", params=["blip", "vlm"])
+def kind(request):
+    return request.param
+
+
+def base_of(paths, kind):
+    return str(paths / "base.pth") if kind == "blip" else None
+
+
+def whole(paths, kind):
+    """The captioner without an adapter."""
+    return captioner_from(load_config(paths / f"{kind}.yaml"), base_of(paths, kind))[0].eval()
+
+
+def photos(config):
+    return preprocessing_of(config).one(Image.radial_gradient("L").convert("RGB"))
+
+
+@torch.no_grad()
+def logits(captioner, config):
+    return captioner.eval().predictions(photos(config), CAPTIONS)[0]
+
+
+@pytest.fixture(scope="module")
+def runs(paths):
+    """For each kind the configuration, the captioner after two steps, and its checkpoint."""
+    made = {}
+    for kind in MODULE:
+        base = base_of(paths, kind)
+        pretrained = [f"pretrained={base}"] if base else []
+        config = load_config(paths / f"{kind}.yaml", [LORA, *pretrained])
+        captioner, _ = captioner_from(config, base, for_training=True)
+        ((parameters, _),) = captioner.parameter_groups()
+        optimizer = torch.optim.SGD(parameters, lr=1.0)
+        for _ in range(2):  # the first one moves half of the layers
+            captioner.train()(photos(config), CAPTIONS).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        path = paths / f"{kind}.pth"
+        content = {"model": trained_state(captioner), "config": config.model_dump()}
+        torch.save({**content, **adapter_config(captioner)}, path)
+        made[kind] = config, captioner.eval(), str(path)
+    return made
+
+
+@pytest.fixture
+def adapted(runs, kind):
+    return runs[kind]
+
+
+def read(path):
+    return torch.load(path, weights_only=True)
+
+
+def test_the_adapter_learns_and_is_saved_and_nothing_else(paths, kind, adapted):
+    _, captioner, path = adapted
+    before = whole(paths, kind).state_dict()
+    for name, value in captioner.named_parameters():
+        plain = name.replace(".base_layer", "")
+        assert value.requires_grad == ("lora_" in name)
+        assert plain not in before or value.equal(before[plain])
+    content = read(path)
+    assert all(key.endswith((".lora_A.weight", ".lora_B.weight")) for key in content["model"])
+    assert all(value.abs().max() > 0 for value in content["model"].values())
+    base = base_of(paths, kind) or str(paths / "model")
+    assert content["adapter_config"]["base_model_name_or_path"] == base
+    if kind == "blip":
+        names = [key.removeprefix("base_model.model.") for key in content["model"]]
+        assert {name.split(".")[0] for name in names} == {"visual_encoder", "text_decoder"}
+        assert not any("predictions.decoder" in name for name in names)
+
+
+def test_peft_and_every_program_read_what_was_saved(paths, kind, adapted, tmp_path):
+    config, captioner, path = adapted
+    expected = logits(captioner, config)
+    assert not expected.allclose(logits(whole(paths, kind), config), atol=1e-3)
+    again, line = captioner_from(config, path)
+    assert line.endswith("every key matched") and logits(again, config).equal(expected)
+    folder = tmp_path / "adapter"
+    assert run_program("captioning.export", path, folder, "--adapter").code == 0
+    run, captioner = load_trained(str(folder), None, torch.device("cpu"))
+    assert run == config and logits(captioner, config).equal(expected)
+    plain = whole(paths, kind)
+    PeftModel.from_pretrained(plain.get_submodule(MODULE[kind]), folder)
+    torch.testing.assert_close(logits(plain, config), expected)
+    # Without `lora`, the adapter is merged, and all weights are trained further.
+    merged, line = captioner_from(load_config(paths / f"{kind}.yaml"), str(folder))
+    assert line.startswith(f"loaded {folder}: its adapter is merged into ")
+    torch.testing.assert_close(logits(merged, config), expected, rtol=1e-4, atol=1e-5)
+    assert all(parameter.requires_grad for parameter in merged.parameters())
+
+
+def test_an_adapter_that_peft_trained_is_read(paths, kind, tmp_path):
+    config, plain = load_config(paths / f"{kind}.yaml"), whole(paths, kind)
+    lora = LoraConfig(r=2, target_modules=".*(qkv|query|q_proj)", init_lora_weights=False)
+    get_peft_model(plain.get_submodule(MODULE[kind]), lora).save_pretrained(tmp_path)
+    expected, path = logits(plain, config), tmp_path / "adapter_config.json"
+    base = base_of(paths, kind) or str(paths / "model")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": base}))
+    merged, _ = captioner_from(config, str(tmp_path))
+    torch.testing.assert_close(logits(merged, config), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_the_merged_export_has_the_weights_of_the_formula(paths, kind, adapted, tmp_path):
+    config, captioner, path = adapted
+    target = tmp_path / "new" / ("merged.pth" if kind == "blip" else "merged")
+    assert run_program("captioning.export", path, target).code == 0
+    if kind == "blip":
+        merged, before = read(target)["model"], read(base_of(paths, kind))["model"]
+        again = captioner_from(load_config(paths / "blip.yaml"), str(target))[0]
+        torch.testing.assert_close(logits(captioner_of(path), config), logits(again, config))
+    else:
+        load_parts(str(target))  # the processor is there, too
+        models = (load_model(str(name), pretrained=True) for name in (target, paths / "model"))
+        merged, before = (model.state_dict() for model in models)
+        again = captioner_from(load_config(paths / "vlm.yaml", [f"vlm={target}"]), None)[0]
+    torch.testing.assert_close(
+        logits(again, config), logits(captioner, config), rtol=1e-4, atol=1e-5
+    )
+    adapter = read(path)["model"]
+    assert merged.keys() == before.keys()
+    for key, value in before.items():
+        name = f"base_model.model.{key.removesuffix('.weight')}.lora_"
+        if f"{name}A.weight" in adapter:  # alpha / r is 4
+            value = value + 4 * adapter[f"{name}B.weight"] @ adapter[f"{name}A.weight"]
+        torch.testing.assert_close(merged[key], value)
+    refused("captioning.export", path, target, part=f"error: {target} exists already: choose")
+
+
+def test_inference_merges_a_copy_and_training_goes_on_unchanged(adapted):
+    config, captioner, _ = adapted
+    before = {key: value.clone() for key, value in captioner.state_dict().items()}
+    copy = captioner.for_inference(torch.float32, False)
+    expected = logits(captioner, config)
+    torch.testing.assert_close(logits(copy, config), expected, rtol=1e-4, atol=1e-5)
+    assert all(value.equal(before[key]) for key, value in captioner.state_dict().items())
+
+
+def test_a_resumed_run_is_bit_identical(paths, tmp_path):
+    for name, epochs in (("stopped", 1), ("stopped", 2), ("whole", 2)):
+        arguments = ["--config", paths / "blip.yaml", "--output_dir", tmp_path / name]
+        arguments += ["lora={r: 2, dropout: 0.1}", f"pretrained={paths / 'base.pth'}"]
+        arguments += [f"max_epoch={epochs}", "init_lr=1e-2"]
+        assert run_program("captioning.train", *arguments).code == 0
+    stopped, finished = (read(tmp_path / n / "checkpoint_01.pth") for n in ("stopped", "whole"))
+    assert stopped["model"].keys() == finished["model"].keys()
+    assert all(stopped["model"][key].equal(value) for key, value in finished["model"].items())
+    assert all("lora_" in key for key in finished["model"])
+
+
+@pytest.mark.parametrize("options", [[], ["--adapter"]])
+def test_an_export_that_cannot_be_written_leaves_nothing(adapted, options, tmp_path, monkeypatch):
+    def full_disk(*_):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(export.os, "replace", full_disk)
+    target = tmp_path / "target"
+    line = f"error: cannot write {target}: No space left on device"
+    refused("captioning.export", adapted[2], target, *options, part=line)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_adapter_of_four_bits_is_merged_into_whole_weights(paths, tmp_path):
+    pytest.importorskip("bitsandbytes", reason="bitsandbytes is an option")
+    config = load_config(paths / "vlm.yaml", [LORA, "lora.load_in_4bit=true"])
+    captioner, _ = captioner_from(config, None, for_training=True)
+    captioner.train()(photos(config), CAPTIONS).loss.backward()
+    learns = {name for name, p in captioner.named_parameters() if p.grad is not None}
+    assert learns and all("lora_" in name for name in learns)
+    content = {"model": trained_state(captioner), "config": config.model_dump()}
+    torch.save({**content, **adapter_config(captioner)}, tmp_path / "run.pth")
+    assert captioner_from(config, str(tmp_path / "run.pth"))[1].endswith("every key matched")
+    assert run_program("captioning.export", tmp_path / "run.pth", tmp_path / "merged").code == 0
+    states = (
+        load_model(str(each), True).state_dict() for each in (tmp_path / "merged", paths / "model")
+    )
+    torch.testing.assert_close(*states)  # it has learned nothing
+
+
+def test_four_bits_without_their_library_are_one_line(paths, monkeypatch):
+    monkeypatch.setattr("vlm.library.find_spec", lambda name: None)
+    config = load_config(paths / "vlm.yaml", [LORA, "lora.load_in_4bit=true"])
+    with raises_line(UserError, "lora.load_in_4bit needs bitsandbytes: pip install bitsandbytes"):
+        captioner_from(config, None)
+
+
+def test_mistakes_are_one_line(paths, tmp_path):
+    base, signed = paths / "base.pth", "https://host/a.pth?SECRET"
+
+    def message(kind, flags, weights):
+        with raises_line(UserError) as error:
+            captioner_from(load_config(paths / f"{kind}.yaml", [*flags]), weights)
+        return str(error.value)
+
+    line = "lora is set, but pretrained is not: set pretrained to the base weights"
+    assert message("blip", [LORA], None) == line
+    found = message("blip", [LORA, f"pretrained={signed}"], str(base))
+    assert found.startswith("pretrained is an address with a user or a query")
+    found = message("vlm", [LORA], str(base))
+    assert found.startswith(f"{base} holds a whole model, but lora adapts the model given by vlm")
+    # A layer that does not exist, no regular expression, and another name of the head's weight.
+    for layers in ("['wq']", "'*.q'", "['word_embeddings']"):
+        found = message("blip", [LORA, f"lora.target_modules={layers}"], str(base))
+        assert found.startswith(f"lora: target_modules {layers}: ")
+    refused("captioning.export", base, tmp_path / "x", "--adapter", part=f"error: {base} has whole")
+
+
+@pytest.mark.parametrize("change", ["r", "base", "vlm", "config"])
+def test_an_adapter_that_does_not_fit_is_one_line(paths, runs, change, tmp_path):
+    config, content = paths / "blip.yaml", read(runs["blip"][2])
+    if change == "base":
+        content["adapter_config"]["base_model_name_or_path"] = "gone.pth"
+    if change == "config":
+        content["adapter_config"]["r"] = "two"
+    torch.save(content, tmp_path / "run.pth")
+    config, flags = (paths / "vlm.yaml", []) if change == "vlm" else (config, [])
+    flags = ["lora={r: 3}"] if change == "r" else flags
+    line = "run.pth has an adapter of "
+    line += "gone.pth, but checkpoint gone.pth does not exist" if change == "base" else "another"
+    with raises_line(UserError, line):
+        captioner_from(load_config(config, flags), str(tmp_path / "run.pth"))
