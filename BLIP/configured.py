@@ -43,11 +43,6 @@ class Keys(BaseModel):
             return self
         if self.lora and self.lora.load_in_4bit:
             raise ValueError("lora.load_in_4bit is true, which is for model vlm; this one is blip")
-        if self.reward and self.objective and self.vit_grad_ckpt:
-            raise ValueError(
-                "vit_grad_ckpt is true, but a reward with an objective encodes an image twice, "
-                "which vit_grad_ckpt does not support; set it to false"
-            )
         check_image_size(self.image_size, self.vit)
         return self
 

@@ -108,3 +108,19 @@ def test_compiled_code_serves_any_number_of_real_tokens_and_gives_eager_numbers(
     torch.testing.assert_close(
         compiled(tokens, mask, image)[mask.bool()], eager[mask.bool()], rtol=1e-4, atol=1e-5
     )
+
+
+def test_an_image_may_be_encoded_twice_before_the_backward_pass(make_captioner):
+    """As by a reward beside an objective."""
+    image = torch.randn(2, 3, 48, 48)
+    checkpointed = make_captioner(vit_grad_ckpt=True, vit_ckpt_layer=2).eval()
+    (_, once), (_, twice) = (
+        with_gradients(checkpointed, lambda: checkpointed(image, CAPTIONS)),
+        with_gradients(checkpointed, lambda: _sum(checkpointed, image)),
+    )
+    torch.testing.assert_close(twice, {name: 2 * value for name, value in once.items()})
+
+
+def _sum(captioner, image):
+    first, second = (captioner(image, CAPTIONS) for _ in range(2))
+    return first._replace(loss=first.loss + second.loss)

@@ -62,7 +62,6 @@ LINES = [
     ("reward={cider: 0}", "reward: found {'cider': 0}; reward 'cider' has weight 0.0; give a"),
     ("reward={facts: 1}", "reward: facts needs facts_file: the file that describes each image's"),
     ("reward={cider: 1} reward_samples=1", "reward_samples is 1, but reward_baseline is others,"),
-    ("reward={cider: 1} objective=smile vit_grad_ckpt=true", "vit_grad_ckpt is true, but a reward"),
     ("reward={cider: 1} sharding=fsdp", "sharding is fsdp, which reward does not support; set it"),
     ("objective=", "objective: found None; input should be a valid string or a mapping"),
     ("objective=smlie", "objective: found 'smlie'; objective 'smlie' is unknown; choose from "),
