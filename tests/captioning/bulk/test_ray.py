@@ -8,7 +8,7 @@ import pytest
 from captioning.bulk import ray_engine, work
 from tests.programs import one_error_line
 
-ray = pytest.importorskip("ray", reason="requirements-cluster.txt has it")
+ray = pytest.importorskip("ray", reason="the extra cluster has it")
 
 pytestmark = pytest.mark.slow
 
