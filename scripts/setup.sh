@@ -10,17 +10,17 @@ say() { echo "$*" >&2; }
 fail() { say "error: $*" && exit 1; }
 [[ ${1:-} =~ ^(app|cluster|dev)?$ ]] || fail "setup.sh takes app, cluster or dev, not '$1'"
 requirements=(-r "$root/requirements.txt" ${1:+-r "$root/pyproject.toml" --extra "$1"})
+extra="${1:+smile-captioning[$1]}" # pip reads the extras of installed projects only
 python="${PYTHON:-python3}" venv="$(realpath -ms "${VENV:-$root/.venv}")"
 interpreter="$venv/bin/python" log="$venv/setup.log"
 lock="$venv.lock" # has a line while packages are written, which may then be incomplete
 version_of() { "$1" -c 'import sys; print("Python %d.%d" % sys.version_info[:2])' 2>/dev/null ||:; }
 find_uv() { for uv in "$venv/bin/uv" uv; do "$uv" --version &>/dev/null && return; done; false; }
 satisfies() { # without a source of packages, installers only check; prints what is missing
-    local check=("$1" -m pip --isolated install) # which does not read extras
-    if find_uv; then check=("$uv" pip install --python "$1" --no-config --dry-run)
-    elif ((${#requirements[@]} > 2)); then echo uv && return 1; fi
-    check+=(--no-index --no-deps "${requirements[@]}")
-    env -u UV_FIND_LINKS PIP_CONFIG_FILE=/dev/null "${check[@]}" 2>&1 |
+    local check=("$1" -m pip --isolated install ${extra:---no-deps -r "$root/requirements.txt"})
+    ! find_uv ||
+        check=("$uv" pip install --python "$1" --no-config --dry-run --no-deps "${requirements[@]}")
+    env -u UV_FIND_LINKS PIP_CONFIG_FILE=/dev/null "${check[@]}" --no-index 2>&1 |
         sed -nE '/.*(distribution found for|you require|depends on) ([^ ,]+).*/{s//\2/p;q}'
 }
 ready() { [[ -x $interpreter && ! -s $lock ]] && satisfies "$interpreter" >/dev/null; }

@@ -123,10 +123,10 @@ def test_a_configuration_that_the_caller_lacks_is_the_projects(scripts):
 def test_ray_is_installed_only_for_captions_by_ray(scripts, flags):
     given = ["-m", "captioning.caption", *BULK, *flags]
     assert scripts.launch("caption.sh", *BULK, *flags) == (None, given)
-    wanted = [str(scripts.root / "requirements.txt")]
-    wanted += ["-r", str(scripts.root / "pyproject.toml"), "--extra", "cluster"] if flags else []
     log = (scripts.active / "bin/uv.log").read_text()
-    assert log.split()[-len(wanted) :] == wanted
+    assert f"-r {scripts.root}/requirements.txt" in log and ("--extra cluster" in log) == bool(
+        flags
+    )
 
 
 @pytest.mark.parametrize(

@@ -221,4 +221,4 @@ def test_without_uv_pip_checks_and_installs_it(project):
     active = project.venv.rename(project.root / "active")
     (active / "bin/uv").unlink()
     assert project.use(VIRTUAL_ENV=active, interpreter=active / "bin/python") == ""
-    assert f"{active} lacks uv: using" in project.use("app", VIRTUAL_ENV=active)
+    assert f"{active} lacks smile-captioning[app]: using" in project.use("app", VIRTUAL_ENV=active)
