@@ -127,8 +127,8 @@ def test_pages_are_reached_from_the_readme(repository):
 
 def test_every_annotation_format_that_is_shown_can_be_read(repository, tmp_path):
     page = (repository / "data" / "README.md").read_text(encoding="utf-8")
-    examples = re.findall(r"^```(json|csv)\n(.*?)^```", page, re.S | re.M)
-    assert [kind for kind, _ in examples] == ["json", "csv", "json"]
+    examples = re.findall(r"^```(jsonl?|csv)\n(.*?)^```", page, re.S | re.M)
+    assert [kind for kind, _ in examples] == ["json", "jsonl", "csv", "json"]
     for number, (kind, text) in enumerate(examples):
         file = tmp_path / f"{number}.{kind}"
         file.write_text(text, encoding="utf-8")

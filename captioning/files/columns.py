@@ -17,6 +17,10 @@ COLUMNS = {
     "references": ("references",),  # human captions beside a prediction
     "image_id": ("image_id", "cocoid", "imgid", "id"),
 }
+# {column of a conversation: keys of a turn: its role, its text}
+CHATS = {"conversations": ("from", "value"), "messages": ("role", "content")}
+ROLES = {"human": "prompt", "user": "prompt", "gpt": "caption", "assistant": "caption"}
+_IMAGE_TOKEN = re.compile(r"<\|?image\|?>")  # the place of an image in a prompt
 _COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # {column} in a prompt
 
 
@@ -41,6 +45,9 @@ def row_of(
     columns = {column or "image": columns} if isinstance(columns, str) else columns
     if not isinstance(columns, dict):
         raise UserError(f"{where} is not an object: expected {{image, caption}}")
+    for name in CHATS:
+        if isinstance(columns.get(name), list):
+            columns = {**_conversation(columns, name, where), **columns}
     row = Row(columns)
     row.where = where
     for key, names in COLUMNS.items():
@@ -58,6 +65,33 @@ def row_of(
     if image_id not in (None, "") and "image_id" not in row:
         raise UserError(f"{where} has image_id {image_id!r}: expected an integer or a string")
     return row
+
+
+def _conversation(columns: dict, name: str, where: str) -> dict[str, str]:
+    """Return the prompt and the caption of the conversation in the column `name`, and its image.
+
+    Image placeholders are taken off. Raises UserError for several turns of one role, and for
+    several `images`.
+    """
+    role_key, text_key = CHATS[name]
+    found = {}
+    try:
+        for turn in columns[name]:
+            text = turn[text_key]
+            if isinstance(text, list):
+                text = "".join(part["text"] for part in text if part["type"] == "text")
+            found[ROLES[turn[role_key]]] = _IMAGE_TOKEN.sub("", text).strip()
+    except (KeyError, TypeError):
+        found = None
+    if found is None or len(found) < len(columns[name]):
+        raise UserError(
+            f"{where}: {name} is not one turn of the user and one of the assistant: keep one "
+            f"{{{role_key}, {text_key}}} of each"
+        )
+    images = columns.get("images", [])
+    if len(images) > 1:
+        raise UserError(f"{where} has {len(images)} images: keep one")
+    return dict(found, image=images[0]) if images else found
 
 
 def _typed(key: str, value: Any) -> Any:

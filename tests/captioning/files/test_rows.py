@@ -64,6 +64,38 @@ def test_each_name_of_a_column_counts_and_other_columns_stay(tmp_path, key):
     assert row_of({"image": "a.jpg", "x": "b.jpg"}, "", column="x")["image"] == "b.jpg"
 
 
+def said(*turns):
+    """The same turns as LLaVA's data and as messages, whose content is a text or its parts."""
+    turns = [(role, turn) for role, turn in zip(("user", "assistant") * 2, turns)]
+    names = {"user": "human", "assistant": "gpt"}
+    yield {"conversations": [{"from": names[role], "value": turn} for role, turn in turns]}
+    yield {"messages": [{"role": role, "content": turn} for role, turn in turns]}
+    parts = [{"type": "image"}, {"type": "text"}]
+    contents = [[parts[0], {**parts[1], "text": turn.replace("<image>", "")}] for _, turn in turns]
+    yield {"messages": [{"role": r, "content": c} for (r, _), c in zip(turns, contents)]}
+
+
+@pytest.mark.parametrize("image", [{"image": "a.jpg"}, {"images": ["a.jpg"]}], ids=str)
+@pytest.mark.parametrize("kind", range(3), ids=["conversations", "messages", "parts"])
+def test_a_conversation_is_a_prompt_and_a_caption(tmp_path, kind, image):
+    path = tmp_path / "a.jsonl"
+
+    def read(*turns):
+        path.write_text("{}\n" + json.dumps({**[*said(*turns)][kind], **image}))
+        return [*rows.read(path)][1]
+
+    row = read("<image>\nWhat is it?", "A disc.")
+    assert (row["image"], row["captions"], prompt_of(row)) == ("a.jpg", ["A disc."], "What is it?")
+    assert prompt_of(read("<image>", "A disc.")) is None and "captions" not in read("What?")
+    name = "conversations" if kind == 0 else "messages"
+    line = f"{path}: line 2: {name} is not one turn of the user and one of the assistant: keep one "
+    with raises_line(UserError, start=line):
+        read("What is it?", "A disc.", "And that?", "A ring.")
+    image = {"images": ["a.jpg", "b.jpg"]}
+    with raises_line(UserError, f"{path}: line 2 has 2 images: keep one"):
+        read("What is it?", "A disc.")
+
+
 NORMAL = {
     "./p1.png": "p1.png",
     "a//b/../p1.png": "a/p1.png",
