@@ -204,11 +204,7 @@ class BlipCaptioner(CaptionGenerator):
         return [*self.visual_encoder.blocks, *self.text_decoder.layers]
 
     def caption_text(self, ids: Tensor) -> str:
-        if self.shift:
-            ids = self.shift.undo(ids.cpu(), self.prompt_ids.size(-1))
-        prompt = self.tokenizer.decode(ids[: self.prompt_ids.size(-1)])
-        start = len(prompt) + 1 if prompt else 0  # a space follows the prompt
-        return self.tokenizer.decode(ids)[start:]
+        return self.tokenizer.decode(ids[self.prompt_ids.size(-1) :])
 
 
 build_captioner = BlipCaptioner  # an alias that users' scripts import

@@ -14,6 +14,8 @@ from tokenizers import BertWordPieceTokenizer, decoders
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from decoding.characters import join_characters
+
 ADDED_TOKENS = ("[DEC]", "[ENC]")  # BLIP appends them to BERT's vocabulary
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # The files of a tokenizer. As in transformers, vocab.txt is not used beside tokenizer.json.
@@ -108,8 +110,12 @@ class CaptionTokenizer:
             (folder / name).write_text(text, encoding="utf-8")
 
     def decode(self, ids: Tensor) -> str:
-        """Return the text of ids (n,), without special tokens or spaces before punctuation."""
-        text = self.bert.decode(ids.tolist(), skip_special_tokens=True)
+        """Return the text of ids (n,), without special tokens or spaces before punctuation.
+
+        transformers does so, too, but keeps spaces between Chinese characters.
+        """
+        text = self.bert.decode(ids.tolist(), skip_special_tokens=True).removeprefix("##")
+        text = join_characters(text)
         text = re.sub(r" ([.?!,])", r"\1", text).replace(" ' ", "'")
         return re.sub(r" (n't|'(?:m|s|ve|re))", r"\1", text)
 
@@ -134,7 +140,7 @@ def _read_files(source: str) -> dict[str, str]:
 
 
 class FirstTokenShift:
-    """Maps the first token of a caption, `word`, to the piece `##word`, and back.
+    """Maps the first token of a caption, `word`, to the piece `##word`.
 
     SMILE computes its softmax over the tokens of the caption. A first word such as "a" may occur
     again later in the caption, but the piece `##a` occurs only once. A word without such a piece is
@@ -160,15 +166,6 @@ class FirstTokenShift:
         tokens, rows = tokens.clone(), torch.arange(len(tokens))
         tokens[rows, start] = self.piece[tokens[rows, start]]
         return tokens
-
-    def undo(self, ids: Tensor, start: int) -> Tensor:
-        """Replace the piece at position `start` by its word. Return a copy of `ids`.
-
-        ids: int64 (L,), on the CPU.
-        """
-        ids = ids.clone()
-        ids[start] = self.word[ids[start]]
-        return ids
 
     def word_logits(self, logits: Tensor) -> Tensor:
         """Convert logits (B, V) of the first caption token to logits of words.

@@ -10,13 +10,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from decoding.characters import CHARACTERS, join_characters
+
 SPECIAL_TOKENS = ("<NULL>", "<START>", "<END>", "<UNK>")
 UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # `captioning.unpack` writes <unk> for unknown words
-_WORD = regex.compile(rf"{UNKNOWN_WORD}|\w+(?:['-]\w+)*")
+_LETTERS = rf"[\w--[{CHARACTERS}]]+"
+_WORD = regex.compile(rf"(?V1){UNKNOWN_WORD}|[\w&&[{CHARACTERS}]]|{_LETTERS}(?:['-]{_LETTERS})*")
 
 
 def split_words(text: str) -> list[str]:
-    """Split a text into lower-case words, including <unk>. A word may contain ' and - inside."""
+    """Split a text into lower-case words, including <unk>. A word may contain ' and - inside.
+
+    A Chinese or Japanese character is a word.
+    """
     return _WORD.findall(text.lower())
 
 
@@ -93,11 +99,10 @@ class Vocabulary:
         return [self.start, *(self._ids.get(word, self.unknown) for word in split_words(text))]
 
     def decode(self, ids: Tensor) -> str:
-        """Return the words of ids (n,), joined by spaces. Special tokens are left out."""
+        """Return the words of ids (n,) as text. Special tokens are left out."""
         first_word_id = len(SPECIAL_TOKENS)
-        return " ".join(
-            self.tokens[token_id] for token_id in ids.tolist() if token_id >= first_word_id
-        )
+        words = (self.tokens[token_id] for token_id in ids.tolist() if token_id >= first_word_id)
+        return join_characters(" ".join(words))
 
 
 def load_word_vectors(

@@ -32,13 +32,13 @@ _WHITE_SPACE_RUN = re.compile(r"\s{2,}")
 
 
 def preprocess_caption(text: str, max_words: int = 30) -> str:
-    """Clean a caption for training, as BLIP does.
+    """Clean a caption for training, as BLIP does. The tokenizer changes it to lower case or not.
 
-    The text is changed to lower case. The characters . ! " ( ) * # : ; ~ become spaces, but commas,
+    The characters . ! " ( ) * # : ; ~ become spaces, but commas,
     apostrophes and hyphens stay. Two or more white-space characters become one space. Words after
     the first `max_words` are cut off.
     """
-    text = _PUNCTUATION.sub(" ", text.lower())
+    text = _PUNCTUATION.sub(" ", text)
     text = _WHITE_SPACE_RUN.sub(" ", text).rstrip("\n").strip(" ")
     return " ".join(text.split(" ")[:max_words])
 

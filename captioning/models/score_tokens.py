@@ -114,7 +114,7 @@ def join_pieces(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
             positions[-1].append(position)
             continue
         if token.startswith("##"):
-            token = tokenizer.decode(ids[position : position + 1]).removeprefix("##")
+            token = tokenizer.decode(ids[position : position + 1])
         words.append(END if token_id == tokenizer.end else token)
         positions.append([position])
     return words, positions

@@ -18,6 +18,14 @@ def test_words_are_lowercase_without_punctuation_in_any_script():
     assert split_words(marked) == marked.split()
 
 
+def test_a_chinese_character_is_a_word():
+    words = ["一", "只", "red", "狗", "タ", "ワ", "ー"]
+    assert split_words("一只 Red狗。タワー") == words
+    vocabulary = Vocabulary([*words, "a"])
+    ids, _ = vocabulary.encode(["一只狗 a red"], 20)
+    assert vocabulary.decode(ids[0]) == "一只狗 a red"
+
+
 def test_the_most_frequent_words_are_kept_in_a_fixed_order():
     words = ["a", "dog", "ball", "dog's", "man", "plan", "runs", "sits"]
     assert Vocabulary.count(CAPTIONS).words == Vocabulary.count(CAPTIONS[::-1]).words == words
