@@ -1,12 +1,21 @@
-"""Reads the LoRA adapter of a checkpoint through peft, and its base weights."""
+"""Adds LoRA (arXiv 2106.09685) to a model through peft, and reads, saves and merges its weights.
 
+A checkpoint of a model with an adapter has only the adapter's weights, under peft's names, and
+peft's configuration under ADAPTER.
+"""
+
+import json
+import re
 from collections.abc import Mapping
 from textwrap import shorten
-from typing import Any
+from typing import Any, Optional
 
 from torch import Tensor, nn
 
 from BLIP.checkpoint import ADAPTER, CheckpointError, check_finite, read_checkpoint
+
+NAME = "default"  # peft's name for an adapter that was given no name
+PREFIX = "base_model.model."  # peft's files put this before a module's parameter names
 
 
 def read_base(
@@ -26,45 +35,93 @@ def read_base(
         raise CheckpointError(f"{name} has an adapter of {base}, but {error}") from error
 
 
-def load_adapter(model: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
-    """Load the weights of an adapter into a model in which peft has replaced layers.
+def add_adapter(module: nn.Module, config: Mapping[str, Any], name: str) -> None:
+    """Freeze a module and add the layers of a new adapter in place.
 
-    state: {peft's name of a weight in this model: weight}. name: the checkpoint, for messages.
-    Raises CheckpointError if names or shapes differ.
+    - config: peft's configuration
+    - name: where the configuration comes from, for messages
+
+    The module gets the method `merge_and_unload`, which merges the adapter in place and returns the
+    module. Raises ValueError without peft, and for a configuration that does not fit the module.
     """
+    try:
+        from peft import PeftConfig, get_peft_model
+    except ImportError as error:
+        raise ValueError(f"{name} needs peft: pip install peft") from error
+    # peft would warn of a base with another name, and wrap a model by its task.
+    values = {**config, "base_model_name_or_path": None, "task_type": None}
+    try:
+        peft_config = PeftConfig.from_peft_type(**values)
+        peft_model = get_peft_model(module, peft_config)
+    except (KeyError, TypeError, ValueError, re.error) as error:
+        raise ValueError(f"{name} does not fit this model: {shorten(str(error), 200)}") from error
+    peft_config.base_model_name_or_path = config["base_model_name_or_path"]
+    module.merge_and_unload = peft_model.merge_and_unload
+
+
+def adapted_module(model: nn.Module) -> Optional[nn.Module]:
+    """Return the module that has an adapter, which may be the model; None if there is none."""
+    return next((module for module in model.modules() if hasattr(module, "peft_config")), None)
+
+
+def adapter_config(model: nn.Module) -> dict[str, Any]:
+    """Return {ADAPTER: peft's configuration, as JSON values}; {} if there is no adapter."""
+    module = adapted_module(model)
+    if module is None:
+        return {}
+    return {ADAPTER: json.loads(json.dumps(module.peft_config[NAME].to_dict(), default=list))}
+
+
+def trained_state(model: nn.Module, **options: Any) -> dict[str, Tensor]:
+    """Return a model's state dict; with an adapter only the adapter's, under peft's names.
+
+    options: those of `nn.Module.state_dict`.
+    """
+    module = adapted_module(model)
+    if module is None:
+        return model.state_dict(**options)
+    from peft import get_peft_model_state_dict
+
+    state = module.state_dict(**options)
+    state = get_peft_model_state_dict(module, state, save_embedding_layers=False)
+    return {PREFIX + name: tensor for name, tensor in state.items()}
+
+
+def load_trained_state(model: nn.Module, state: Mapping[str, Tensor], name: str) -> None:
+    """Load a result of `trained_state`. name: the checkpoint, for messages.
+
+    Raises the errors of `load_state_dict` and, with an adapter, CheckpointError.
+    """
+    module = adapted_module(model)
+    if module is None:
+        model.load_state_dict(state)
+        return
     from peft import set_peft_model_state_dict
 
     try:
-        names = set_peft_model_state_dict(model, dict(state))
+        result = set_peft_model_state_dict(
+            module, {key.removeprefix(PREFIX): tensor for key, tensor in state.items()}
+        )
     except RuntimeError as error:
         reason = shorten(str(error), 200)
         raise CheckpointError(f"{name} has an adapter of another model: {reason}") from error
-    wrong = [*names.unexpected_keys, *(key for key in names.missing_keys if "lora_" in key)]
+    wrong = [*result.unexpected_keys, *(key for key in result.missing_keys if "lora_" in key)]
     if wrong:
         raise CheckpointError(
             f"{name} has an adapter of another model: {len(wrong)} keys differ, such as {wrong[0]}"
         )
 
 
-def merge_adapter(model: nn.Module, content: Mapping[str, Any], name: str) -> None:
-    """Merge the adapter of a checkpoint into a model's weights, in place.
+def merge_adapter(module: nn.Module, content: Mapping[str, Any], name: str) -> None:
+    """Merge the adapter of a checkpoint into a module's weights, in place. Raises ValueError.
 
-    content: the result of `read_checkpoint`. name: the checkpoint, for messages. Raises
-    CheckpointError.
+    content: the result of `read_checkpoint`. name: the checkpoint, for messages.
     """
-    try:
-        from peft import PeftConfig, get_peft_model
-    except ImportError as error:
-        raise CheckpointError(f"{name} has an adapter: pip install peft") from error
-    trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    # peft would warn of a base with another name, and wrap a model by its task.
-    config = {**content[ADAPTER], "base_model_name_or_path": None, "task_type": None}
-    try:
-        peft_model = get_peft_model(model, PeftConfig.from_peft_type(**config))
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{name} has an adapter of another model: {error}") from error
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    add_adapter(module, content[ADAPTER], f"the adapter of {name}")
     check_finite(content["model"], name)
-    load_adapter(peft_model, content["model"], name)
-    peft_model.merge_and_unload()
+    load_trained_state(module, content["model"], name)
+    module.merge_and_unload()
+    del module.merge_and_unload
     for parameter in trainable:  # peft has frozen them
         parameter.requires_grad_()

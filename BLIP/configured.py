@@ -7,6 +7,7 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 from torch import nn
 
+from BLIP.download import without_secrets
 from BLIP.int8 import check_int8
 from BLIP.sizes import MED_CONFIG, VitSizes, check_image_size
 
@@ -43,6 +44,13 @@ class Keys(BaseModel):
             return self
         if self.lora and self.lora.load_in_4bit:
             raise ValueError("lora.load_in_4bit is true, which is for model vlm; this one is blip")
+        if self.lora and not self.pretrained:
+            raise ValueError("lora is set, but pretrained is not: set it to the base weights")
+        if self.lora and self.pretrained != without_secrets(self.pretrained):
+            raise ValueError(
+                "pretrained is an address with a user or a query, which a checkpoint of lora would "
+                "contain: download the file, and set pretrained to its path"
+            )
         check_image_size(self.image_size, self.vit)
         return self
 

@@ -10,8 +10,8 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import nn
 
-from BLIP.adapter import merge_adapter, read_base
-from BLIP.checkpoint import ADAPTER, load_weights, read_checkpoint, run_config
+from BLIP.adapter import add_adapter, load_trained_state, merge_adapter, read_base
+from BLIP.checkpoint import ADAPTER, check_finite, load_weights, read_checkpoint, run_config
 from captioning.captioners.interface import BuildContext, Captioner, CaptionerPackage, Tokenizer
 from captioning.captioners.registry import package_of
 from captioning.config import Config, explained, load_config, parse_config
@@ -19,7 +19,6 @@ from captioning.data.dataset import preprocess_caption
 from captioning.data.image import MEAN, STD, Preprocessing, decode, evaluation_transform, normalise
 from captioning.data.sources import read_split
 from captioning.files.stores import without_secrets
-from captioning.models.lora import add_lora, load_trained_state
 from captioning.models.prompts import prompt_is_question
 from captioning.models.skip_init import SkipInit
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
@@ -68,16 +67,31 @@ def captioner_from(
         if fills_weights:
             report = f"loaded {name}: {load_weights(captioner, base['model'], base_name)}"
         if config.lora:
-            module = captioner.get_submodule(package.LORA_MODULE)
-            add_lora(module, config.lora, base_name, package.LORA_EXCLUDED)
+            _add_lora(config, package, captioner, base_name)
             report += "; its weights are frozen, lora's are new"
-        if adapter and config.lora and checkpoint:
-            load_trained_state(captioner, adapter["model"], name)
-            report = f"loaded {name}: every key matched"
-        elif adapter and not config.lora:
+        if adapter and not config.lora:
             merge_adapter(captioner.get_submodule(package.LORA_MODULE), adapter, name)
             report = f"loaded {name}: its adapter is merged into {base_name}"
+        elif adapter and checkpoint:
+            check_finite(adapter["model"], name)
+            load_trained_state(captioner, adapter["model"], name)
+            report = f"loaded {name}: every key matched"
     return captioner, report
+
+
+def _add_lora(config: Config, package: CaptionerPackage, captioner: nn.Module, base: str) -> None:
+    """Add LoRA's layers to a captioner. base: the name of the frozen weights."""
+    adapter = {
+        "peft_type": "LORA",
+        "r": config.lora.r,
+        "lora_alpha": config.lora.alpha,
+        "lora_dropout": config.lora.dropout,
+        "target_modules": config.lora.target_modules,
+        "exclude_modules": list(package.LORA_EXCLUDED),
+        "base_model_name_or_path": base,
+    }
+    name = f"lora with target_modules {config.lora.target_modules!r}"
+    add_adapter(captioner.get_submodule(package.LORA_MODULE), adapter, name)
 
 
 def _base(
@@ -87,27 +101,15 @@ def _base(
 
     content, name: the checkpoint, which has an adapter or, for a new adapter, these weights.
     """
-    is_adapter, key = ADAPTER in (content or {}), getattr(package, "LORA_BASE", None)
-    if key is None:
-        raise UserError(f"{name} has an adapter, which model {config.model} does not support")
-    if key != "pretrained":
-        if content is not None and not is_adapter:
-            raise UserError(
-                f"{name} holds a whole model, but lora adapts the model given by {key}: export "
-                f"{name} with python -m captioning.export, and set {key} to the result"
-            )
-        return None, getattr(config, key).removeprefix("hf://")
-    if content is None:
-        raise UserError("lora is set, but pretrained is not: set pretrained to the base weights")
-    if is_adapter:
-        return read_base(content, name, config.trust_checkpoint)
-    address = config.pretrained or ""
-    if address != without_secrets(address):
+    is_adapter, key = ADAPTER in (content or {}), getattr(package, "LORA_BASE", "pretrained")
+    if key == "pretrained":
+        return read_base(content, name, config.trust_checkpoint) if is_adapter else (content, name)
+    if content is not None and not is_adapter:
         raise UserError(
-            "pretrained is an address with a user or a query, which a checkpoint of lora would "
-            "not contain: download the file, and set pretrained to its path"
+            f"{name} holds a whole model, but lora adapts the model given by {key}: export {name} "
+            f"with python -m captioning.export, and set {key} to the result"
         )
-    return content, name
+    return None, getattr(config, key).removeprefix("hf://")
 
 
 def _check_null_image(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:

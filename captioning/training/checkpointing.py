@@ -13,11 +13,11 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
+from BLIP.adapter import adapter_config
 from captioning.config import Config, explained, keys_of, parse_config
 from captioning.files import stores
 from captioning.files.cache import local
 from captioning.models import checkpoints
-from captioning.models.lora import adapter_config
 from captioning.models.precision import Precision
 from captioning.rewards.registry import REWARDS
 from captioning.runtime import distributed

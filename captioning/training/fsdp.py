@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from BLIP.adapter import adapter_config, load_trained_state, trained_state
 from captioning.config import Config
 from captioning.models.build import captioner_from
-from captioning.models.lora import adapter_config, load_trained_state, trained_state
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.schedule import is_distributed
