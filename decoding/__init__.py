@@ -1,6 +1,6 @@
 """Generates captions: greedy decoding, beam search, sampling, guidance. Needs torch only."""
 
-from decoding.decode import decode, generate_captions
+from decoding.decode import decode
 from decoding.interface import (
     Decoded,
     DecodingSettings,
@@ -10,8 +10,6 @@ from decoding.interface import (
     until_end,
 )
 
-draw_captions = generate_captions  # the former name, kept for users' scripts
-
 __all__ = [
     "Decoded",
     "DecodingSettings",
@@ -19,7 +17,5 @@ __all__ = [
     "SettingsError",
     "Step",
     "decode",
-    "draw_captions",
-    "generate_captions",
     "until_end",
 ]

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 
-from decoding.decode import generate_captions
-from decoding.interface import DecodingSettings, Generated, Step
+from decoding.decode import decode
+from decoding.interface import DecodingSettings, Generated, Step, caption_lengths
 
 # One prompt per image. None, as an entry or instead of the list, means the captioner's own prompt.
 Prompts = Optional[list[Optional[str]]]
@@ -99,20 +98,21 @@ class CaptionGenerator(nn.Module):
     @torch.inference_mode()
     def generate_from(self, encoded: Tensor, settings: DecodingSettings) -> Generated:
         """Return captions of encoded images (B, P, width)."""
-        inputs = encoded
-        if settings.is_guided:
+        pad, end = self.tokenizer.pad, self.tokenizer.end
+        prompts = self.prompt_ids.to(encoded.device).expand(len(encoded), -1)
+        is_guided, inputs, own_scores = settings.guidance_scale != 1, encoded, None
+        if is_guided:
             null = self.encode_null(encoded.device).expand_as(encoded)
             inputs = torch.cat([encoded, null])
         with self.inference_context():
-            return generate_captions(
-                self.step_function(inputs, settings),
-                self.prompt_ids,
-                encoded,
-                self.tokenizer,
-                settings,
-                text=self.caption_text,
-                log_likelihoods=partial(self.log_likelihoods, encoded),
-            )
+            step = self.step_function(inputs, settings)
+            ids, scores = decode(step, prompts, end, pad, settings)
+            if is_guided:
+                total = self.log_likelihoods(encoded, ids).double().sum(-1)
+                lengths = caption_lengths(ids, prompts.size(1), end)
+                own_scores = total / lengths**settings.length_penalty
+        captions = [[self.caption_text(caption) for caption in group] for group in ids]
+        return Generated(captions, ids, scores, own_scores)
 
     def generate(self, image: Tensor, settings: DecodingSettings) -> list[str]:
         """Return the best caption of each image (B, 3, S, S)."""

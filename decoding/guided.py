@@ -12,22 +12,19 @@ from torch import Tensor
 from decoding.interface import Step
 
 
-class GuidedStep:
-    """A `decoding.Step` of B prompts, with guidance.
+def guided_step(step: Step, scale: float) -> Step:
+    """Return a `decoding.Step` of B prompts, given one of 2B prompts. scale: see `guide`."""
+    previous_rows = 0  # the number of rows of B prompts at the previous call
 
-    step: the captioner's step function, for 2B prompts. scale: see `guide`.
-    """
-
-    def __init__(self, step: Step, scale: float):
-        self.step, self.scale = step, scale
-        self.previous_rows = 0  # the number of rows of B prompts at the previous call
-
-    def __call__(self, tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
+    def guided(tokens: Tensor, rows: Optional[Tensor]) -> Tensor:
+        nonlocal previous_rows
         if rows is not None:
-            rows = torch.cat([rows, rows + self.previous_rows])
-        self.previous_rows = tokens.size(0) * tokens.size(1)
-        image_logits, null_logits = self.step(torch.cat([tokens, tokens]), rows).chunk(2)
-        return guide(image_logits, null_logits, self.scale)
+            rows = torch.cat([rows, rows + previous_rows])
+        previous_rows = tokens[..., 0].numel()
+        image_logits, null_logits = step(torch.cat([tokens, tokens]), rows).chunk(2)
+        return guide(image_logits, null_logits, scale)
+
+    return guided
 
 
 def guide(image_logits: Tensor, null_logits: Tensor, scale: float) -> Tensor:
@@ -39,11 +36,3 @@ def guide(image_logits: Tensor, null_logits: Tensor, scale: float) -> Tensor:
     null_logp = null_logits.float().log_softmax(-1)
     logits = null_logp + scale * (image_logp - null_logp)
     return logits.masked_fill(image_logp == -torch.inf, -torch.inf)
-
-
-def caption_lengths(ids: Tensor, prompt_length: int, end: int) -> Tensor:
-    """Return the number of tokens of each caption (B, k, n), with the prompt and without `end`.
-
-    The result is int64 (B, k). prompt_length: the number of the prompt's tokens.
-    """
-    return prompt_length + ((ids[..., prompt_length:] == end).cumsum(-1) == 0).sum(-1)

@@ -1,12 +1,11 @@
 """Defines the settings of decoding, the type of a captioner's step function, and the results."""
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple, Optional, Protocol
 
 from torch import Tensor
 
-# The smallest allowed value of each setting.
+# The smallest allowed value of each setting, and the settings that have to be positive.
 AT_LEAST = {
     "max_length": 1,
     "min_length": 0,
@@ -18,8 +17,7 @@ AT_LEAST = {
     "diversity_penalty": 0,
     "guidance_scale": 0,
 }
-# These settings are above 0, and at most the value.
-ABOVE_0 = {"repetition_penalty": math.inf, "temperature": math.inf, "top_p": 1}
+ABOVE_0 = ("repetition_penalty", "temperature", "top_p")
 
 
 class SettingsError(ValueError):
@@ -62,11 +60,10 @@ class DecodingSettings:
 
     def __post_init__(self):
         for name, minimum in AT_LEAST.items():
-            self._require(name, minimum <= getattr(self, name) < math.inf, f"{minimum} or more")
-        for name, maximum in ABOVE_0.items():
-            self._require(name, 0 < getattr(self, name) < math.inf, "above 0")
-            self._require(name, getattr(self, name) <= maximum, f"{maximum} or less")
-        self._require("length_penalty", math.isfinite(self.length_penalty), "a number")
+            self._require(name, getattr(self, name) >= minimum, f"{minimum} or more")
+        for name in ABOVE_0:
+            self._require(name, getattr(self, name) > 0, "above 0")
+        self._require("top_p", self.top_p <= 1, "1 or less")
         groups = self.num_beam_groups
         if groups > 1 and (self.sample or self.num_beams % groups):
             raise ValueError(
@@ -87,11 +84,6 @@ class DecodingSettings:
                 f"num_return is {self.num_return} with num_beams {self.num_beams}; "
                 "raise num_beams or sample"
             )
-
-    @property
-    def is_guided(self) -> bool:
-        """Whether steps also run with the null image, see `decoding.guided`."""
-        return self.guidance_scale != 1
 
     def _require(self, name: str, is_valid: bool, requirement: str) -> None:
         if not is_valid:
@@ -131,9 +123,18 @@ def until_end(tokens: Tensor, end: int) -> Tensor:
     return ended.cumsum(-1) - ended == 0
 
 
-def take_rows(tokens: Tensor, index: Tensor) -> Tensor:
-    """Return the rows (b, k, L) of tokens (b, m, L) that `index` (b, k) selects."""
-    return tokens.gather(1, index.unsqueeze(2).expand(-1, -1, tokens.size(2)))
+def caption_lengths(ids: Tensor, prompt_length: int, end: int) -> Tensor:
+    """Return the number of tokens of captions (..., n), with the prompt and without `end`.
+
+    The result is int64 (...). prompt_length: the number of the prompt's tokens.
+    """
+    caption = ids[..., prompt_length:]
+    return prompt_length + (until_end(caption, end) & (caption != end)).sum(-1)
+
+
+def trimmed(ids: Tensor, prompt_length: int, end: int) -> Tensor:
+    """Return captions (..., n) without the positions that are padding in all of them."""
+    return ids[..., : int(caption_lengths(ids, prompt_length, end).max()) + 1]
 
 
 class Generated(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, Optional
 import torch
 from torch import Tensor
 
-from decoding.interface import DecodingSettings, Generated, take_rows
+from decoding.interface import DecodingSettings, Generated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +85,7 @@ def rerank(generated: Generated, scores: Tensor, num_return: int) -> Generated:
     own_scores = generated.own_scores
     return Generated(
         captions,
-        take_rows(generated.token_ids, order),
+        generated.token_ids.take_along_dim(order.unsqueeze(2), 1),
         scores=generated.scores.gather(1, order),
         own_scores=None if own_scores is None else own_scores.gather(1, order),
         rerank_scores=scores.gather(1, order),

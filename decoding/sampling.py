@@ -1,11 +1,9 @@
 """Generates captions token by token: takes the best token (greedy) or samples one."""
 
-from typing import Optional
-
 import torch
 from torch import Tensor
 
-from decoding.interface import Decoded, DecodingSettings, Step
+from decoding.interface import Decoded, DecodingSettings, Step, caption_lengths, trimmed
 
 
 def greedy_or_sample(
@@ -15,59 +13,41 @@ def greedy_or_sample(
 
     When all captions of a prompt have ended, `step` is called without this prompt.
     """
-    num_captions = settings.num_return
-    max_length = settings.max_length
+    num_captions, max_length = settings.num_return, settings.max_length
     num_prompts, start = prompt.shape
     active = torch.arange(num_prompts, device=prompt.device)  # (b,), not all ended
     tokens = prompt.new_full((num_prompts, num_captions, max_length), pad)
     tokens[..., :start] = prompt.unsqueeze(1)
-    scores = torch.zeros(num_prompts, num_captions, dtype=torch.float64, device=prompt.device)
-    lengths = torch.full_like(tokens[..., 0], max_length)
-    noise = None
-    if settings.sample and settings.seeds is not None:
-        noise = _uniform_noise(settings.seeds, num_captions, max_length).to(prompt.device)
+    scores = torch.zeros_like(tokens[..., 0], dtype=torch.float64)
+    if settings.sample:
+        noise = _uniform_noise(num_prompts, settings).to(prompt.device)
 
     logits = step(prompt.unsqueeze(1), None).expand(-1, num_captions, -1)  # (b, k, V)
-    rows = active.unsqueeze(1).expand(-1, num_captions)
+    step_rows = 1  # rows per prompt in the latest call of `step`
     for length in range(start, max_length):
         adjusted = adjust_scores(logits.float(), tokens[active, :, :length], end, settings)
         if settings.sample:
-            uniform = None if noise is None else noise[active, :, length]
-            next_tokens = _sample_tokens(adjusted, uniform, settings)
+            probabilities = warp_scores(adjusted, settings).softmax(-1)
+            next_tokens = draw_tokens(probabilities, noise[active, :, length])
         else:
             next_tokens = adjusted.argmax(-1)
-        has_ended = lengths[active] < max_length  # (b, k); lengths are max_length until the end
+        has_ended = (tokens[active, :, start:length] == end).any(-1)  # (b, k)
         next_tokens = next_tokens.masked_fill(has_ended, pad)
+        tokens[active, :, length] = next_tokens
         logprobs = logits.float().log_softmax(-1).gather(2, next_tokens.unsqueeze(2)).squeeze(2)
         scores[active] += logprobs.masked_fill(has_ended, 0)
-        tokens[active, :, length] = next_tokens
-        lengths[active] = lengths[active].where(has_ended | (next_tokens != end), length)
 
-        kept = (lengths[active] == max_length).any(1).nonzero().squeeze(1)
+        kept = (~has_ended & (next_tokens != end)).any(1).nonzero().squeeze(1)
         active = active[kept]
-        rows = rows[kept]
-        next_tokens = next_tokens[kept]
         if len(active) == 0:
             break
         if length + 1 < max_length:
-            logits = step(next_tokens.unsqueeze(2), rows)
-            rows = torch.arange(rows.numel(), device=rows.device).view_as(rows)
+            captions = torch.arange(num_captions, device=kept.device)
+            rows = kept.unsqueeze(1) * step_rows + captions % step_rows
+            logits, step_rows = step(next_tokens[kept].unsqueeze(2), rows), num_captions
 
-    width = min(int(lengths.max()) + 1, max_length)
-    return Decoded(tokens[..., :width], scores / lengths**settings.length_penalty)
-
-
-def _sample_tokens(scores: Tensor, uniform: Optional[Tensor], settings: DecodingSettings) -> Tensor:
-    """Sample a token id (b, k) from each row of scores (b, k, V).
-
-    uniform: (b, k), random numbers in [0, 1); None uses torch's global generator.
-    """
-    probabilities = warp_scores(scores, settings).softmax(-1).flatten(0, 1)
-    if uniform is None:
-        token_ids = draw_tokens(probabilities)
-    else:
-        token_ids = draw_by_inverse(probabilities, uniform.flatten())
-    return token_ids.view(scores.shape[:2])
+    lengths = caption_lengths(tokens, start, end)
+    return Decoded(trimmed(tokens, start, end), scores / lengths**settings.length_penalty)
 
 
 def adjust_scores(scores: Tensor, tokens: Tensor, end: int, settings: DecodingSettings) -> Tensor:
@@ -100,35 +80,31 @@ def _ban_repeated_ngrams(scores: Tensor, tokens: Tensor, size: int) -> Tensor:
     return scores.masked_fill(repeats > 0, float("-inf"))
 
 
-def draw_tokens(probabilities: Tensor) -> Tensor:
-    """Sample a token id from each row of (n, V): int64 (n,), the ids that torch.multinomial gives.
+def _uniform_noise(num_prompts: int, settings: DecodingSettings) -> Tensor:
+    """Return uniform numbers in [0, 1), float64 (num_prompts, num_return, max_length).
 
-    A row that is not finite gives an arbitrary id, whose log-probability is not finite either. On
-    such a row torch.multinomial would abort. Its check of the rows, at every token, would also
-    synchronise with a GPU.
+    Each prompt has a generator, whose seed is in `settings.seeds` or drawn from torch's global one.
     """
-    return (probabilities / torch.empty_like(probabilities).exponential_()).argmax(-1)
-
-
-def _uniform_noise(seeds: tuple[int, ...], captions: int, length: int) -> Tensor:
-    """Return uniform numbers in [0, 1), float64 (seeds, captions, length), a generator per seed."""
+    shape = settings.num_return, settings.max_length
+    seeds = settings.seeds or torch.randint(2**62, (num_prompts,)).tolist()
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    shape = (captions, length)
     return torch.stack([torch.rand(shape, generator=g, dtype=torch.float64) for g in generators])
 
 
-def draw_by_inverse(probabilities: Tensor, uniform: Tensor) -> Tensor:
-    """Sample a token id from each row of (n, V) by its inverse cumulative distribution: int64 (n,).
+def draw_tokens(probabilities: Tensor, uniform: Tensor) -> Tensor:
+    """Sample a token id (...) from each row of (..., V) by its inverse cumulative distribution.
 
-    uniform: (n,), random numbers in [0, 1). A token of probability 0 is never chosen.
+    uniform: (...), random numbers in [0, 1). A token of probability 0 is never chosen. A row that
+    is not finite gives an arbitrary id, whose log-probability is not finite either.
     """
-    cumulative = probabilities.double().cumsum(-1)  # (n, V)
-    totals = cumulative[:, -1]
+    cumulative = probabilities.double().cumsum(-1)  # (..., V)
+    totals = cumulative[..., -1:]
     # The product may round up to the total, for which searchsorted would find no token, so that
     # thresholds are kept below the total.
-    thresholds = (uniform * totals).minimum(totals.nextafter(torch.zeros_like(totals)))
-    token_ids = torch.searchsorted(cumulative, thresholds.unsqueeze(1), right=True).squeeze(1)
-    return token_ids.clamp(max=cumulative.size(1) - 1)  # for rows that are not finite
+    thresholds = uniform.unsqueeze(-1) * totals
+    thresholds = thresholds.minimum(totals.nextafter(torch.zeros_like(totals)))
+    token_ids = torch.searchsorted(cumulative, thresholds, right=True).squeeze(-1)
+    return token_ids.clamp(max=cumulative.size(-1) - 1)  # for rows that are not finite
 
 
 def warp_scores(scores: Tensor, settings: DecodingSettings) -> Tensor:

@@ -15,7 +15,7 @@ from captioning.data.randomness import derived_seed
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
-from decoding.guided import caption_lengths
+from decoding.interface import caption_lengths
 from decoding.rerank import Reranking, rerank
 
 MAX_CAPTIONS = 256  # the most captions whose likelihoods are computed in one batch

@@ -1,5 +1,7 @@
 """Small models, and a plain beam search over one, that decoding is compared with."""
 
+from functools import partial
+
 import torch
 
 from decoding import DecodingSettings
@@ -46,6 +48,38 @@ class PrefixModel:
 
     def step(self):
         return uncached(self.logits)
+
+
+class GuidedModel:
+    """Two prefix models, one of which sees the image. Both exclude the word 0, as captioners do."""
+
+    def __init__(self, vocabulary, seed, scale, **settings):
+        make = partial(PrefixModel, vocabulary, **settings)
+        self.models, self.scale = (make(seed), make(seed + 1)), scale
+
+    def logits(self, tokens):
+        """Return the formula's logits, float64 (R, V), of tokens (R, n)."""
+        image, null = (m.logits(tokens)[:, 1:].double().log_softmax(-1) for m in self.models)
+        logits = null + self.scale * (image - null)
+        return torch.nn.functional.pad(logits, (1, 0), value=float("-inf"))
+
+    def step(self):
+        """Return the step function of both. A row keeps its image, as it does a cache."""
+        sees_image = torch.empty(0)
+
+        def logits(rows):
+            found = torch.where(sees_image[:, None], *(m.logits(rows) for m in self.models))
+            return found.index_fill(1, torch.tensor(0), float("-inf"))
+
+        def step(tokens, rows):
+            nonlocal sees_image
+            count = tokens.size(0) * tokens.size(1)
+            first = rows is None
+            sees_image = torch.arange(count) < count // 2 if first else sees_image[rows.flatten()]
+            return plain(tokens, rows)
+
+        plain = uncached(logits)
+        return step
 
 
 def reference_beam_search(model, prompt, chosen: DecodingSettings):

@@ -8,7 +8,7 @@ import transformers
 
 from decoding import DecodingSettings, decode
 from decoding.sampling import adjust_scores, draw_tokens, warp_scores
-from tests.decoding.references import markov
+from tests.decoding.references import GuidedModel, markov
 
 END, PAD = 1, 0
 
@@ -77,16 +77,44 @@ def test_repeats_are_banned_as_in_transformers(size):
         torch.testing.assert_close(found, banned(tokens.flatten(0, 1), scores.flatten(0, 1)))
 
 
-def test_draws_are_those_of_torch_multinomial():
-    for seed in range(20):
-        torch.manual_seed(seed)
-        probabilities = torch.randn(8, 300).mul(3).softmax(-1)
-        probabilities[:, ::2] = 0
-        state = torch.get_rng_state()
-        theirs, after = torch.multinomial(probabilities, 1)[:, 0], torch.rand(4)
-        torch.set_rng_state(state)
-        assert torch.equal(draw_tokens(probabilities), theirs)
-        assert torch.equal(torch.rand(4), after)
+def test_tokens_are_drawn_as_often_as_their_probability_says():
+    p = torch.tensor([0.0, 0.5, 0.0, 0.2, 0.3, 0.0])
+    found = draw_tokens(p.expand(20000, -1), torch.rand(20000).double()).bincount(minlength=6)
+    torch.testing.assert_close(found / 20000, p, atol=0.015, rtol=0)
+    assert not found[p == 0].any()
+    ends = torch.tensor([0.0, 1 - 2**-53], dtype=torch.float64)
+    assert draw_tokens(p.expand(2, -1), ends).tolist() == [1, 4]
+
+
+@pytest.mark.parametrize("scale", [2.5, 0.3])
+def test_guided_words_are_sampled_as_often_as_the_formula_says(scale):
+    whole = {"top_p": 1.0, "top_k": 0, "min_length": 0, "max_length": 3, "temperature": 1.5}
+    chosen = DecodingSettings(guidance_scale=scale, sample=True, num_return=20_000, **whole)
+    model, prompt = GuidedModel(8, 1, scale), torch.tensor([[2, 3]])
+    words = decode(model.step(), prompt, END, PAD, chosen).token_ids[0, :, 2]
+    expected = (model.logits(prompt) / 1.5).softmax(1)[0]
+    frequency = torch.bincount(words, minlength=8).double() / 20_000
+    torch.testing.assert_close(frequency, expected, atol=0.015, rtol=0)
+
+
+def test_samples_depend_on_their_own_seed_or_on_torchs():
+    (_, step), prompts = markov(), torch.tensor([[3], [4], [5]])
+    settings = {"sample": True, "num_return": 4, "max_length": 9, "min_length": 0, "top_p": 1.0}
+
+    def samples(rows=slice(None), seeds=None):
+        return decode(step, prompts[rows], END, PAD, DecodingSettings(**settings, seeds=seeds))
+
+    state, whole = torch.random.get_rng_state(), samples(seeds=(7, 8, 9))
+    for row in range(3):
+        alone = samples([row], (7 + row,))
+        assert torch.equal(whole.token_ids[row, :, : alone.token_ids.size(2)], alone.token_ids[0])
+        assert torch.equal(whole.scores[row], alone.scores[0])
+    assert not torch.equal(samples(seeds=(1, 2, 3)).scores, whole.scores)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    first, second = samples(), samples()
+    assert not torch.equal(first.scores, second.scores)
+    torch.random.set_rng_state(state)
+    assert torch.equal(samples().scores, first.scores)
 
 
 def test_logits_that_are_not_finite_give_scores_that_are_not():

@@ -75,6 +75,14 @@ def test_log_likelihoods_at_a_temperature_are_those_of_the_words_read_again(make
         assert (found[i, j, length:] == 0).all()
 
 
+@pytest.mark.parametrize("model", ["blip", "lstm"])
+def test_unequal_lists_of_captions_are_refused(make, model):
+    captioner, image = make(model), torch.randn(2, 3, 64, 64)
+    for wrong in ([["a"], []], [[], []], [["a"]], [["a"], ["b", "c"]]):
+        with pytest.raises(ValueError, match="captions for 2 images; give each image the same num"):
+            captioner(image, wrong)
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_log_likelihoods_have_a_gradient_for_every_parameter(make, model):
     captioner = make(model, scale=1)
@@ -105,6 +113,15 @@ def naive(captioner, own, other, settings):
     return decode(step, captioner.prompt_ids[None], words.end, words.pad, settings)
 
 
+def own_score(captioner, encoded, ids):
+    """Return the mean log-probability of a caption's tokens, with its end, without guidance."""
+    start, end = len(captioner.prompt_ids), captioner.tokenizer.end
+    length = ids.tolist().index(end) if end in ids else len(ids)
+    said = ids[start : length + 1]
+    logprobs = captioner.score_tokens(encoded, ids)[0].double().log_softmax(-1)
+    return logprobs[range(len(said)), said].sum().item() / length
+
+
 @pytest.mark.parametrize("model", ["blip", "rnn", slow("attn"), "sat"])
 def test_guided_captions_are_those_of_the_formula(make, model):
     captioner = make(model)
@@ -118,6 +135,8 @@ def test_guided_captions_are_those_of_the_formula(make, model):
             ids, scores = naive(captioner, encoded[n : n + 1], other, settings)
             assert found.token_ids[n, :, : ids.size(2)].tolist() == ids[0].tolist()
             torch.testing.assert_close(found.scores[n], scores[0], rtol=1e-4, atol=1e-4)
+            own = own_score(captioner, encoded[n : n + 1], ids[0, 0])
+            assert found.own_scores[n, 0].item() == pytest.approx(own, rel=1e-4)
 
 
 @pytest.mark.parametrize("compiled", [False, slow(True)])

@@ -134,10 +134,11 @@ def test_the_expected_gradient_is_that_of_all_captions_enumerated(baseline):
 
 @pytest.mark.slow
 def test_a_run_learns_what_is_rewarded(run):
-    given = ["objective=", "init_lr=3e-3", "max_epoch=12", "lr_schedule=exponential"]
+    given = ["objective=", "init_lr=1e-2", "max_epoch=12", "lr_schedule=exponential"]
+    given += ["reward_samples=8"]
     steps = log_of(run(*given, "eval_every=12").run().folder, "step")
     means = [np.mean([line["reward"] for line in part]) for part in (steps[:6], steps[-6:])]
-    assert means[1] > means[0] + 0.3
+    assert means[1] > means[0] + 0.5
     for line in steps:
         assert line["reward"] == pytest.approx(line["facts"] + 0.5 * line["cider"], abs=1e-5)
         assert line.keys() >= {"baseline", "length", "loss"} and "mle" not in line
