@@ -4,7 +4,6 @@ import ast
 import functools
 import re
 
-BASE_PACKAGES = ("smile", "decoding")  # all others may import these
 REGISTRY = "captioning/captioners/registry.py"
 # Strings of a file that imports one of these name modules, as registries do.
 IMPORTERS = {"captioning.runtime.registry.load", "importlib.import_module"}
@@ -52,10 +51,16 @@ def captioner_packages(root):
     return {name.split(".")[0] for name in names} - {"captioning"}
 
 
-def packages(root):
-    """Return what each package may import of the project, itself apart."""
-    below, captioners = set(BASE_PACKAGES), captioner_packages(root)
-    allowed = {name: set() for name in BASE_PACKAGES}
-    allowed.update({name: below for name in captioners})
-    allowed["captioning"] = below | captioners
-    return {**allowed, "app": {*allowed}, "benchmarks": {*allowed}}
+def chains(root):
+    """Return the chains of docs/architecture.md, of packages and of captioning's subpackages.
+
+    A chain is a dict {name: position}; names import only what has a lower position.
+    """
+    text = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
+    lines = [line.split("<-") for line in text.splitlines() if "<-" in line]
+    found = [
+        {name.strip(): position for position, names in enumerate(line) for name in names.split(",")}
+        for line in lines
+    ]
+    packages, subpackages = found
+    return packages, subpackages

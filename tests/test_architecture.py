@@ -1,36 +1,18 @@
 """Imports point one way; files are short, and named for their content."""
 
 import ast
-import re
 import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.sources import (
-    REGISTRY,
-    captioner_packages,
-    imported_names,
-    module_name,
-    packages,
-    source_files,
-)
+from tests.sources import captioner_packages, chains, imported_names, module_name, source_files
 
-# The subpackages of captioning: a file imports from its own and from those before it. Files at the
-# root are programs; sweeps start `train`.
-SUBPACKAGES = (
-    *("runtime", "files", "data", "scenes", "metrics", "rewards", "captioners", "config", "models"),
-    *("training", "train", "bulk", "report", "sweep", "demo"),
-)
-CAPTIONER_CLASS = re.compile(r"\w+(Captioner|Decoder)")
-OTHER_CLASSES = {"Captioner", "JSONDecoder"}  # the interface; the standard library's
 ONLY_TORCH = ("smile", "decoding")
-# Data sets and metrics work on files of any captioner, so they import none. Downloading and reading
-# files needs no captioner.
-READERS = ("download", "safe_load", "checkpoint")
-NO_CAPTIONER = {f"BLIP.{name}" for name in READERS}
-JUDGE = "BLIP.itm"  # scores captions of any captioner, with layers of one
+# Subpackages of captioning that work with files of any captioner.
+NO_CAPTIONER = ("runtime", "data", "scenes", "rewards")
+NO_PACKAGES = {"tests", "scripts", "examples", "web"}
 
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
 LONGEST_FILE = 400
@@ -38,7 +20,7 @@ LONGEST_FILE = 400
 
 def modules(root):
     """Return the names that each module of the packages imports, by the module's name."""
-    known = packages(root)
+    known, _ = chains(root)
     return {
         module_name(root, path): imported_names(root, path)
         for path in source_files(root)
@@ -52,30 +34,30 @@ def standard_library():
     return {path.name.split(".")[0] for path in files} | set(sys.builtin_module_names)
 
 
-def rank(name):
-    """The position of a module of captioning among its subpackages, the last for a program."""
-    part = f"{name}.".split(".")[1]
-    return SUBPACKAGES.index(part) if part in SUBPACKAGES else len(SUBPACKAGES)
-
-
 def imports_against_the_layers(root):
-    """Return "module imports name" for each import that the layers forbid."""
-    known, placed = standard_library() | {"torch"}, packages(root)
+    """Return "module imports name" for each import that docs/architecture.md does not allow."""
+    packages, subpackages = chains(root)
     folders = {file.relative_to(root).parts[0] for file in source_files(root)}
-    assert folders - placed.keys() <= {"tests", "scripts", "examples", "web"}
+    assert folders == packages.keys() | NO_PACKAGES
+    rooms = {path.parent.name for path in root.glob("captioning/*/__init__.py")}
+    assert rooms == subpackages.keys() - {"programs"}
     graph, captioners, found = modules(root), captioner_packages(root), []
-    assert len(graph) > 200 and captioners >= {"BLIP", "baselines", "vlm"}
+    assert len(graph) > 150 and captioners == {"BLIP", "baselines", "vlm"}
+    allowed = standard_library() | {"torch"}
     for module, names in graph.items():
-        own = module.split(".")[0]
-        of_files = module in NO_CAPTIONER or rank(module) <= SUBPACKAGES.index("metrics")
-        for name in sorted(names):
-            top = name.split(".")[0]
-            foreign = own in ONLY_TORCH and top not in known | {own}
-            above = top in placed and top not in placed[own] | {own}
-            later = own == top == "captioning" != name and rank(name) > rank(module)
-            harmless = any(f"{name}.".startswith(f"{n}.") for n in (*NO_CAPTIONER, JUDGE))
-            captions = of_files and top in captioners and not harmless
-            if foreign or above or later or captions:
+        package, part = f"{module}.".split(".")[:2]
+        for name in sorted(names - {package}):
+            target, target_part = f"{name}.".split(".")[:2]
+            if target == package:
+                programs = subpackages["programs"]
+                ranks = [subpackages.get(part, programs) for part in (target_part, part)]
+                against = package == "captioning" and ranks[0] > ranks[1]
+            elif target in packages:
+                independent = part in NO_CAPTIONER and target in captioners
+                against = packages[target] >= packages[package] or independent
+            else:
+                against = package in ONLY_TORCH and target not in allowed
+            if against:
                 found.append(f"{module} imports {name}")
     return found
 
@@ -99,25 +81,44 @@ def circles(root):
     return [f"{a} and {b}" for a in graph for b in sorted(reach[a]) if a < b and a in reach[b]]
 
 
+def captioner_classes(root):
+    """Return the names of the classes of captioners, which are derived from CaptionGenerator."""
+    trees = [
+        ast.parse(path.read_text(encoding="utf-8"))
+        for package in captioner_packages(root)
+        for path in root.glob(f"{package}/**/*.py")
+    ]
+    classes = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    bases = {node.name: {ast.unparse(base) for base in node.bases} for node in classes}
+    return {name for name, names in bases.items() if "CaptionGenerator" in names}
+
+
 def checks_of_the_captioner(root):
-    """Return a line for each place where shared code checks which captioner it has."""
-    found, shared = [], packages(root).keys() - captioner_packages(root)
-    for path in source_files(root):
-        name = path.relative_to(root)
-        if path.suffix == ".py" and name.parts[0] in shared and str(name) != REGISTRY:
-            measured = name.parts[0] == "benchmarks"  # builds captioners; must not ask for one
+    """Return a line for each place where shared code checks which captioner it has.
+
+    Only benchmarks build captioners by their classes.
+    """
+    found, classes = [], captioner_classes(root)
+    assert len(classes) == 3
+    for package in chains(root)[0].keys() - captioner_packages(root):
+        for path in root.glob(f"{package}/**/*.py"):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-                if _checks_class(node, measured) or _checks_model(node):
-                    found.append(f"{name}:{node.lineno}")
+                names = _names(node) & classes and package != "benchmarks"
+                if names or _checks_class(node, classes) or _checks_model(node):
+                    found.append(f"{path.relative_to(root)}:{node.lineno}")
     return found
 
 
-def _checks_class(node, measured):
-    """Whether a captioner's class is named; in benchmarks, whether isinstance is asked."""
-    asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance"
-    parts = (ast.walk(node) if asked else []) if measured else [node, *getattr(node, "names", [])]
-    names = {getattr(part, key, None) for part in parts for key in ("id", "attr", "name")}
-    return any(CAPTIONER_CLASS.fullmatch(str(name)) for name in names - OTHER_CLASSES)
+def _names(node):
+    """Return the names that stand in a node itself, imported ones included."""
+    parts = [node, *getattr(node, "names", [])]
+    return {getattr(part, key, None) for part in parts for key in ("id", "attr", "name")}
+
+
+def _checks_class(node, classes):
+    """Whether isinstance is called with a captioner's class."""
+    is_asked = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "isinstance"
+    return is_asked and any(_names(part) & classes for part in ast.walk(node))
 
 
 def _checks_model(node):
@@ -125,7 +126,7 @@ def _checks_model(node):
     kinds = (ast.Eq, ast.NotEq, ast.In, ast.NotIn)
     if not isinstance(node, ast.Compare) or not any(isinstance(op, kinds) for op in node.ops):
         return False
-    parts = [inner for side in (node.left, *node.comparators) for inner in ast.walk(side)]
+    parts = [part for side in (node.left, *node.comparators) for part in ast.walk(side)]
     keys = [getattr(getattr(part, "slice", None), "value", None) for part in parts]
     return "model" in keys or any(getattr(part, "attr", None) == "model" for part in parts)
 
