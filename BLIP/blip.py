@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from BLIP.compiled_step import CompiledStepFactory
 from BLIP.inference import float_linear, replace_linears, shared_copy
 from BLIP.int8 import HalfEmbedding, int8_linear
-from BLIP.med import TextDecoder
 from BLIP.sizes import MED_CONFIG, VitSizes, read_med_config
 from BLIP.step import CachedStep
+from BLIP.text_decoder import TextDecoder
 from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
 from BLIP.vit import ImageEncoder
 from decoding import DecodingSettings, Step, until_end

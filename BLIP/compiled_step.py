@@ -5,8 +5,9 @@ from typing import Any, NamedTuple, Optional
 import torch
 from torch import Tensor
 
-from BLIP.med import KeysValues, TextDecoder
+from BLIP.med import KeysValues
 from BLIP.step import CachedStep, append_tokens
+from BLIP.text_decoder import TextDecoder
 
 
 class StaticCache(NamedTuple):

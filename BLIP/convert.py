@@ -33,8 +33,8 @@ from BLIP.checkpoint import (
 )
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of, run_program
 from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
-from BLIP.med import TextDecoder
 from BLIP.sizes import VIT_SIZES, MedConfig, read_med_config
+from BLIP.text_decoder import TextDecoder
 from BLIP.tokenizer import CONFIG, CaptionTokenizer
 from BLIP.vit import ImageEncoder
 from BLIP.writing import atomic_write, write_json

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from BLIP.med import KeysValues, TextDecoder, causal_mask
+from BLIP.med import KeysValues, causal_mask
+from BLIP.text_decoder import TextDecoder
 
 
 class CachedStep:
