@@ -6,6 +6,7 @@ the image. Text is padded on the left for generation and on the right for traini
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Optional, Union
 
 import torch
@@ -103,14 +104,10 @@ def collate(items: Sequence[Item], pad: int, left: bool = False) -> dict[str, Te
         pad_left = left and _is_text(items[0], key)
         rows = [item[key] for item in items]
         shape = [max(sizes) for sizes in zip(*(row.shape[1:] for row in rows))]
-        padded = [_pad(row, shape, padding_values.get(key, 0), pad_left) for row in rows]
+        padded = []
+        for row in rows:
+            lengths = [target - size for size, target in zip(row.shape[1:], shape)]
+            pairs = ((n, 0) if pad_left else (0, n) for n in reversed(lengths))
+            padded.append(F.pad(row, [*chain(*pairs)], value=padding_values.get(key, 0)))
         batch[key] = torch.cat(padded)
     return batch
-
-
-def _pad(row: Tensor, shape: list[int], value: int, left: bool) -> Tensor:
-    """Pad all dimensions except the first to `shape`, with `value`."""
-    padding = []
-    for size, target in zip(reversed(row.shape[1:]), reversed(shape)):
-        padding += [target - size, 0] if left else [0, target - size]
-    return F.pad(row, padding, value=value)

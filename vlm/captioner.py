@@ -16,10 +16,8 @@ from smile.loss import IGNORE
 from vlm.attention_map import run_with_cross_attention
 from vlm.batch import ImageBatch, Item, collate, with_caption
 from vlm.generation import generate
-from vlm.library import checkpointed_layers
 from vlm.prompt import (
     NEGATIVE_PROMPT,
-    PROBE_IMAGE,
     PromptProcessor,
     check_guidance,
     positions_of,
@@ -65,9 +63,6 @@ class VlmCaptioner(CaptionGenerator):
             )
         self.decoder_prefix = find_decoder_prefix(model, parts.tokenizer)
         self.max_positions = positions_of(parts.config)
-        if self.max_positions is not None:
-            inputs = prompt_processor(PROBE_IMAGE)
-            self.max_positions -= len(self.decoder_prefix) or inputs["input_ids"].size(1)
         # PaliGemma attends causally within a caption if its tokens have type 1.
         self.caption_token_type = 1 if prompt_processor.family == "paligemma" else None
         self.input_names = {*signature(type(model).forward).parameters} - {"labels"}
@@ -152,24 +147,29 @@ class VlmCaptioner(CaptionGenerator):
 
     def score_tokens(self, encoded: ImageBatch, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
         batch, labels = self._collate([(encoded.items[0], ids.tolist())])
-        attention_map = None
         if self.decoder_prefix:
             image_token = self.prompt_processor.image_token
             output, attention_map = run_with_cross_attention(self.model, batch, image_token)
         else:
-            output = self.model(**batch)
+            output, attention_map = self.model(**batch), None
         (logits,), _ = self._aligned(output.logits, labels)
         return logits, None if attention_map is None else attention_map[-len(ids) :]
 
     def shards(self) -> list[nn.Module]:
-        """Return the layers of the encoders and of the decoder, without the head."""
-        return checkpointed_layers(self.model)
+        """Return the layers of the encoders and of the decoder, without layers inside a layer."""
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        outermost, nested = [], set()
+        for module in self.model.modules():  # parents come before their children
+            if isinstance(module, GradientCheckpointingLayer) and module not in nested:
+                outermost.append(module)
+                nested.update(module.modules())
+        return outermost
 
     def save_pretrained(self, folder: Path) -> None:
         """Write the model and its processor, for `from_pretrained` of transformers."""
         parts = self.prompt_processor.parts
-        separate = (parts.image_processor, parts.tokenizer)
-        for part in (self.model, *([parts.processor] if parts.processor else separate)):
+        for part in (self.model, parts.processor, parts.tokenizer):
             part.save_pretrained(folder)
 
 

@@ -69,10 +69,7 @@ def build(config: Any, context: Any):
     four_bit = config.precision if config.lora and config.lora.load_in_4bit else None
     model = load_model(config.vlm, context.content is None, four_bit)
     if config.vit_grad_ckpt:
-        # transformers 5.20 renamed gradient_checkpointing_enable to this name.
-        name = "activation_checkpointing_enable"
-        enable = getattr(model, name, None) or model.gradient_checkpointing_enable
-        enable({"use_reentrant": False})
+        model.activation_checkpointing_enable({"use_reentrant": False})
     return VlmCaptioner(model, prompt_processor, config.build_objective(), config.max_tokens)
 
 

@@ -14,22 +14,18 @@ from torch import nn
 
 OLDEST_VERSION = 5  # major version of transformers
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# If this attribute of a 4-bit layer of bitsandbytes is true, the layer repacks its weights.
-REPACKING_FLAG = "support_avx512bf16_for_cpu"
-TRUST_REMOTE_CODE = "trust_remote_code"
 
 
 class Parts(NamedTuple):
     """The content of a model's folder without its weights.
 
-    name: the value of the key `vlm`. processor: the joint processor of images and text; None if the
-    folder has only a separate image processor and tokenizer.
+    - name: the value of the key `vlm`.
+    - processor: the joint processor of images and text; of a folder without one, of images.
     """
 
     name: str
     config: Any
-    processor: Optional[Any]
-    image_processor: Any
+    processor: Any
     tokenizer: Any
 
 
@@ -57,13 +53,11 @@ def load_parts(name: str) -> Parts:
         config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
         _check_image_to_text(config)
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
-        if hasattr(processor, "image_processor") and hasattr(processor, "tokenizer"):
-            image_processor, tokenizer = processor.image_processor, processor.tokenizer
-        else:
-            image_processor = transformers.AutoImageProcessor.from_pretrained(source)
-            tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-            processor = None
-    return Parts(name, config, processor, image_processor, tokenizer)
+        if not (hasattr(processor, "image_processor") and hasattr(processor, "tokenizer")):
+            processor = transformers.AutoImageProcessor.from_pretrained(source)
+        tokenizer = getattr(processor, "tokenizer", None)
+        tokenizer = tokenizer or transformers.AutoTokenizer.from_pretrained(source)
+    return Parts(name, config, processor, tokenizer)
 
 
 def load_model(name: str, pretrained: bool, four_bit: Optional[str] = None) -> nn.Module:
@@ -98,27 +92,7 @@ def load_model(name: str, pretrained: bool, four_bit: Optional[str] = None) -> n
         model, report = auto_class.from_pretrained(source, output_loading_info=True, **options)
         if missing := sorted(report["missing_keys"]):
             raise ValueError(f"{len(missing)} weights are missing, such as {missing[0]}")
-    _disable_repacking(model)
     return model
-
-
-def _disable_repacking(model: nn.Module) -> None:
-    """Prevent bitsandbytes from repacking 4-bit weights on CPUs, so that the layers can train."""
-    for module in model.modules():
-        if hasattr(module, REPACKING_FLAG):
-            setattr(module, REPACKING_FLAG, False)
-
-
-def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers that support gradient checkpointing, without layers inside such layers."""
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    outermost, nested = [], set()
-    for module in model.modules():  # parents come before their children
-        if isinstance(module, GradientCheckpointingLayer) and module not in nested:
-            outermost.append(module)
-            nested.update(module.modules())
-    return outermost
 
 
 def _source(name: str) -> str:
@@ -146,6 +120,4 @@ def one_line_errors(subject: str) -> Iterator[None]:
         yield
     except Exception as error:  # a broken folder can raise any exception
         reason = shorten(str(error) or repr(error), 200).split(". ")[0]
-        if TRUST_REMOTE_CODE in str(error):
-            reason = "it needs its own Python code, and such code is never run here"
         raise ValueError(f"{subject} cannot be loaded: {reason}") from error

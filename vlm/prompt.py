@@ -100,7 +100,7 @@ class PromptProcessor:
     def _process(self, photo: Image.Image) -> dict[str, Tensor]:
         """Return the processor's output for the photo and this processor's prompt."""
         if self.family == NO_TEXT_FAMILY:
-            return dict(self.parts.image_processor(photo, return_tensors="pt"))
+            return dict(self.parts.processor(photo, return_tensors="pt"))
         if self.family not in PREFIXES:
             return self._chat_inputs({"type": "image", "image": photo})
         text = PREFIXES[self.family] + self.prompt
@@ -130,19 +130,15 @@ class PromptProcessor:
 
     def _chat_turn(self) -> Turn:
         """Render the chat template to find the text around a caption. Raises ValueError."""
-        name, processor = self.parts.name, self.parts.processor
-        if not getattr(processor, "chat_template", None):
-            raise ValueError(
-                f"vlm is {name}, but its processor has no chat template: add one to the folder "
-                "(chat_template.jinja)"
-            )
+        name = self.parts.name
         if not self.prompt:
             raise ValueError(f"prompt is empty, but {name} is a chat model and needs a prompt")
         question = self._question({"type": "image"})
         answer = {"role": "assistant", "content": [{"type": "text", "text": PLACEHOLDER}]}
         with one_line_errors(f"the chat template of {name}"):
-            prompt = processor.apply_chat_template([question], add_generation_prompt=True)
-            conversation = processor.apply_chat_template([question, answer])
+            template = self.parts.processor.apply_chat_template
+            prompt = template([question], add_generation_prompt=True)
+            conversation = template([question, answer])
         before, placeholder, caption_suffix = conversation.rpartition(PLACEHOLDER)
         if not placeholder:
             raise ValueError(f"the chat template of {name} leaves out the assistant's message")

@@ -36,7 +36,6 @@ class CaptionTokenizer:
         self.tokenizer, self.turn = tokenizer, turn
         added = tokenizer.added_tokens_decoder.items()
         self.special = {image_token, *(i for i, token in added if token.special)}
-        self.special |= {*tokenizer.all_special_ids}
         self.end = self._find_end(end_tokens)
         self.end_tokens = sorted({*end_tokens, self.end})
         self.library_pad = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -44,9 +43,6 @@ class CaptionTokenizer:
         # Some ids have no token, and some heads have no row for the image token.
         self._size = max(i for i in tokenizer.get_vocab().values() if i != image_token) + 1
         self._prompt_ids = self._ids(turn.prompt)
-        # Most tokenizers mark a token that follows a space. BERT's tokenizer instead marks a token
-        # that follows no space, by ##.
-        self._marks_spaces = " " not in tokenizer.convert_tokens_to_string(["a", "a"])
 
     def __len__(self) -> int:
         return self._size
@@ -56,12 +52,10 @@ class CaptionTokenizer:
         token = self.tokenizer.convert_ids_to_tokens(int(token_id))
         if token is None or (token_id in self.special and token_id != self.end):
             return "##"  # an empty piece, because `decode` drops this id
-        if token_id == self.end or token.startswith("##"):
+        if token_id == self.end:
             return token
-        text = self.tokenizer.convert_tokens_to_string([token]).strip()
-        if token.startswith(("\u0120", "\u2581", " ")) or not self._marks_spaces:
-            return text
-        return f"##{text}"
+        text = self.tokenizer.convert_tokens_to_string(["a", token])[1:]
+        return text.strip() if text[:1].isspace() else f"##{text}"
 
     def ids(self, text: str, max_length: int) -> list[int]:
         """Return the caption's ids and the end token, at most `max_length` ids in all."""

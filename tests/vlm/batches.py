@@ -24,7 +24,7 @@ def library_batch(name, vlm_folder, photos, captions=None):
     folder, prompt = vlm_folder(name)
     parts = load_parts(folder)
     if name == "VisionEncoderDecoderModel":
-        return parts.image_processor(photos, return_tensors="pt")
+        return parts.processor(photos, return_tensors="pt")
     side = "right" if captions else "left"
     how = {"padding": True, "padding_side": side, "return_tensors": "pt"}
     if name in CHATS:

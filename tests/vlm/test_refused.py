@@ -113,7 +113,7 @@ UNLOADED = "vlm is FOLDER, which cannot be loaded: "
 BROKEN = [
     *((cut(file), UNLOADED) for file in ("config.json", "tokenizer.json", "model.safetensors")),
     (without_a_weight, f"{UNLOADED}1 weights are missing, such as "),
-    (custom_code, f"{UNLOADED}it needs its own Python code, and such code is never run here"),
+    (custom_code, f"{UNLOADED}The repository FOLDER contains custom code which must be executed"),
     (
         json_file("config.json", lambda content: content.update(model_type="vit")),
         f"{UNLOADED}type vit does not generate text from images",
@@ -124,7 +124,7 @@ BROKEN = [
     ),
     (
         lambda folder: (folder / "chat_template.jinja").unlink(),
-        "vlm is FOLDER, but its processor has no chat template: add one to the folder (chat_templ",
+        "the chat template of FOLDER cannot be loaded: Cannot use apply_chat_template because this",
     ),
     (chat_template(lambda _: "{% for %}"), "the chat template of FOLDER cannot be loaded: "),
     (chat_template(lambda _: "{{ 1 }}"), "the chat template of FOLDER leaves out the assistant"),
