@@ -120,7 +120,7 @@ class CaptionService:
 
 
 def read_photo(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
-    """Return a photo as RGB, rotated by its EXIF orientation. Raises UserError.
+    """Return a photo as `decode` does. Raises UserError.
 
     The number of pixels is checked before the photo is decoded. Errors name the file, not the path,
     which the visitor does not know.
@@ -131,7 +131,7 @@ def read_photo(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
                 f"{path.name}: {image.width} x {image.height} pixels; this page takes up to "
                 f"{max_pixels / 1e6:g} million: make it smaller"
             )
-        return decode(image, path.name)
+        return decode(image)
 
 
 def _caption(

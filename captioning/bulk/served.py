@@ -162,20 +162,20 @@ def _result(future: Future) -> Any:
 def as_data_url(name: str, data: Optional[BinaryIO] = None, prompt: Optional[str] = None) -> str:
     """Return an image file as a data URL. Raises UserError if the image cannot be read.
 
-    A small image that all servers see alike is sent unchanged. Any other is turned upright, shrunk
-    to MAX_SIDE, and sent as a JPEG.
+    A small image that all servers see alike is sent unchanged. Any other is decoded, shrunk to
+    MAX_SIDE, and sent as a JPEG.
 
     data: the file's content, if the file is not on disk.
     prompt: not used.
     """
     with open_image(name, data) as image:
         is_plain = image.format in FORMATS and image.mode in MODES and max(image.size) <= MAX_SIDE
-        is_special = {"exif", "transparency"} & image.info.keys()
+        is_special = {"exif", "transparency", "icc_profile"} & image.info.keys()
         content = b""
         if is_plain and not is_special and getattr(image, "n_frames", 1) == 1:
             image.fp.seek(0)
             content = image.fp.read()
-        pixels = decode(image, name)  # always, so that an incomplete image is refused
+        pixels = decode(image)  # always, so that an incomplete image is refused
     if content:
         return _data_url(image.format.lower(), content)
     pixels.thumbnail((MAX_SIDE, MAX_SIDE), Image.BICUBIC)

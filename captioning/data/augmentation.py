@@ -10,7 +10,7 @@ from torchvision import transforms
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.v2 import functional as F
 
-from captioning.data.image import decode, pixels_of, resize
+from captioning.data.image import decode, is_turned, pixels_of, resize
 from captioning.data.randaugment import rand_augment
 
 AREA = (0.5, 1.0)  # the area of a training crop, relative to the image
@@ -20,28 +20,30 @@ REDUCTIONS = (8, 4, 2)  # a JPEG decoder can decode an image at 1/8, 1/4 or 1/2 
 # a photo have about the same standard deviation.
 NOISE = 64.0
 
-as_stored = partial(decode, exif=False)  # `TrainingDataset` has turned the image upright
-
 
 def training_transform(
-    image_size: int, augmentation: str = "blip", strength: float = 0.0
+    image_size: int, augmentation: str = "blip", strength: float = 0.0, exif: bool = True
 ) -> Callable:
-    """Return a function from an opened or decoded image to pixels, uint8 (S, S, 3).
+    """Return a function from an opened image to pixels, uint8 (S, S, 3), S being `image_size`.
 
-    S is `image_size`. augmentation: "blip" (`augmented`), "weak" (`weakly_augmented` with
-    `strength`) or "none" (the same pixels as in evaluation). Pixels stay uint8, which takes a
-    quarter of the memory of float32, until `normalise` converts a batch to the model's input.
+    Pixels stay uint8, which takes a quarter of the memory of float32, until `normalise` converts a
+    batch to the model's input.
+
+    - augmentation: "blip" (`augmented`), "weak" (`weakly_augmented` with `strength`) or "none" (the
+      same pixels as in evaluation)
+    - exif: see `decode`
     """
     if augmentation == "blip":
-        return partial(augmented, image_size=image_size)
+        return partial(augmented, image_size=image_size, exif=exif)
     last = partial(weakly_augmented, strength=strength) if augmentation == "weak" else pixels_of
-    return transforms.Compose([as_stored, partial(resize, image_size=image_size), last])
+    upright = partial(decode, exif=exif)
+    return transforms.Compose([upright, partial(resize, image_size=image_size), last])
 
 
-def augmented(image: Image.Image, image_size: int) -> Tensor:
+def augmented(image: Image.Image, image_size: int, exif: bool = True) -> Tensor:
     """Apply BLIP's augmentation: a random crop resized to a square, a random flip, RandAugment.
 
-    Maps an opened or decoded image to uint8 (S, S, 3). Uses torch's random generator.
+    Maps an opened image to uint8 (S, S, 3). Uses torch's random generator. exif: see `decode`.
 
     This is faster than BLIP's code but not pixel-identical, for two reasons. Torch rounds
     differently from Pillow when it resizes uint8 images, so that a few values in a thousand differ
@@ -49,13 +51,14 @@ def augmented(image: Image.Image, image_size: int) -> Tensor:
     photo is decoded at 1/2, 1/4 or 1/8 of its size. Values then differ by 2 of 255 on average, and
     the crop begins at a multiple of 2, 4 or 8 pixels.
     """
+    if exif and is_turned(image):
+        image = decode(image)
     top, left, height, width = RandomResizedCrop.get_params(image, AREA, ASPECT)
     flipped = torch.rand(1) < 0.5
     reduction = _reduce(image, min(height, width) // image_size)
     top, left, height, width = (v // reduction for v in (top, left, height, width))
-    crop = pixels_of(as_stored(image).crop((left, top, left + width, top + height))).permute(
-        2, 0, 1
-    )
+    crop = decode(image, exif).crop((left, top, left + width, top + height))
+    crop = pixels_of(crop).permute(2, 0, 1)
     square = F.resize(crop, [image_size] * 2, InterpolationMode.BICUBIC, antialias=True)
     if flipped:
         square = square.flip(2)

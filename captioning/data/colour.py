@@ -1,33 +1,63 @@
-"""Converts images of any depth, with or without transparency, to 8-bit RGB."""
+"""Converts images of any depth and colour space, with or without transparency, to 8-bit RGB."""
 
+import io
+from functools import lru_cache
 from typing import Optional
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageChops, ImageCms
 
 SAMPLE_MIN, SAMPLE_MAX, SAMPLE_BITS = 340, 341, 258  # tags of TIFF
 BITS = (8, 10, 12, 14, 16)  # depths of sensors, which files of 16 or 32 bits may hold unscaled
 MIN_DEEP_VALUE = 16  # of 255: colours of 12 bits in 16 stay below
+# Colours by which `_to_srgb` recognises profiles of sRGB: they change none by more than TOLERANCE.
+PROBE = Image.fromarray(np.indices((16, 16, 16), np.uint8).T.reshape(64, 64, 3) * np.uint8(17))
+TOLERANCE = 2  # of 255
 
 
-def to_rgb(image: Image.Image) -> Image.Image:
+def to_rgb(image: Image.Image, use_profile: bool = True) -> Image.Image:
     """Return the first frame of an opened image in RGB, composed on white.
 
-    Raises ValueError if the range of the values is not known, and Pillow's errors.
+    use_profile: whether to convert the colours to sRGB, if the image has a colour profile. Raises
+    ValueError if the range of the values is not known, and Pillow's errors.
     """
-    info = {key: value for key, value in image.info.items() if key != "transparency"}
+    info, alpha, transform = dict(image.info), None, None
+    info.pop("transparency", None)
+    profile = info.pop("icc_profile", None)
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         image = Image.fromarray(_scaled(image))
     else:
         _check_deep_colours(image)
+    mode = {"1": "L", "LA": "L", "L": "L", "CMYK": "CMYK"}.get(image.mode, "RGB")
+    if profile and use_profile:
+        transform = _to_srgb(profile, mode)
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        white = Image.new("RGB", image.size, "white")
-        white.paste(image, mask=image)
-        image = white
+        alpha = image.getchannel("A")
+    if transform:
+        image = ImageCms.applyTransform(image.convert(mode), transform)
     image = image.convert("RGB")
+    if alpha:
+        image = Image.composite(image, Image.new("RGB", image.size, "white"), alpha)
     image.info = info  # may contain the EXIF data
     return image
+
+
+@lru_cache(maxsize=8)
+def _to_srgb(profile: bytes, mode: str) -> Optional[ImageCms.ImageCmsTransform]:
+    """Return the transform of colours in a mode, by their ICC profile, to sRGB.
+
+    Returns None if the profile is damaged, of another mode, or that of sRGB.
+    """
+    try:
+        source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
+        transform = ImageCms.buildTransform(source, ImageCms.createProfile("sRGB"), mode, "RGB")
+    except (OSError, ImageCms.PyCMSError):
+        return None
+    probe = PROBE.convert(mode)
+    changed = ImageChops.difference(probe.convert("RGB"), ImageCms.applyTransform(probe, transform))
+    is_srgb = max(high for _, high in changed.getextrema()) <= TOLERANCE
+    return None if is_srgb else transform
 
 
 def _scaled(image: Image.Image) -> np.ndarray:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from captioning.data.annotations import Sample
-from captioning.data.image import apply_transform, decode, is_turned, load_image, open_image
+from captioning.data.image import apply_transform, load_image, open_image
 from captioning.data.randomness import derived_seed, permutation, seeded
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
@@ -69,8 +69,6 @@ class TrainingDataset(Dataset):
     Training replaces a dropped image by the null image, see `Captioner.encode_null`.
 
     takes_prompt: `transform` takes the sample's prompt, if it has one, after the image.
-
-    exif: whether images are turned upright by their EXIF orientation.
     """
 
     samples: Sequence[Sample]
@@ -83,7 +81,6 @@ class TrainingDataset(Dataset):
     is_deterministic: bool = False
     drop_image: float = 0.0
     takes_prompt: bool = False
-    exif: bool = True
     # {image of a sample: transformed image}, see is_deterministic
     _images: dict[str, torch.Tensor] = field(default_factory=dict, init=False)
 
@@ -147,8 +144,6 @@ class TrainingDataset(Dataset):
         if sample.image in self._images:
             return self._images[sample.image]
         with self._open(sample) as opened:
-            if self.exif and is_turned(opened):
-                opened = decode(opened, sample.image)
             image = apply_transform(
                 self.transform, opened, sample.image, sample.prompt, self.takes_prompt
             )
@@ -184,8 +179,8 @@ class EvaluationDataset(Dataset):
     image_root: str
     transform: Transform
     skip_bad_images: bool = False
-    takes_prompt: bool = False  # this and `exif`: see TrainingDataset
-    exif: bool = True
+    takes_prompt: bool = False  # see TrainingDataset
+    exif: bool = True  # see `decode`
 
     def __len__(self) -> int:
         return len(self.samples)

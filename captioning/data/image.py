@@ -44,6 +44,7 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
             if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
                 raise OSError("not a regular file")  # opening a pipe would block
         image = Image.open(data or path, formats=_formats())
+        image.path = path  # for errors of `decode`
         if image.width * image.height > MAX_PIXELS:
             image.close()
             raise Image.DecompressionBombError
@@ -70,14 +71,15 @@ def _formats() -> list[str]:
     return [name for name in FORMATS if name in Image.OPEN]
 
 
-def decode(image: Image.Image, name: StrPath = "", exif: bool = True) -> Image.Image:
+def decode(image: Image.Image, exif: bool = True) -> Image.Image:
     """Decode the first frame of an image to 8-bit RGB, composed on white.
 
-    exif: whether to turn the image upright by its EXIF orientation, which BLIP ignores. Raises
-    UserError, which names the file, if the image is incomplete or the range of its values unknown.
+    exif: whether to turn the image upright by its EXIF orientation, and to convert its colours to
+    sRGB by its colour profile; BLIP ignores both. Raises UserError, which names the file, if the
+    image is incomplete or the range of its values unknown.
     """
-    with _errors_naming(name or getattr(image, "filename", "")):
-        image = to_rgb(image)
+    with _errors_naming(getattr(image, "path", "")):
+        image = to_rgb(image, exif)
     if exif and is_turned(image):
         ImageOps.exif_transpose(image, in_place=True)
     return image
@@ -94,7 +96,7 @@ def is_turned(image: Image.Image) -> bool:
 def load_image(path: StrPath, data: Optional[BinaryIO] = None, exif: bool = True) -> Image.Image:
     """Open and decode an image file, see `open_image` and `decode`. Raises UserError."""
     with open_image(path, data) as image:
-        return decode(image, path, exif)
+        return decode(image, exif)
 
 
 def apply_transform(
@@ -180,7 +182,7 @@ class Preprocessing(NamedTuple):
     """The functions that make a captioner's input from images.
 
     evaluation: maps an RGB image to a float tensor (3, S, S), the captioner's input.
-    training: maps an opened or decoded image to such a tensor, or to pixels, uint8 (S, S, 3). Uses
+    training: maps an opened image to such a tensor, or to pixels, uint8 (S, S, 3). Uses
         torch's random generator.
     normalise: maps a batch of outputs of `training`, on the captioner's device, to the captioner's
         input (B, 3, S, S). Not called if `training` returns floats.

@@ -163,17 +163,19 @@ def preprocessing_of(config: Config) -> Preprocessing:
         augmentation, strength = config.augmentation, config.augmentation_strength
         return Preprocessing(
             evaluation=evaluation_transform(config.image_size),
-            training=training_transform(config.image_size, augmentation, strength),
+            training=training_transform(config.image_size, augmentation, strength, config.exif),
             normalise=normalise,
             is_deterministic=config.augmentation == "none",
         )
     evaluation, training, *optional = functions
-    training = partial(_decode_and_transform, training)
+    training = partial(_decode_and_transform, training, config.exif)
     return Preprocessing(evaluation, training, *optional, takes_prompt=prompt_is_question(config))
 
 
-def _decode_and_transform(transform: Callable, image: Image.Image, *prompt: Optional[str]) -> Any:
-    return transform(decode(image, exif=False), *prompt)
+def _decode_and_transform(
+    transform: Callable, exif: bool, image: Image.Image, *prompt: Optional[str]
+) -> Any:
+    return transform(decode(image, exif), *prompt)
 
 
 def check_interface(captioner: nn.Module) -> None:

@@ -43,7 +43,6 @@ def _dataset(
         captions_per_image=config.captions_per_image,
         max_words=config.max_words,
         skip_bad_images=config.skip_bad_images,
-        exif=config.exif,
         is_deterministic=preprocessing.is_deterministic and not are_shards,
         drop_image=config.drop_image,
         takes_prompt=preprocessing.takes_prompt,

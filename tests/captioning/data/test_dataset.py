@@ -12,6 +12,7 @@ from captioning.data import dataset as dataset_module
 from captioning.data.annotations import Sample
 from captioning.data.augmentation import training_transform
 from captioning.data.dataset import EvaluationDataset, TrainingDataset, preprocess_caption
+from captioning.data.image import decode
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
 
@@ -113,13 +114,15 @@ def test_photos_are_upright_or_as_stored_in_training_and_evaluation(tmp_path, up
     stored.save(tmp_path / "0.jpg", exif=exif, quality=100)
 
     def transform(image):
+        image = decode(image, upright)
         seen = image.size, np.asarray(image.convert("L").resize((2, 2))).ravel() > 127
         return torch.tensor([*seen[0], *map(int, seen[1])])
 
-    samples, settings = [Sample("0.jpg", ("a",), 0)], {"transform": transform, "exif": upright}
+    samples = [Sample("0.jpg", ("a",), 0)]
     expected = [32, 64, 1, 1, 0, 0] if upright else [64, 32, 1, 0, 1, 0]
-    assert make_training(samples, tmp_path, **settings)[0, 0]["image"].tolist() == expected
-    assert EvaluationDataset(samples, tmp_path, **settings)[0]["image"].tolist() == expected
+    assert make_training(samples, tmp_path, transform)[0, 0]["image"].tolist() == expected
+    evaluated = EvaluationDataset(samples, tmp_path, transform, exif=upright)
+    assert evaluated[0]["image"].tolist() == expected
 
 
 @pytest.mark.parametrize("augmentation", ["none", "weak", "blip"])
@@ -130,11 +133,11 @@ def test_augmentation_sees_the_photo_upright(tmp_path, augmentation):
     stored.save(tmp_path / "0.jpg", exif=exif, quality=100)
     stored.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "1.jpg", quality=100)
     stored.save(tmp_path / "2.jpg", quality=100)
-    transform = training_transform(16, augmentation, 0.0)
 
     def images(number, exif):
         samples = [Sample(f"{number}.jpg", ("a",), 0)]
-        dataset = make_training(samples, tmp_path, transform, exif=exif)
+        transform = training_transform(16, augmentation, 0.0, exif)
+        dataset = make_training(samples, tmp_path, transform)
         return torch.stack([dataset[epoch, 0]["image"].float() for epoch in range(8)])
 
     # A turned JPEG is not decoded at a fraction of its size.
