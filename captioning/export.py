@@ -29,6 +29,7 @@ from BLIP.checkpoint import ADAPTER, RUN_CONFIG, read_checkpoint, run_config
 from captioning.files.stores import without_secrets
 from captioning.files.writing import write_json
 from captioning.models.build import captioner_from, trained_config
+from captioning.models.checkpoints import resolve
 from captioning.runtime.errors import UserError, one_line, value_errors_as_user_errors
 from captioning.runtime.program import program_parser, run_program
 from captioning.runtime.progress import log_line
@@ -43,6 +44,7 @@ def export(checkpoint: str, target: Path, adapter: bool, license: str) -> None:
     """
     if target.exists():
         raise UserError(f"{target} exists already: choose another path")
+    checkpoint = resolve(checkpoint)
     content, name = read_checkpoint(checkpoint), without_secrets(checkpoint)
     if adapter and ADAPTER not in content:
         raise UserError(f"{name} has whole weights, not an adapter: leave out --adapter")
@@ -76,7 +78,7 @@ def export(checkpoint: str, target: Path, adapter: bool, license: str) -> None:
 def main(argv=None) -> int:
     """Run the program; see `captioning.runtime.program`."""
     parser = program_parser("python -m captioning.export", __doc__)
-    parser.add_argument("checkpoint", help="a checkpoint of a run")
+    parser.add_argument("checkpoint", help="a run's folder or checkpoint")
     parser.add_argument("target", type=Path, help="the file or folder to write")
     parser.add_argument("--adapter", action="store_true", help="write only the LoRA adapter")
     parser.add_argument("--license", default="unknown", help="for the card of a folder")
