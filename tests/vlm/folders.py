@@ -21,11 +21,11 @@ from tests.smile.families.batches import (
 from tests.smile.hf_models import FAMILIES as MODELS
 
 END, UNKNOWN = 1, 3
-PLACEHOLDER = """
+VOCABULARY = """
 a red blue green yellow small large disc ring block star on sand grass snow night left right of the
 above below user assistant model describe image two
 """
-WORDS = PLACEHOLDER.split()
+WORDS = VOCABULARY.split()
 PROMPT = "describe the image"
 # <start>user: <image>describe the image<end> assistant: a red disc<end>
 CHAT = (
@@ -66,31 +66,32 @@ def with_start(words):
     return words
 
 
+def processor(name, *parts, image="<image>", **options):
+    """A processor with the chat template, in which a photo is written as `image`."""
+    template = CHAT.replace("IMAGE", image)
+    return getattr(transformers, f"{name}Processor")(*parts, chat_template=template, **options)
+
+
 def smolvlm(name="SmolVLM"):
     """A photo of up to 16 pixels is cut into pictures of 8 with four tokens each."""
     images = getattr(transformers, f"{name}ImageProcessor")(
         size={"longest_edge": 16}, max_image_size={"longest_edge": 8}
     )
-    more = {}
-    if name == "SmolVLM":
-        more["video_processor"] = transformers.SmolVLMVideoProcessor()
-    chat = CHAT.replace("IMAGE", "<image>")
-    kind = getattr(transformers, f"{name}Processor")
-    return kind(images, tokenizer(), image_seq_len=4, chat_template=chat, **more)
+    video = [transformers.SmolVLMVideoProcessor()] if name == "SmolVLM" else []
+    return processor(name, images, tokenizer(), *video, image_seq_len=4)
 
 
 def qwen(name):
     """A photo keeps its shape; two by two patches of two pixels are a token."""
     sizes = {"patch_size": 2, "temporal_patch_size": 2, "merge_size": 2}
-    pixels = {"shortest_edge": 32, "longest_edge": 256}
-    images = transformers.Qwen2VLImageProcessor(**sizes, size=pixels)
+    sizes["size"] = {"shortest_edge": 32, "longest_edge": 256}
+    images = transformers.Qwen2VLImageProcessor(**sizes)
     kind = "Qwen3VL" if name == "Qwen3VL" else "Qwen2VL"
-    video = getattr(transformers, f"{kind}VideoProcessor")(**sizes, size=pixels)
+    video = getattr(transformers, f"{kind}VideoProcessor")(**sizes)
     names = {"image": "<|image_pad|>", "start": "<|vision_start|>", "end": "<|vision_end|>"}
     words = tokenizer(**names, video_token="<video>")
-    chat = CHAT.replace("IMAGE", "<|vision_start|><|image_pad|><|vision_end|>")
-    kind = getattr(transformers, f"{name}Processor")
-    return kind(images, words, video_processor=video, chat_template=chat)
+    image = "<|vision_start|><|image_pad|><|vision_end|>"
+    return processor(name, images, words, video_processor=video, image=image)
 
 
 def paligemma():
@@ -104,8 +105,7 @@ def llava_onevision():
     images = transformers.LlavaOnevisionImageProcessor(size=SIDE, image_grid_pinpoints=grid)
     parts = images, tokenizer(), transformers.LlavaOnevisionVideoProcessor()
     options = {"num_image_tokens": 4, "vision_feature_select_strategy": "full"}
-    chat = CHAT.replace("IMAGE", "<image>")
-    return transformers.LlavaOnevisionProcessor(*parts, **options, chat_template=chat)
+    return processor("LlavaOnevision", *parts, **options)
 
 
 def internvl():
@@ -114,23 +114,20 @@ def internvl():
     named.update(context_image_token="<IMG_CONTEXT>", video_token="<video>")
     words = tokenizer("<IMG_CONTEXT>", "<img>", "</img>", **named)
     parts = images, words, transformers.InternVLVideoProcessor()
-    chat = CHAT.replace("IMAGE", "<IMG_CONTEXT>")
-    return transformers.InternVLProcessor(*parts, image_seq_length=4, chat_template=chat)
+    return processor("InternVL", *parts, image_seq_length=4, image="<IMG_CONTEXT>")
 
 
 def gemma3():
     named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
     words = tokenizer("<image_soft_token>", "<start_of_image>", "<end_of_image>", **named)
-    chat = CHAT.replace("IMAGE", "<start_of_image>")
     images = transformers.Gemma3ImageProcessor(size=SIDE)
-    return transformers.Gemma3Processor(images, words, chat_template=chat, image_seq_length=4)
+    return processor("Gemma3", images, words, image_seq_length=4, image="<start_of_image>")
 
 
 def mllama():
     """A photo is cut into up to two tiles, which words after the image token attend to."""
     images = transformers.MllamaImageProcessor(size=SIDE, max_image_tiles=2)
-    chat = CHAT.replace("IMAGE", "<|image|>")
-    return transformers.MllamaProcessor(images, tokenizer("<|image|>", places=()), chat)
+    return processor("Mllama", images, tokenizer("<|image|>", places=()), image="<|image|>")
 
 
 def florence2():
@@ -200,13 +197,13 @@ def with_marks(names: Iterable[str], *settings: object) -> list:
 def write(name, folder):
     torch.manual_seed(0)
     make, prompt = PROCESSORS[name]
-    processor, model = make(), MODELS[name]().model
-    words = processor.parts[1] if isinstance(processor, Apart) else processor.tokenizer
+    made, model = make(), MODELS[name]().model
+    words = made.parts[1] if isinstance(made, Apart) else made.tokenizer
     if not name.startswith("Mllama"):  # its image's token is no word of the head
         resized = getattr(model, "decoder", None) or model
         resized.resize_token_embeddings(max(words.get_vocab().values()) + 1)
     if name.startswith("LlavaOnevision"):
-        model.config.image_grid_pinpoints = processor.image_processor.image_grid_pinpoints
+        model.config.image_grid_pinpoints = made.image_processor.image_grid_pinpoints
     for key, token in {"eos_token_id": END, "pad_token_id": PAD, "bos_token_id": START}.items():
         setattr(model.generation_config, key, token)
     if model.config.is_encoder_decoder or name.endswith("T5"):
@@ -214,5 +211,5 @@ def write(name, folder):
         start = END if name.startswith("Florence2") else START
         model.generation_config.decoder_start_token_id = start
     model.save_pretrained(folder)
-    processor.save_pretrained(folder)
+    made.save_pretrained(folder)
     return prompt

@@ -31,7 +31,7 @@ def ids_of(tokens):
 
 def byte_level():
     """A token begins with the space before it, as in GPT-2 and Qwen."""
-    merges = [tuple(pair.split()) for pair in ("Ġ r,Ġr e,Ġre d,i n,in g,Ġ a,r e").split(",")]
+    merges = [tuple(pair.split()) for pair in ["Ġ r", "Ġr e", "Ġre d", "i n", "in g", "Ġ a", "r e"]]
     tokens = [*"aredings:ĠĊ", *("".join(pair) for pair in merges)]
     model = models.BPE(ids_of(dict.fromkeys(tokens)), merges)
     return made(model, pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel())
