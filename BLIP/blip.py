@@ -4,11 +4,12 @@ import copy
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Optional, Union
+from typing import Any, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
+from BLIP.checkpoint import TOKENIZER_FILES
 from BLIP.compiled_step import CompiledStepFactory
 from BLIP.inference import float_linear, replace_linears, shared_copy
 from BLIP.int8 import HalfEmbedding, int8_linear
@@ -43,7 +44,7 @@ class BlipCaptioner(CaptionGenerator):
 
     def __init__(
         self,
-        tokenizer: str = "bert-base-uncased",
+        tokenizer: Union[str, Mapping[str, str]] = "bert-base-uncased",
         vit: Union[str, Mapping, VitSizes] = "base",
         image_size: int = 384,
         med_config: Union[str, Path, Mapping] = MED_CONFIG,
@@ -195,6 +196,9 @@ class BlipCaptioner(CaptionGenerator):
     def compile_parts(self) -> None:
         for part in self.children():
             part.compile()
+
+    def saved_beside_weights(self) -> dict[str, Any]:
+        return {TOKENIZER_FILES: self.tokenizer.files}
 
     def shards(self) -> list[nn.Module]:
         """Return the encoder's blocks and the decoder's layers.

@@ -1,70 +1,73 @@
-"""Reads checkpoints of BLIP and of this project, and loads their weights into a model.
+"""Reads and writes checkpoints, and loads their weights into a model.
 
-No code in a checkpoint is run. Keys of the file and of the model must be equal, apart from
-OPTIONAL_KEYS and FURTHER_TOWERS.
+No code in a checkpoint is run.
 """
 
 import json
 import math
-from collections.abc import Mapping
+import os
+import re
+import tempfile
+import warnings
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Optional, Union
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
-from BLIP.download import fetch
-from BLIP.safe_load import HoldsObjectsError, PickledError, first_line, read_pickled
+from BLIP.download import fetch, first_line, without_secrets
+from BLIP.sizes import MedConfig
 
 StateDict = dict[str, Tensor]
-# A peft folder that `captioning.export` writes has the run's configuration in this file.
-RUN_CONFIG = "run_config.json"
-ADAPTER = "adapter_config"  # the key of peft's configuration in a checkpoint with an adapter
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
-
-# The first parts of keys that are ignored if the model lacks them. The files that BLIP released
-# also have text encoders, heads, momentum copies and queues. Former versions of this project saved
-# a null image for guidance.
-FURTHER_TOWERS = {
-    "text_encoder",
-    "text_decoder",
-    "vision_proj",
-    "text_proj",
-    "itm_head",
-    "temp",
-    "visual_encoder_m",
-    "text_encoder_m",
-    "text_decoder_m",
-    "vision_proj_m",
-    "text_proj_m",
-    "image_queue",
-    "text_queue",
-    "queue_ptr",
-    "ptr_queue",
-    "idx_queue",
-    "null_image",
-}
-
-# Keys that a file may lack. Each maps to the key whose value is used instead; None keeps the
-# model's value, which is a constant.
 WORD_EMBEDDING = "text_decoder.bert.embeddings.word_embeddings.weight"
+# Keys that a file may lack: the first two are other names of a weight, the third is a constant.
 OPTIONAL_KEYS = {
-    "text_decoder.cls.predictions.decoder.weight": WORD_EMBEDDING,
-    "text_decoder.cls.predictions.decoder.bias": "text_decoder.cls.predictions.bias",
-    "text_decoder.bert.embeddings.position_ids": None,
+    "text_decoder.cls.predictions.decoder.weight",
+    "text_decoder.cls.predictions.decoder.bias",
+    "text_decoder.bert.embeddings.position_ids",
 }
+ADAPTER = "adapter_config"  # the key of peft's configuration in a checkpoint with an adapter
+# A peft folder that `captioning.export` writes has the run's configuration in this file.
+RUN_CONFIG = "run_config.json"
+# The entry of a checkpoint with `CaptionTokenizer.files`.
+TOKENIZER_FILES = "tokenizer_files"
 
-# Further arguments of `BlipCaptioner` that `settings_in` takes from a checkpoint's configuration.
-OTHER_SETTINGS = ("prompt", "first_token_shift")
-
-
-IS_FOLDER = (
-    "is a folder, not a checkpoint: give a file in it (shards of an earlier version become a file "
-    "by captioning.gather of commit f445f286)"
+# What files of other programs call the state dict, and what wrappers of modules put before keys.
+STATE_NAMES = ("model", "state_dict", "model_state_dict")
+PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
+# The files of a folder of peft or transformers.
+WEIGHTS = (
+    *("adapter_model.safetensors", "model.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
+# Maps parts of transformers' parameter names in the image encoder to the parts that replace them
+# here. The parameters of the text encoder and decoder have the same names in transformers.
+HF_NAMES = {
+    "vision_model.embeddings.class_embedding": "visual_encoder.cls_token",
+    "vision_model.embeddings.position_embedding": POSITION_EMBEDDING,
+    "vision_model.embeddings.patch_embedding.": "visual_encoder.patch_embed.proj.",
+    "vision_model.post_layernorm.": "visual_encoder.norm.",
+    "vision_model.encoder.layers.": "visual_encoder.blocks.",
+    ".self_attn.qkv.": ".attn.qkv.",
+    ".self_attn.projection.": ".attn.proj.",
+    ".layer_norm1.": ".norm1.",
+    ".layer_norm2.": ".norm2.",
+}
+# Maps attributes of `VitSizes` to keys of vision_config in transformers' config.json.
+HF_VIT = {
+    "embed_dim": "hidden_size",
+    "depth": "num_hidden_layers",
+    "num_heads": "num_attention_heads",
+    "patch_size": "patch_size",
+    "layer_norm_eps": "layer_norm_eps",
+}
 
 
 class CheckpointError(ValueError):
@@ -74,76 +77,145 @@ class CheckpointError(ValueError):
     """
 
 
-class LoadReport(NamedTuple):
-    """The keys whose values `load_weights` did not copy unchanged.
+class OmittedObject:
+    """A placeholder for an object that is left out.
 
-    missing: keys of the model that the file lacks; each got the value of another key or kept the
-    model's value. unexpected: keys of the file that were ignored. reshaped: keys whose value was
-    resized.
+    The file may make the unpickler call methods of the object. These methods do nothing.
     """
 
-    missing: list[str]
-    unexpected: list[str]
-    reshaped: list[str]
+    def __new__(cls, *_, **__):
+        return super().__new__(cls)
 
-    def __str__(self) -> str:
-        groups = []
-        for name, keys in self._asdict().items():
-            if keys:
-                groups.append(f"{name}: {len(keys)} ({_shorten(keys)})")
-        return "; ".join(groups) if groups else "every key matched"
+    def _do_nothing(self, *_, **__):
+        pass
+
+    __init__ = __setstate__ = __setitem__ = _do_nothing
 
 
-def read_checkpoint(source: str, trust_checkpoint: bool = False, mapped: bool = False) -> dict:
-    """Read a checkpoint from a path, URL or hf:// name. Return a dict.
+def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = True) -> Any:
+    """Return the tensors, numbers, text, lists and dicts of a file of torch.save, on the CPU.
 
-    The dict has the state dict under "model". A checkpoint of a run also has "config", and ADAPTER
-    if its weights are an adapter. The file is a .pth or a .safetensors file. A bare state dict
-    becomes {"model": state_dict}.
+    torch's restricted unpickler reads the file. An object of another type raises CheckpointError
+    or, with `leave_out_objects`, becomes an OmittedObject. mapped: memory-map the tensors, so that
+    only those that are used are read; they keep a removed file on the disk. Raises CheckpointError
+    for a file that is damaged, and FileNotFoundError.
+    """
+    omitted = []
+    try:
+        is_archive = zipfile.is_zipfile(path)  # false for files of torch before 1.6
+        if is_archive and (types := sorted(get_unsafe_globals_in_checkpoint(str(path)))):
+            if not leave_out_objects:
+                raise CheckpointError(
+                    f"{path} has objects that could run code ({', '.join(types)}); if you know "
+                    "where the file comes from, set trust_checkpoint: true to load it without them"
+                )
+            omitted = [(OmittedObject, name) for name in types]
+        with safe_globals(omitted), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch warns about pickles of other programs
+            return torch.load(path, "cpu", weights_only=True, mmap=mapped and is_archive)
+    except (CheckpointError, FileNotFoundError):
+        raise
+    except Exception as error:  # the unpickler can raise any exception for a damaged file
+        reason = first_line(error).partition(". ")[0]
+        if "weights_only" in str(error):  # torch's message explains how to run code in the file
+            reason = "it has more than tensors, numbers and text, or is not a checkpoint"
+        raise CheckpointError(f"{path} is damaged: {reason}") from error
 
-    No code in a file is run. A file with objects other than tensors, numbers and text is refused.
-    With `trust_checkpoint`, a .pth file is read without these objects. mapped: memory-map the
-    tensors of a .pth file, for a caller that reads few of them. Raises CheckpointError and
-    DownloadError.
+
+def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict[str, Any]:
+    """Read a checkpoint from a path, address or hub name; `fetch` lists the forms.
+
+    The result has the state dict under "model". A checkpoint of a run also has "config", and
+    ADAPTER if its weights are an adapter. The file is of torch.save or safetensors, or an index of
+    such files. A folder is of peft, or of a BLIP of transformers, whose "config" has the sizes.
+
+    No code in a file is run. A file with objects other than tensors, numbers and text is refused
+    or, with `trust_checkpoint`, read without them. Raises CheckpointError and DownloadError.
     """
     path = fetch(source)
-    if (path / "adapter_config.json").exists():
-        return _read_adapter(path)
+    if path.is_dir():
+        path = next(filter(Path.exists, (path / name for name in WEIGHTS)), path)
     if not path.is_file():
-        problem = IS_FOLDER if path.is_dir() else "does not exist"
-        raise CheckpointError(f"checkpoint {source} {problem}")
+        problem = f"is a folder without {WEIGHTS[1]}" if path.is_dir() else "does not exist"
+        raise CheckpointError(f"{without_secrets(source)} {problem}")
     try:
-        if path.suffix == ".safetensors":
-            content = load_file(path)
-        else:
-            content = read_pickled(path, trust_checkpoint, mapped)
-    except HoldsObjectsError as error:
-        raise CheckpointError(
-            f"checkpoint {path} {error}; if you know where the file comes from, set "
-            "trust_checkpoint: true to load it without these objects"
-        ) from error
-    except PickledError as error:
-        raise CheckpointError(f"checkpoint {path} {error}") from error
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"checkpoint {path} cannot be read: {first_line(error)}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("model"), dict):
-        content = {"model": content}
-    state = content["model"]
-    if not isinstance(state, dict) or not state or not holds_tensors(state):
-        raise CheckpointError(f"checkpoint {path} is not a state dict and has none as 'model'")
-    return content
+        content = _read_file(path, trust_checkpoint)
+        if holds_tensors(content):
+            content = {"model": content}
+        names = STATE_NAMES if isinstance(content, dict) else ()
+        state = next((content.pop(name) for name in names if name in content), None)
+        if not holds_tensors(state):
+            raise CheckpointError(f"{path} is not a state dict and has none as 'model'")
+        state = {PREFIXES.sub("", key): value for key, value in state.items()}
+        if path.stem == "adapter_model":
+            content[ADAPTER] = _read_json(path.with_name("adapter_config.json"))
+            if path.with_name(RUN_CONFIG).exists():
+                config = _read_json(path.with_name(RUN_CONFIG))
+                content["config"] = {**config, **_tokenizer_in(path.parent)}
+        if next(iter(HF_NAMES)) in state:
+            config = settings_of(_read_json(path.with_name("config.json")))
+            content["config"] = {**config, **_tokenizer_in(path.parent)}
+            state = {rename(key, HF_NAMES): value for key, value in state.items()}
+        return {**content, "model": state}
+    except Exception as error:  # safetensors also raises other errors than OSError
+        is_explained = isinstance(error, CheckpointError)
+        problem = error if is_explained else f"{path} cannot be read: {first_line(error)}"
+        hint = "; if its download broke off, remove it" if "://" in source else ""
+        raise CheckpointError(f"{problem}{hint}") from error
 
 
-def _read_adapter(folder: Path) -> dict[str, Any]:
-    """Read a folder that peft or `captioning.export` wrote. Raises CheckpointError."""
-    try:
-        content = {"model": load_file(folder / "adapter_model.safetensors")}
-        for key, name in ((ADAPTER, "adapter_config.json"), ("config", RUN_CONFIG)):
-            if (folder / name).exists():
-                content[key] = json.loads((folder / name).read_text(encoding="utf-8"))
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{folder} cannot be read: {first_line(error)}") from error
-    return content
+def _read_file(path: Path, trust_checkpoint: bool) -> Any:
+    if path.suffix == ".safetensors":
+        return load_file(path)
+    if path.suffix != ".json":
+        return read_pickled(path, trust_checkpoint)
+    state = {}
+    for shard in {*_read_json(path)["weight_map"].values()}:
+        state.update(_read_file(path.with_name(shard), trust_checkpoint))
+    return state
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _tokenizer_in(folder: Path) -> dict[str, str]:
+    """Return {"tokenizer": folder} if the folder has a vocabulary, otherwise {}."""
+    has_vocabulary = any((folder / name).exists() for name in ("vocab.txt", "tokenizer.json"))
+    return {"tokenizer": str(folder)} if has_vocabulary else {}
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `settings_in` of transformers' config.json. Raises ValueError for another model.
+
+    The prompt is the one that BLIP.convert wrote. Other files have none, so that captions are
+    those of transformers without a text.
+    """
+    if config.get("model_type") != "blip":
+        raise ValueError(f"the model_type in config.json is {config.get('model_type')}, not blip")
+    # transformers' values for missing keys are not always BLIP's.
+    sizes = MedConfig().model_dump()
+    text = {**sizes, "num_attention_heads": 8, **config["text_config"]}
+    defaults = {**sizes, "image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
+    vision = {**defaults, **config["vision_config"]}
+    if vision["hidden_act"] != "gelu":
+        raise ValueError(f"hidden_act is {vision['hidden_act']}; only gelu is supported")
+    vit = {ours: vision[theirs] for ours, theirs in HF_VIT.items()}
+    vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
+    return {
+        "tokenizer": "bert-base-uncased",
+        "vit": vit,
+        "image_size": vision["image_size"],
+        "med_config": {key: text[key] for key in sizes},
+        "prompt": config.get("prompt", ""),
+    }
+
+
+def rename(key: str, names: Mapping[str, str]) -> str:
+    """Return a key with its parts replaced. names: {part: the part that replaces it}."""
+    for old, new in names.items():
+        key = key.replace(old, new)
+    return key
 
 
 def run_config(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,119 +225,85 @@ def run_config(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overrides: Any) -> dict:
-    """Return the arguments `tokenizer`, `vit`, `image_size` and `med_config` of `BlipCaptioner`.
+    """Return arguments of `BlipCaptioner` for a checkpoint.
 
-    The values come from the configuration in the checkpoint. A configuration may also give `prompt`
-    and `first_token_shift`. Values that it does not give are those of BLIP: bert-base-uncased and
-    its sizes, ViT-B or ViT-L by the width of the weights, and the image size that fits the position
-    embedding. content: the result of `read_checkpoint`. state: the weights of the checkpoint or, if
-    it has an adapter, of its base. name: the file, for the message. overrides: arguments that
-    replace the others; None is ignored. Raises CheckpointError.
+    They are `tokenizer`, `vit`, `image_size` and `med_config`, and `prompt` and `first_token_shift`
+    if the checkpoint's configuration has them. Values that it does not give are those of BLIP:
+    bert-base-uncased and its sizes, ViT-B or ViT-L by the width of the weights, and the image size
+    that fits the position embedding. Raises CheckpointError.
+
+    - content: the result of `read_checkpoint`
+    - state: the weights of the checkpoint or, if it has an adapter, of its base
+    - name: the file, for the message
+    - overrides: arguments that replace the others; None is ignored
     """
-    config = run_config(content)
-    if not {PATCH_WEIGHT, POSITION_EMBEDDING} <= set(state):
+    if not {PATCH_WEIGHT, POSITION_EMBEDDING} <= state.keys():
         raise CheckpointError(f"{name} has no image encoder of BLIP")
-    width = len(state[PATCH_WEIGHT])
     patches = state[POSITION_EMBEDDING].size(1) - 1
     settings = {
         "tokenizer": "bert-base-uncased",
-        "vit": "large" if width == 1024 else "base",
+        "vit": "large" if len(state[PATCH_WEIGHT]) == 1024 else "base",
         "image_size": state[PATCH_WEIGHT].size(2) * round(patches**0.5),
         "med_config": {},
     }
-    for key in (*settings, *OTHER_SETTINGS):
+    config = run_config(content)
+    for key in (*settings, "prompt", "first_token_shift"):
         if config.get(key) is not None:
             settings[key] = config[key]
+    settings["tokenizer"] = tokenizer_in(content, settings["tokenizer"])
     settings.update({key: value for key, value in overrides.items() if value is not None})
     return settings
 
 
-def load_weights(model: nn.Module, state: StateDict, name: str) -> LoadReport:
-    """Copy a state dict into a model.
+def tokenizer_in(content: Optional[Mapping[str, Any]], name: str) -> Union[str, dict[str, str]]:
+    """Return the argument of `CaptionTokenizer`: its files in a checkpoint if there are some.
 
-    Values in RESIZED, such as the position embedding, are resized to the model's image size.
-    OPTIONAL_KEYS may be missing and FURTHER_TOWERS are ignored, because the files that BLIP
-    released need it. name: the file, for messages. Raises CheckpointError, and leaves the model
-    unchanged, if a value is not finite, a shape differs, or a key is missing or unexpected.
+    name: the tokenizer of the configuration. It is returned if it is not the checkpoint's.
     """
-    model_state = model.state_dict()
-    state = dict(state)
-    missing = _add_missing(state, model_state)
-    ignored = FURTHER_TOWERS - {_tower(key) for key in model_state}
-    unexpected = [key for key in state if key not in model_state and _tower(key) in ignored]
-    for key in unexpected:
-        del state[key]
-    reshaped = []
-    for key, resize in RESIZED.items():
-        if key in model_state and key in state and state[key].shape != model_state[key].shape:
-            reshaped.append(key)
-            try:
-                state[key] = resize(state[key].float(), model_state[key].shape)
-            except (ValueError, IndexError, RuntimeError) as error:
-                raise CheckpointError(f"{name}: {key} cannot be resized: {error}") from error
-    check_fits(model_state, state, name)
+    files = (content or {}).get(TOKENIZER_FILES)
+    return files if files and run_config(content).get("tokenizer", name) == name else name
+
+
+def load_weights(model: nn.Module, state: StateDict, name: str) -> str:
+    """Copy a state dict into a model; return a line that says what was not copied unchanged.
+
+    The position embedding is resized to the model's image size. OPTIONAL_KEYS may be missing, and
+    parts that the model lacks are ignored: the files that BLIP released also have text encoders,
+    heads, momentum copies and queues. name: the file, for messages. Raises CheckpointError if a
+    value is not finite, a shape differs, or a key is missing or unexpected.
+    """
+    own = model.state_dict()
+    parts = {key.partition(".")[0] for key in own}
+    ignored = [key for key in state if key.partition(".")[0] not in parts]
+    notes = [f"ignored {len(ignored)} keys ({ignored[0]}, ...)"] if ignored else []
+    state = {key: value for key, value in state.items() if key not in ignored}
     check_finite(state, name)
-    model.load_state_dict(state)
-    return LoadReport(missing, unexpected, reshaped)
-
-
-def _add_missing(state: StateDict, model_state: StateDict) -> list[str]:
-    """Add keys of the model that a file may lack to `state`, and return these keys."""
-    missing = []
-    for key, source in OPTIONAL_KEYS.items():
-        if key in model_state and key not in state and (source is None or source in state):
-            missing.append(key)
-            state[key] = model_state[key] if source is None else state[source]
-    return missing
-
-
-def _tower(key: str) -> str:
-    """Return the first part of a key, such as "visual_encoder"."""
-    return key.partition(".")[0]
-
-
-def check_fits(target: StateDict, state: StateDict, name: str) -> None:
-    """Raise CheckpointError if two state dicts differ in their keys or shapes.
-
-    target: the model's state dict. state: the state dict of a file. name: the file, for the
-    message.
-    """
-    missing = sorted(target.keys() - state.keys())
-    unexpected = sorted(state.keys() - target.keys())
-    if missing or unexpected:
+    try:
+        differing = own.keys() - OPTIONAL_KEYS ^ state.keys() - OPTIONAL_KEYS
+        if differing:
+            raise ValueError(f"{len(differing)} keys differ, such as {min(differing)}")
+        key = POSITION_EMBEDDING
+        if key in own and own[key].shape != state[key].shape:
+            notes.append(f"resized {key}")
+            state[key] = resize_position_embedding(state[key].float(), own[key].size(1))
+        model.load_state_dict(state, strict=False)
+    except (ValueError, RuntimeError) as error:
         raise CheckpointError(
-            f"{name} does not fit this model: {len(missing)} keys missing ({_shorten(missing)}), "
-            f"{len(unexpected)} unexpected ({_shorten(unexpected)}); check model and "
-            "the keys of its sizes, such as vit and med_config"
-        )
-    for key, value in state.items():
-        if value.shape != target[key].shape:
-            raise CheckpointError(
-                f"{name} does not fit this model: {key} is {tuple(value.shape)} in the file and "
-                f"{tuple(target[key].shape)} in the model; check model and the keys "
-                "of its sizes, such as vit, med_config and tokenizer"
-            )
+            f"{name} does not fit this model ({' '.join(str(error).split())[:300]}): check model "
+            "and the keys of its sizes, such as vit, med_config and tokenizer"
+        ) from error
+    return "; ".join(notes) or "every key matched"
 
 
 def resize_position_embedding(pos_embed: Tensor, tokens: int) -> Tensor:
     """Resize a position embedding (1, 1 + p*p, D) bicubically to (1, 1 + q*q, D).
 
     tokens: 1 + q*q, the new number of tokens. The embedding of the class token is unchanged. Raises
-    ValueError if the old grid is not a square.
+    RuntimeError if the old grid is not a square.
     """
     from timm.layers import resample_abs_pos_embed
 
-    patches = pos_embed.size(1) - 1
-    if math.isqrt(patches) ** 2 != patches:
-        raise ValueError(f"it is for {patches} patches, which form no square")
     return resample_abs_pos_embed(pos_embed, [math.isqrt(tokens - 1)] * 2, antialias=False)
-
-
-# Keys whose value is resized if its shape differs from the model's. Each maps to a function that
-# takes the value and the model's shape and returns the resized value.
-RESIZED = {
-    POSITION_EMBEDDING: lambda value, shape: resize_position_embedding(value, shape[1]),
-}
 
 
 def check_finite(state: StateDict, name: str) -> None:
@@ -279,19 +317,28 @@ def check_finite(state: StateDict, name: str) -> None:
             )
 
 
-def holds_tensors(state: dict) -> bool:
-    """Return whether a dict has only strings as keys and only dense tensors with data as values."""
-    return all(
-        isinstance(key, str)
-        and isinstance(value, Tensor)
-        and value.layout is torch.strided
-        and not value.is_meta
+def holds_tensors(state: Any) -> bool:
+    """Return whether a state dict has only names as keys and only dense tensors as values."""
+    return isinstance(state, dict) and all(
+        isinstance(key, str) and isinstance(value, Tensor) and not value.is_meta
         for key, value in state.items()
     )
 
 
-def _shorten(keys: list[str]) -> str:
-    """Return the first keys as one line."""
-    if not keys:
-        return "none"
-    return ", ".join(keys[:3]) + (", ..." if len(keys) > 3 else "")
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a path of the same name in a temporary folder, for the block to write a file or folder.
+
+    If the block succeeds, its result is renamed to `path`. There it replaces a file, but no folder.
+    Any error of the block becomes a CheckpointError, and `path` is unchanged.
+    """
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+            yield Path(folder, path.name)
+            os.replace(Path(folder, path.name), path)
+    except Exception as error:  # torch and safetensors also raise other errors than OSError
+        raise CheckpointError(f"cannot write {path}: {first_line(error)}") from error
+
+
+def write_json(content: dict, path: Path) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -65,6 +65,7 @@ def build(config: Any, context: Any) -> nn.Module:
     # Every argument except `objective` has the name of its configuration key.
     names = signature(BlipCaptioner).parameters.keys() - {"objective"}
     arguments = {name: getattr(config, name) for name in names}
+    arguments["tokenizer"] = context.word_pieces(config.tokenizer).files
     return BlipCaptioner(objective=config.build_objective(), **arguments)
 
 

@@ -12,7 +12,6 @@ from torch.nn import functional as F
 
 from BLIP.checkpoint import (
     CheckpointError,
-    LoadReport,
     load_weights,
     read_checkpoint,
     settings_in,
@@ -121,13 +120,13 @@ def load_itm(
     image_size: Optional[int] = None,
     trust_checkpoint: bool = True,
     **overrides: Any,
-) -> tuple[BlipItm, LoadReport]:
+) -> tuple[BlipItm, str]:
     """Return the model of a released retrieval or pre-training checkpoint, in evaluation mode.
 
     image_size: S; the position embedding is resized to it. None takes the size for which the
     position embedding was trained. overrides: `tokenizer`, `vit` and `med_config`, see
     `settings_in`. Without `tokenizer`, a vocab.txt in the folder of the checkpoint is used if there
-    is one. The second result lists keys that were not copied unchanged. Raises CheckpointError,
+    is one. The second result says what was not copied unchanged. Raises CheckpointError,
     DownloadError and ValueError.
     """
     path = fetch(checkpoint)
@@ -137,7 +136,7 @@ def load_itm(
     check_itm(state, name)
     settings = settings_in(content, state, name, image_size=image_size, **overrides)
     vocabulary = path.with_name("vocab.txt")
-    if overrides.get("tokenizer") is None and vocabulary.is_file():
+    if overrides.get("tokenizer") is None and path.is_file() and vocabulary.is_file():
         settings["tokenizer"] = str(vocabulary)
     config = read_med_config(settings["med_config"])
     tokenizer = CaptionTokenizer(settings["tokenizer"])

@@ -68,8 +68,9 @@ def load_checkpoints(
         check_unique(names, "checkpoint")
     loaded, kinds, labels = [], [], []
     for path, name in zip(paths, names):
-        is_run = config is None or Path(name).with_name("config.yaml").exists()
-        run, captioner = load_trained(path, None if is_run else config, device)
+        has_run = config is None or Path(name).with_name("config.yaml").exists()
+        run, captioner = load_trained(path, None if has_run else config, device)
+        is_run = has_run and run.image_root != ""  # it is empty for weights without a run
         check_precision(run.model_copy(update={"precision": precision, "compile": False}), device)
         captioner = captioner.for_inference(DTYPES[precision], compiled=False)
         kinds.append(objective_kind(run) if is_run else "weights")

@@ -229,9 +229,10 @@ class ClassicCaptioner(CaptionGenerator):
         self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """Return {"vocabulary": words} for a `Vocabulary`, and {} for a word-piece tokenizer."""
-        has_vocabulary = isinstance(self.tokenizer, Vocabulary)
-        return {"vocabulary": self.tokenizer.words} if has_vocabulary else {}
+        """Return {"vocabulary": words}, or {"tokenizer_files"} of a word-piece tokenizer."""
+        if isinstance(self.tokenizer, Vocabulary):
+            return {"vocabulary": self.tokenizer.words}
+        return {"tokenizer_files": self.tokenizer.files}
 
 
 def coverage_penalty(attention: Tensor, is_scored: Tensor) -> Tensor:

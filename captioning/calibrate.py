@@ -18,6 +18,7 @@ from captioning.data.sources import read_split
 from captioning.models.build import load_trained
 from captioning.models.likelihood import UNSCALED, find_minimum, likelihood, unigram_nll
 from captioning.runtime import distributed
+from captioning.runtime.errors import UserError
 from captioning.runtime.program import program_parser, run_program
 
 
@@ -25,7 +26,7 @@ def main(argv=None) -> int:
     """Run the program; return its exit code, which is 2 after a one-line error for the user."""
     parser = program_parser("python -m captioning.calibrate", __doc__)
     add = parser.add_argument
-    add("--checkpoint", required=True, help="a path, a URL or hf://")
+    add("--checkpoint", required=True, help="as for scripts/caption.sh")
     add("--config", help="a YAML file, for a checkpoint without a configuration")
     add("--split", choices=("val", "test"), default="val")
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
@@ -37,6 +38,8 @@ def calibrate(arguments: argparse.Namespace) -> None:
     """Compute and print the likelihood and the best temperature. Raises UserError."""
     device = distributed.start(arguments.device)
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
+    if not config.image_root:
+        raise UserError(f"{arguments.checkpoint} does not say its data: give them with --config")
     samples = read_split(config, arguments.split)
     result = likelihood(captioner, samples, config, device)
     unigram = unigram_nll(captioner, read_split(config, "train"), samples, config)

@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from BLIP.card import write_card
-from BLIP.checkpoint import ADAPTER, RUN_CONFIG, read_checkpoint, run_config
+from BLIP.checkpoint import ADAPTER, RUN_CONFIG, TOKENIZER_FILES, read_checkpoint, run_config
 from captioning.files.stores import without_secrets
 from captioning.files.writing import write_json
 from captioning.models.build import captioner_from, trained_config
@@ -60,11 +60,13 @@ def export(checkpoint: str, target: Path, adapter: bool, license: str) -> None:
                 save_file(content["model"], path / "adapter_model.safetensors", {"format": "pt"})
                 write_json(content[ADAPTER], path / "adapter_config.json")
                 write_json(run_config(content), path / RUN_CONFIG)
+                for file, text in content.get(TOKENIZER_FILES, {}).items():
+                    (path / file).write_text(text, encoding="utf-8")
             elif hasattr(captioner, "save_pretrained"):
                 captioner.save_pretrained(path)
             else:
                 weights = {"model": captioner.state_dict(), "config": config.model_dump()}
-                torch.save(weights, path)
+                torch.save({**weights, **captioner.saved_beside_weights()}, path)
             if path.is_dir():
                 library = "peft" if adapter else "transformers"
                 write_card(path, name, run_config(content), license, library)

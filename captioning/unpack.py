@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from PIL import Image
 
-from BLIP.safe_load import PickledError, read_pickled
+from BLIP.checkpoint import CheckpointError, read_pickled
 from captioning.files.stores import require_writable
 from captioning.files.writing import user_errors, write_json
 from captioning.runtime.errors import UserError
@@ -66,8 +66,8 @@ def unpack(path: Path, folder: Path) -> str:
     try:
         content = read_pickled(path)
         captions = read_captions(content)
-    except PickledError as error:
-        raise UserError(f"{path} {error}") from None
+    except CheckpointError as error:
+        raise UserError(str(error)) from None
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}") from None
     except (KeyError, TypeError, ValueError, AttributeError):

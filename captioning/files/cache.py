@@ -16,8 +16,6 @@ from captioning.files.reading import StrPath
 from captioning.files.writing import atomic_write, locked, user_errors
 from captioning.runtime.errors import UserError
 
-MAX_DOWNLOAD = 1 << 30  # bytes of an annotation file; COCO's training file has 80 MB
-
 
 def cache_folder(folder: Optional[Path] = None) -> Path:
     """Return `folder`, else `smile` in XDG_CACHE_HOME or ~/.cache. The folder need not exist.
@@ -97,7 +95,7 @@ def download_once(url: str, path: Path, sha256: Optional[str]) -> Path:
     from BLIP.download import DownloadError, download  # imported only for a download
 
     try:
-        download(url, path, sha256=sha256, largest=MAX_DOWNLOAD)
+        download(url, path, sha256)
     except DownloadError as error:
         raise UserError(f"{error}; without a network, save {url} as {path}") from error
     return path

@@ -1,12 +1,15 @@
 """Limits requests to https servers: timeouts, sizes of answers and redirects."""
 
 import asyncio
+import ipaddress
+import socket
+import urllib.request
 from typing import Any
+from urllib.parse import urlsplit
 
 import aiohttp
 from yarl import URL
 
-from BLIP.download import are_private
 from captioning.runtime.errors import UserError
 
 CONNECT_S, SILENCE_S = 10, 30  # to connect, between bytes
@@ -60,3 +63,24 @@ async def _check_redirect(session: Any, context: Any, about: Any) -> None:
         raise UserError(
             f"{about.url}: its server redirects to {target.host}, which is in a private network"
         )
+
+
+def are_private(url: str, proxies: bool) -> list[bool]:
+    """Return a bool for each IP address of the URL's host: whether it is in a private network.
+
+    Return [False] for a host that cannot be resolved, and for a host that is reached through a
+    proxy, because the proxy resolves the name. proxies: whether the caller uses the proxies that
+    the environment sets.
+    """
+    parts = urlsplit(url)
+    uses_proxy = proxies and parts.scheme in urllib.request.getproxies()
+    if uses_proxy and not urllib.request.proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return [False]
+    try:
+        resolved = socket.getaddrinfo(parts.hostname, None)
+    except socket.gaierror:
+        return [False]
+    addresses = [ipaddress.ip_address(info[4][0]) for info in resolved]
+    return [
+        not (getattr(address, "ipv4_mapped", None) or address).is_global for address in addresses
+    ]

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from BLIP.safe_load import read_pickled
+from BLIP.checkpoint import read_pickled
 from captioning.metrics.pretrained import for_inference
 from captioning.runtime.errors import UserError, one_line
 

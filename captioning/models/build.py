@@ -11,7 +11,15 @@ from pydantic import ValidationError
 from torch import nn
 
 from BLIP.adapter import add_adapter, load_trained_state, merge_adapter, read_base
-from BLIP.checkpoint import ADAPTER, check_finite, load_weights, read_checkpoint, run_config
+from BLIP.checkpoint import (
+    ADAPTER,
+    check_finite,
+    load_weights,
+    read_checkpoint,
+    run_config,
+    settings_in,
+    tokenizer_in,
+)
 from captioning.captioners.interface import BuildContext, Captioner, CaptionerPackage, Tokenizer
 from captioning.captioners.registry import package_of
 from captioning.config import Config, explained, load_config, parse_config
@@ -19,6 +27,7 @@ from captioning.data.dataset import preprocess_caption
 from captioning.data.image import MEAN, STD, Preprocessing, decode, evaluation_transform, normalise
 from captioning.data.sources import read_split
 from captioning.files.stores import without_secrets
+from captioning.models.checkpoints import resolve
 from captioning.models.prompts import prompt_is_question
 from captioning.models.skip_init import SkipInit
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
@@ -54,14 +63,13 @@ def captioner_from(
             content=base,
             name=base_name,
             captions=partial(training_captions, config),
-            word_pieces=word_pieces,
+            word_pieces=partial(word_pieces, content),
             mean=MEAN,
             std=STD,
         )
         fills_weights = base is not None and (checkpoint or adapter)
         with SkipInit() if fills_weights else nullcontext():
             captioner = package.build(config, context)
-        check_interface(captioner)
         _check_lengths(config, captioner)
         report = f"no checkpoint: {package.origin(config)}"
         if fills_weights:
@@ -126,9 +134,12 @@ def _check_null_image(config: Config, content: Optional[Mapping[str, Any]], name
         )
 
 
-def word_pieces(name: str) -> Tokenizer:
-    """Return BERT's tokeniser `name`. Its module is imported only if a captioner uses it."""
-    return load("BLIP.tokenizer:CaptionTokenizer")(name)
+def word_pieces(content: Optional[Mapping[str, Any]], name: str) -> Tokenizer:
+    """Return the word-piece tokenizer in a checkpoint, else the one with this name.
+
+    Its module is imported only if a captioner uses it.
+    """
+    return load("BLIP.tokenizer:CaptionTokenizer")(tokenizer_in(content, name))
 
 
 def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:
@@ -136,8 +147,8 @@ def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: 
 
     content: the checkpoint's content. name: the checkpoint's name, for the error.
     """
-    trained = (content or {}).get("config")
-    same_data = isinstance(trained, dict) and trained.get("train_file") == config.train_file
+    trained = run_config(content or {})
+    same_data = "train_file" in trained and trained["train_file"] == config.train_file
     if same_data and config.split and trained.get("split") != config.split:
         raise UserError(
             f"{name} was trained on train_file with split {trained.get('split') or 'unset'}, now "
@@ -178,14 +189,6 @@ def _decode_and_transform(
     return transform(decode(image, exif), *prompt)
 
 
-def check_interface(captioner: nn.Module) -> None:
-    """Raise TypeError if a captioner lacks a member of `Captioner`."""
-    names = [*vars(Captioner), *Captioner.__annotations__]
-    missing = [n for n in names if not n.startswith("_") and not hasattr(captioner, n)]
-    if missing:
-        raise TypeError(f"{type(captioner).__name__} lacks {', '.join(missing)}: see {Captioner}")
-
-
 def _check_lengths(config: Config, captioner: Captioner) -> None:
     """Raise UserError if max_length or max_tokens leaves no room or exceeds max_positions."""
     prompt, positions = len(captioner.prompt_ids), captioner.max_positions
@@ -205,9 +208,10 @@ def load_trained(
 ) -> tuple[Config, nn.Module]:
     """Return the configuration, and the captioner in evaluation mode on `device`.
 
-    checkpoint: the name of a run's checkpoint, which contains a configuration, or of other weights.
-    config: a YAML file, needed for other weights. Raises UserError.
+    checkpoint: a run's folder or checkpoint, which contains a configuration, or other weights.
+    config: a YAML file that replaces it. Raises UserError.
     """
+    checkpoint = resolve(checkpoint)
     settings = trained_config(checkpoint, config)
     captioner, _ = captioner_from(settings, checkpoint)
     return settings, captioner.to(device).eval()
@@ -218,25 +222,31 @@ def trained_config(
 ) -> Config:
     """Return the configuration that `load_trained` uses, without loading weights.
 
-    checkpoint, config: see `load_trained`. changes: {key: value} that replace values of the
-    configuration. Raises UserError.
+    Without `config`, it is the one in the checkpoint of a run. A BLIP that another program trained
+    has default values, except for its sizes; its image_root is empty. checkpoint, config: see
+    `load_trained`. changes: {key: value} that replace values of the configuration. Raises
+    UserError.
     """
+    changes = changes or {}
     if config is not None:
         return load_config(config, flags=changes)
+    name = without_secrets(checkpoint)
     with value_errors_as_user_errors():
-        content = read_checkpoint(checkpoint, mapped=True)
-    trained = content.get("config")
-    if isinstance(trained, dict):  # `_check_null_image` checks this key of former versions
-        trained = {key: value for key, value in trained.items() if key != "null_image"}
-    try:
-        values = parse_config(trained).model_dump()
-    except ValidationError as error:
-        name = without_secrets(checkpoint)
-        raise UserError(
-            f"{name} does not contain the configuration of a run: give one with --config"
-        ) from error
-    values.update(changes or {})
+        content = read_checkpoint(checkpoint, changes.get("trust_checkpoint", False))
+    values = run_config(content)
+    if "output_dir" not in values:
+        try:
+            settings = settings_in(content, content["model"], name)
+        except ValueError as error:
+            raise UserError(
+                f"{name} does not contain the configuration of a run, and has no image encoder of "
+                "BLIP: give a configuration with --config"
+            ) from error
+        settings["tokenizer"] = values.get("tokenizer", "bert-base-uncased")
+        values = {"image_root": "", "ann_root": "", "output_dir": "output", **settings}
+    values = {**values, **changes}
+    values.pop("null_image", None)  # of former versions: `_check_null_image` checks it
     try:
         return parse_config(values)
     except ValidationError as error:
-        raise UserError(explained(error, values)) from error
+        raise UserError(f"{name}: {explained(error, values)}") from error

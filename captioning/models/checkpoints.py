@@ -6,9 +6,6 @@ The files in a run's folder are:
 - checkpoint_04_step00001200.pth: written within epoch 4, after 1200 steps of the run
 - weights_04.pth: only the weights of epoch 4 (`keep_checkpoints: all`)
 - checkpoint_best.pth: a hard link to the best epoch's checkpoint, or a copy
-
-Earlier versions wrote a file checkpoint_04.json with a checksum, which is removed with its
-checkpoint.
 """
 
 import math
@@ -21,8 +18,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 import torch
 
-from BLIP.checkpoint import IS_FOLDER, check_finite, holds_tensors
-from BLIP.safe_load import read_pickled
+from BLIP.checkpoint import check_finite, holds_tensors, read_pickled
 from captioning.files.stores import check_address, is_bucket_address, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
@@ -99,26 +95,22 @@ def is_checkpoint_file(name: str) -> bool:
 def resolve(name: str) -> str:
     """Return the best checkpoint in a run's folder, or the newest if there is no best one yet.
 
-    name: the folder, on disk or in an object store. Any other name, such as that of a file, is
-    returned unchanged, even if it does not exist. Raises UserError for a folder without a
-    checkpoint.
+    name: the folder, on disk or in an object store. Any other name, such as that of a file, of a
+    folder of transformers or of a model of the hub, is returned unchanged, even if it does not
+    exist. Raises UserError for a folder without a checkpoint.
     """
+    names = ()
     if is_bucket_address(name):
         check_address(name)
         names = stamps(name)
-        if not names:
-            return name
     elif os.path.isdir(name):  # Path.is_dir fails for long names
         names = os.listdir(name)
-    else:
-        return name
     paths = [Path(n) for n in names if re.fullmatch(rf"{_STEM.pattern}\.pth", n)]
     chosen = BEST if BEST in names else max(paths, key=_position, default=None)
-    if chosen is None and "adapter_config.json" in names:
-        return name
-    if chosen is None:
+    is_other = not {"adapter_config.json", "config.json"}.isdisjoint(names)
+    if names and not chosen and not is_other:
         raise UserError(f"{name} contains no checkpoint of a run: give a file")
-    return f"{name.rstrip('/')}/{chosen}"
+    return f"{name.rstrip('/')}/{chosen}" if chosen else name
 
 
 def version_of(name: str) -> Union[float, str, None]:
@@ -150,9 +142,8 @@ def remove_oldest(folder: Path, keep: int) -> None:
     kept = {*epoch_checkpoints(folder)[-keep:], *saved(folder)[-MIN_KEPT:]}
     for path in saved(folder):
         if path not in kept:
-            for file in (path, path.with_suffix(".json")):
-                with user_errors(file):
-                    file.unlink(missing_ok=True)
+            with user_errors(path):
+                path.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -173,10 +164,10 @@ def keep_as_best(folder: Path, epoch: int) -> None:
         temporary.unlink(missing_ok=True)
         try:
             os.link(source, temporary)
-        except OSError:  # the file system has no hard links
-            shutil.copyfile(source, temporary)
-            with open(temporary, "rb") as copy:
-                os.fsync(copy.fileno())
+        except OSError:
+            with open(source, "rb") as file, atomic_write(folder / BEST) as copy:
+                shutil.copyfileobj(file, copy)
+            return
         os.replace(temporary, folder / BEST)
         # If both names already link to the same file, os.replace does nothing: remove the link.
         temporary.unlink(missing_ok=True)
@@ -188,41 +179,34 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises UserError for an incomplete checkpoint.
     """
+    kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
     try:
-        content = read_pickled(path)
-        _check_keys(content)
-        check_finite(content["model"], "the file")
+        content = read_pickled(path, mapped=False)
+        for name, kind in kinds.items():
+            part = content.get(name) if isinstance(content, dict) else None
+            if not isinstance(part, kind) or (name == "model" and not holds_tensors(part)):
+                raise ValueError(f"{path} is not a checkpoint of a run: it has no valid {name}")
+        check_finite(content["model"], str(path))
     except FileNotFoundError as error:
         raise UserError(
             f"{path} is not on this machine; output_dir must be on a disk that all machines share"
         ) from error
     except ValueError as error:
-        raise UserError(f"{path} cannot be read: {error}") from error
+        raise UserError(str(error)) from error
     return content
-
-
-def _check_keys(content: Any) -> None:
-    """Raise ValueError unless a file's content has the keys that `Checkpointing` saves."""
-    kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
-    for name, kind in kinds.items():
-        part = content.get(name) if isinstance(content, dict) else None
-        if not isinstance(part, kind) or (name == "model" and not holds_tensors(part)):
-            raise ValueError(f"it is not a checkpoint of a run: it has no valid {name}")
 
 
 def check_whole(path: Path) -> None:
     """Raise UserError if a bit of a checkpoint has changed, by the CRC-32 of each part of it."""
-    if path.is_dir():
-        raise UserError(f"{path} {IS_FOLDER}")
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
             # torch would take a record with attributes for a folder, and not read it.
             damaged = damaged or any(record.external_attr for record in archive.infolist())
     except Exception as error:  # zipfile raises many types
-        raise UserError(f"{path} cannot be read: it is damaged ({one_line(error)})") from error
+        raise UserError(f"{path} is damaged: {one_line(error)}") from error
     if damaged:
-        raise UserError(f"{path} cannot be read: its content differs from what was written")
+        raise UserError(f"{path} is damaged: its content differs from what was written")
 
 
 class NewestCheckpoint(NamedTuple):
@@ -254,7 +238,7 @@ def read_newest(folder: Path) -> Optional[NewestCheckpoint]:
         return NewestCheckpoint(path, content, lines)
     if problems:
         raise UserError(
-            f"none of the checkpoints in {folder} can be read ({next(iter(problems.values()))}); "
-            "set another output_dir"
+            f"{folder} has no checkpoint that can be read ({next(iter(problems.values()))}); set "
+            "another output_dir"
         )
     return None

@@ -4,9 +4,10 @@ import pytest
 import torch
 import transformers
 
-from BLIP.convert import hf_config, main, read_hf, save_hf, settings_of, to_hf_names
+from BLIP.checkpoint import settings_of
+from BLIP.convert import hf_config, main, save_hf, to_hf_names
 from BLIP.from_checkpoint import captioner_of
-from BLIP.sizes import read_med_config
+from BLIP.sizes import read_med_config, vit_sizes
 from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
 from smile import Objective
@@ -49,7 +50,8 @@ def test_same_logits_and_same_greedy_captions(make_captioner, tmp_path):
     model, inputs = model.eval(), inputs_of(captioner, 96)
     assert_same_logits(captioner, model, inputs, atol=1e-4, rtol=1e-4)
     model.save_pretrained(tmp_path / "again")
-    assert_equal(read_hf(tmp_path / "again")["model"], captioner.state_dict())
+    again = captioner_of(str(tmp_path / "again"), tokenizer=str(tmp_path))
+    assert_equal(again.state_dict(), captioner.state_dict())
     prompt = captioner.prompt_ids.expand(4, -1)
     expected = model.generate(
         pixel_values=inputs["pixel_values"],
@@ -77,7 +79,8 @@ def test_every_name_and_shape_of_base_and_large(make_captioner, vit):
     }
     assert len(captioner.state_dict()) == {"base": 474, "large": 618}[vit]
     settings = settings_of(hf_config(captioner))
-    assert (settings["vit"], settings["image_size"]) == (vit, 384)
+    assert settings["vit"] == vit_sizes(vit).model_dump(include=settings["vit"].keys())
+    assert settings["image_size"] == 384
     assert read_med_config(settings["med_config"]) == read_med_config({})
 
 
@@ -119,7 +122,8 @@ def test_a_folder_that_transformers_made_gives_its_logits(make_captioner, vocabu
     del config["vision_config"]["layer_norm_eps"]
     model = transformers.BlipForConditionalGeneration(transformers.BlipConfig(**config)).eval()
     model.save_pretrained(tmp_path / "hf")
-    assert main(["from-hf", str(tmp_path / "hf"), str(tmp_path / "again.pth")]) == 0
-    again = captioner_of(str(tmp_path / "again.pth"), tokenizer=str(vocabulary))
+    command = ["from-hf", str(tmp_path / "hf"), str(tmp_path / "again.pth")]
+    assert main([*command, "--tokenizer", str(vocabulary)]) == 0
+    again = captioner_of(str(tmp_path / "again.pth"))
     assert again.visual_encoder.norm.eps == 1e-5
     assert_same_logits(again, model, inputs_of(again, scale=0.01))  # so that the epsilon matters

@@ -5,7 +5,8 @@ import json
 import torch
 from huggingface_hub import ModelCard
 
-from BLIP.convert import hf_config, settings_of
+from BLIP.checkpoint import settings_of
+from BLIP.convert import hf_config
 from tests.programs import run_program
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from BLIP.checkpoint import read_checkpoint
-from BLIP.convert import hf_config, save_hf, settings_of
+from BLIP.checkpoint import read_checkpoint, settings_of
+from BLIP.convert import hf_config, save_hf
 from BLIP.from_checkpoint import captioner_of
 from tests.BLIP.states import assert_equal
 from tests.programs import refused, run_program, unchanged
@@ -20,22 +20,22 @@ def folder(make_captioner, tmp_path):
 
 
 def test_there_and_back_by_the_commands(make_captioner, vocabulary, tmp_path):
-    captioner = make_captioner(image_size=64)
+    captioner = make_captioner(image_size=64, prompt="a large ")
     first, folder, second = tmp_path / "first.pth", tmp_path / "hf", tmp_path / "second.pth"
-    torch.save({"model": captioner.state_dict()}, first)
-    sizes = settings_of(hf_config(captioner))
-    flags = ["--vit", json.dumps(sizes["vit"]), "--med_config", json.dumps(sizes["med_config"])]
+    settings = settings_of(hf_config(captioner))
+    torch.save({"model": captioner.state_dict(), "config": {"prompt": "a large "}}, first)
+    flags = [f"--{key}={json.dumps(settings[key])}" for key in ("vit", "med_config")]
     to_hf = ["to-hf", first, folder, "--tokenizer", vocabulary, *flags]
     for command in (to_hf, ["from-hf", folder, second]):
         code, out, _ = run_program("BLIP.convert", *command)
         assert code == 0 and out.count("wrote") == 1
-    content = read_checkpoint(str(second))
-    assert_equal(content["model"], captioner.state_dict())
-    assert content["config"]["image_size"] == 64
-    # The checkpoint knows its own sizes now, and the folder the vocabulary.
-    again = captioner_of(str(second), tokenizer=str(folder))
+    assert_equal(read_checkpoint(str(second))["model"], captioner.state_dict())
+    # The checkpoint knows its own sizes, prompt and vocabulary now.
+    folder.rename(tmp_path / "moved")
+    again = captioner_of(str(second))
     assert_equal(again.state_dict(), captioner.state_dict())
     assert again.visual_encoder.blocks[0].attn.num_heads == 4
+    assert again.prompt_ids.tolist() == captioner.prompt_ids.tolist()
 
 
 def text_config(**changes):
@@ -56,19 +56,15 @@ def weights(change):
 
 MISSING = "vision_model.encoder.layers.1.mlp.fc1.bias"
 DAMAGE = {
-    "config.json cannot be used": lambda path: (path / "config.json").unlink(),
-    "expected the model_type 'blip', found 'git'": lambda path: (path / "config.json").write_text(
-        '{"model_type": "git"}'
-    ),
-    "in the file and (7,) in the model": text_config(intermediate_size=7),
-    "hf: config.json cannot be used: med_config: hidden_size must be a multiple": text_config(
-        num_attention_heads=7
-    ),
-    "has neither model.safetensors nor": lambda path: (path / "model.safetensors").unlink(),
-    "there is no text_decoder.bert.embeddings.word_embeddings.weight": weights(
-        lambda state: {"a": torch.ones(1)}
-    ),
-    "1 keys missing (visual_encoder.blocks.1.mlp.fc1.bias)": weights(
+    "config.json": lambda path: (path / "config.json").unlink(),
+    "the model_type in config.json is git, not blip": lambda path: (
+        path / "config.json"
+    ).write_text('{"model_type": "git"}'),
+    "size mismatch for text_decoder.bert.encoder.layer.0.interm": text_config(intermediate_size=7),
+    "med_config: hidden_size must be a multiple": text_config(num_attention_heads=7),
+    "hf is a folder without model.safetensors": lambda path: (path / "model.safetensors").unlink(),
+    "hf has no image encoder of BLIP": weights(lambda state: {"a": torch.ones(1)}),
+    "1 keys differ, such as visual_encoder.blocks.1.mlp.fc1.bias": weights(
         lambda state: {k: v for k, v in state.items() if k != MISSING}
     ),
 }

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from BLIP.convert import hf_config, settings_of
+from BLIP.checkpoint import settings_of
+from BLIP.convert import hf_config
 from BLIP.export import CONFIG, export_onnx
 from decoding import DecodingSettings
 from decoding.decode import decode

@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from BLIP.checkpoint import CheckpointError
-from BLIP.convert import hf_config, save_hf, settings_of
+from BLIP.checkpoint import CheckpointError, settings_of
+from BLIP.convert import hf_config, save_hf
 from BLIP.export import DecoderGraph
 from BLIP.from_checkpoint import captioner_of
 from BLIP.tokenizer import CaptionTokenizer

@@ -8,6 +8,7 @@ import torch
 from app import view
 from app.__main__ import command_line
 from app.checkpoints import find_demo_checkpoints, load_checkpoints
+from BLIP.convert import save_hf
 from captioning.models.build import load_trained
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
@@ -52,14 +53,15 @@ def test_secrets_of_an_address_are_shown_nowhere(run_folders, monkeypatch, capsy
     assert not any(secret in text for text in texts for secret in ("PASSWORD", "SECRET", "user:"))
 
 
-def test_weights_without_a_run_need_a_configuration(run_folders, tmp_path):
+def test_weights_without_a_run_are_named_by_their_file(run_folders, tmp_path):
     content = torch.load(run_folders[0] / "checkpoint_best.pth", weights_only=False)
     torch.save({"model": content["model"]}, tmp_path / "released.pth")
     sources = [str(tmp_path / "released.pth"), str(run_folders[1])]
     found = load_checkpoints(sources, str(run_folders[0] / "config.yaml"), CPU)
     assert [c.label for c in found] == ["released", "SMILE"]
-    with pytest.raises(UserError, match="give one with --config"):
-        load_checkpoints(sources, None, CPU)
+    save_hf(load_trained(sources[1], None, CPU)[1], tmp_path / "owner" / "name")
+    (found,) = load_checkpoints([str(tmp_path / "owner" / "name")], None, CPU)
+    assert found.label == "name"
 
 
 def test_the_default_is_the_demos_checkpoints(tmp_path, monkeypatch):

@@ -3,13 +3,12 @@
 import argparse
 import io
 import pickle
-import zipfile
 
 import pytest
 import torch
 
 from BLIP import load_weights, read_checkpoint
-from BLIP.safe_load import OmittedObject
+from BLIP.checkpoint import OmittedObject
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from tests.attacks import Attack, here  # noqa: F401 - a fixture
@@ -25,16 +24,6 @@ def saved(content, **settings):
     buffer = io.BytesIO()
     torch.save(content, buffer, **settings)
     return buffer.getvalue()
-
-
-def bomb():
-    """A checkpoint's archive with a record that unpacks to a thousand times its size."""
-    source, packed = zipfile.ZipFile(io.BytesIO(saved({"model": STATE}))), io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in source.namelist():
-            archive.writestr(name, source.read(name))
-        archive.writestr("archive/data/9", bytes(10_000_000))
-    return packed.getvalue()
 
 
 def in_itself():
@@ -53,33 +42,28 @@ def nested():
 
 STATE = {"w": torch.ones(300)}
 WHOLE = saved({"model": STATE})
-NO_STATE = "checkpoint {} is not a state dict and has none as 'model'"
-BLOCKED = (
-    "checkpoint {} is damaged: it has more than tensors, numbers and text, or is not a checkpoint"
-)
+NO_STATE = "{} is not a state dict and has none as 'model'"
+BLOCKED = "{} is damaged: it has more than tensors, numbers and text, or is not a checkpoint"
 # name: content, the beginning of what is said
 UNREADABLE = {
-    "none.pth": (None, "checkpoint {} does not exist"),
-    ".": (None, "checkpoint {} is a folder, not a checkpoint: give a file in it"),
-    "empty.pth": (b"", "checkpoint {} is damaged: "),
-    "cut.pth": (WHOLE[: len(WHOLE) // 2], "checkpoint {} is damaged: "),
-    "cut at its end.pth": (WHOLE[:-10], "checkpoint {} is damaged: "),
+    "none.pth": (None, "{} does not exist"),
+    ".": (None, "{} is a folder without model.safetensors"),
+    "empty.pth": (b"", "{} is damaged: "),
+    "cut.pth": (WHOLE[: len(WHOLE) // 2], "{} is damaged: "),
+    "cut at its end.pth": (WHOLE[:-10], "{} is damaged: "),
     "page.pth": (b"<html>404</html>", BLOCKED),
-    "a pickle.pth": (pickle.dumps([1]), "checkpoint {} "),
-    "a bomb.pth": (bomb(), "checkpoint {} is damaged: its content is larger than the file"),
+    "a pickle.pth": (pickle.dumps([1]), "{} "),
     "a list in itself.pth": (in_itself(), NO_STATE),
     "nested lists.pth": (nested(), NO_STATE),
     "a number.pth": (saved(3), NO_STATE),
     "a list.pth": (saved([STATE]), NO_STATE),
     "no weights.pth": (saved({"epoch": 3}), NO_STATE),
-    "nothing.pth": (saved({"model": {}}), NO_STATE),
     "text.pth": (saved({"model": {"w": "1"}}), NO_STATE),
     "numbered.pth": (saved({"model": {1: torch.ones(1)}}), NO_STATE),
-    "sparse.pth": (saved({"model": {"w": torch.ones(3, 3).to_sparse()}}), NO_STATE),
     "meta.pth": (saved({"model": {"w": torch.ones(3, device="meta")}}), NO_STATE),
-    "empty.safetensors": (b"", "checkpoint {} cannot be read: "),
-    "text.safetensors": (b"just text", "checkpoint {} cannot be read: "),
-    "huge header.safetensors": (b"\xff" * 7 + b"\0{}", "checkpoint {} cannot be read: "),
+    "empty.safetensors": (b"", "{} cannot be read: "),
+    "text.safetensors": (b"just text", "{} cannot be read: "),
+    "huge header.safetensors": (b"\xff" * 7 + b"\0{}", "{} cannot be read: "),
 }
 HOSTILE = {
     "beside.pth": saved({"model": STATE, "config": Attack()}),
@@ -120,23 +104,24 @@ def test_objects_are_named_and_on_demand_left_out():
     with pytest.raises(ValueError) as error:
         read_checkpoint("a.pth")
     assert str(error.value) == (
-        "checkpoint a.pth has objects that could run code (argparse.Namespace); if you know where "
-        "the file comes from, set trust_checkpoint: true to load it without these objects"
+        "a.pth has objects that could run code (argparse.Namespace); if you know where the file "
+        "comes from, set trust_checkpoint: true to load it without them"
     )
     content = read_checkpoint("a.pth", trust_checkpoint=True)
     assert torch.equal(content["model"]["w"], STATE["w"]) and not vars(content["args"])
 
 
-NOT_OF = "f.pth does not fit this model: "
+NOT_OF = "f.pth does not fit this model ("
 KEY = "visual_encoder.norm.weight"
+H = "visual_encoder.h"
 FIRST = "text_decoder.bert.embeddings.LayerNorm.bias"
 # change of a whole state dict, the beginning of what is said
 OTHERS = [
     (lambda s: s[KEY].fill_(float("nan")), f"f.pth has values that are not finite, in {KEY}: its"),
-    (lambda s: s.update({KEY: torch.ones(7)}), f"{NOT_OF}{KEY} is (7,) in the file and (32,) in "),
-    (lambda s: s.pop(KEY), f"{NOT_OF}1 keys missing ({KEY}), 0 unexpected (none); check model "),
-    (lambda s: s.update({"h": torch.ones(7)}), f"{NOT_OF}0 keys missing (none), 1 unexpected (h);"),
-    (lambda s: (s.clear(), s.update(STATE)), f"{NOT_OF}93 keys missing ({FIRST}, "),
+    (lambda s: s.update({KEY: torch.ones(7)}), f"{NOT_OF}Error(s) in loading state_dict"),
+    (lambda s: s.pop(KEY), f"{NOT_OF}1 keys differ, such as {KEY}): check model "),
+    (lambda s: s.update({H: torch.ones(7)}), f"{NOT_OF}1 keys differ, such as {H}): "),
+    (lambda s: (s.clear(), s.update(STATE)), f"{NOT_OF}91 keys differ, such as {FIRST}): "),
 ]
 
 
@@ -152,7 +137,7 @@ def test_weights_that_do_not_fit_change_nothing(make_captioner, change, message)
 
 
 OWN = {"model": STATE, "optimizer": {"state": {}}, "config": {"seed": 1}, "epoch": 0}
-NO_RUN = "it is not a checkpoint of a run: it has no valid "
+NO_RUN = "is not a checkpoint of a run: it has no valid "
 NAN = {"w": torch.tensor([float("nan")])}
 # the newest checkpoint in a run's folder, what is said after the file's name
 RESUMED = [
@@ -161,7 +146,7 @@ RESUMED = [
     ([1], f"{NO_RUN}model"),
     (OWN | {"epoch": "1"}, f"{NO_RUN}epoch"),
     (OWN | {"model": {"w": 1}}, f"{NO_RUN}model"),
-    (OWN | {"model": NAN}, "the file has values that are not finite, in w: its"),
+    (OWN | {"model": NAN}, "has values that are not finite, in w: its"),
 ]
 
 
@@ -171,10 +156,10 @@ def test_a_run_skips_a_bad_checkpoint_for_the_one_before_if_there_is_one(
 ):
     good, bad = checkpoints.epoch_path(tmp_path, 0), checkpoints.epoch_path(tmp_path, 1)
     torch.save(content, bad)
-    start = f"none of the checkpoints in {tmp_path} can be read ({bad} cannot be read: {message}"
+    start = f"{tmp_path} has no checkpoint that can be read ({bad} {message}"
     with unchanged(tmp_path), raises_line(UserError, "); set another output_dir", start=start):
         checkpoints.read_newest(tmp_path)
     checkpoints.save(OWN, good)
     path, _, (line,) = checkpoints.read_newest(tmp_path)
     assert path == good and "\n" not in line
-    assert line.startswith(f"skipping a checkpoint: {bad} cannot be read: {message}")
+    assert line.startswith(f"skipping a checkpoint: {bad} {message}")

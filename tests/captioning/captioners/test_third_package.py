@@ -9,9 +9,7 @@ import pytest
 from captioning.captioners import interface
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config, config_class
-from captioning.models.build import check_interface
 from captioning.runtime.registry import load
-from smile import Objective
 from tests.captioning.captioners import fake
 from tests.programs import captioned_everywhere, one_error_line, run_program
 from tests.tiny import TINY_RUN
@@ -97,11 +95,3 @@ def members(protocol):
 def test_a_package_has_every_name_of_the_interface(package):
     names = members("CaptionerPackage")
     assert len(names) > 5 and all(hasattr(load(package), name) for name in names)
-
-
-def test_a_captioner_that_lacks_methods_is_refused_when_it_is_built():
-    class Hasty(fake.FakeCaptioner):
-        score_tokens = saved_beside_weights = property()
-
-    with pytest.raises(TypeError, match="Hasty lacks score_tokens, saved_beside_weights"):
-        check_interface(Hasty(["a"], Objective("smile"), "", 4))

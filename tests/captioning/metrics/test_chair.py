@@ -155,7 +155,7 @@ def test_wrong_synonyms_and_images_are_refused_at_the_start(tmp_path, options):
 def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, monkeypatch):
     calls = []
 
-    def download(url, destination, sha256, largest):
+    def download(url, destination, sha256):
         calls.append((url, sha256))
         if len(calls) == 1:
             raise DownloadError(f"cannot fetch {url}")
