@@ -61,7 +61,7 @@ def add_adapter(module: nn.Module, config: Mapping[str, Any], name: str) -> None
 
 def adapted_module(model: nn.Module) -> Optional[nn.Module]:
     """Return the module that has an adapter, which may be the model; None if there is none."""
-    return next((module for module in model.modules() if hasattr(module, "peft_config")), None)
+    return next((module for module in model.modules() if hasattr(module, "merge_and_unload")), None)
 
 
 def adapter_config(model: nn.Module) -> dict[str, Any]:

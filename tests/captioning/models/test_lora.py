@@ -125,6 +125,7 @@ def test_peft_and_every_program_read_what_was_saved(paths, kind, adapted, tmp_pa
     run, captioner = load_trained(str(folder), None, torch.device("cpu"))
     assert run == config and logits(captioner, config).equal(expected)
     plain = whole(paths, kind)
+    plain_names = plain.state_dict().keys()
     PeftModel.from_pretrained(plain.get_submodule(MODULE[kind]), folder)
     torch.testing.assert_close(logits(plain, config), expected)
     # Without `lora`, the adapter is merged, and all weights are trained further.
@@ -132,6 +133,7 @@ def test_peft_and_every_program_read_what_was_saved(paths, kind, adapted, tmp_pa
     assert line.startswith(f"loaded {folder}: its adapter is merged into ")
     torch.testing.assert_close(logits(merged, config), expected, rtol=1e-4, atol=1e-5)
     assert all(parameter.requires_grad for parameter in merged.parameters())
+    assert trained_state(merged).keys() == plain_names
 
 
 def test_an_adapter_that_peft_trained_is_read(paths, kind, tmp_path):
