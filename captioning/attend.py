@@ -22,7 +22,7 @@ from PIL import Image
 from captioning.data.image import load_image
 from captioning.files.writing import atomic_write, user_errors
 from captioning.models.build import load_trained, preprocessing_of
-from captioning.models.reranking import Reranker, check_reranking
+from captioning.models.reranking import Reranker
 from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible
@@ -78,7 +78,6 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
     device = distributed.start(arguments.device)
     photo = load_image(arguments.image)
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
-    check_reranking(config)
     reranking = config.reranking()
     reranker = Reranker(captioner, reranking, device) if reranking else None
     image = preprocessing_of(config).one(photo).to(device)

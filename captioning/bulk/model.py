@@ -15,7 +15,7 @@ from captioning.files.stores import without_secrets
 from captioning.models.build import captioner_from, preprocessing_of, trained_config
 from captioning.models.precision import Precision, check_precision
 from captioning.models.prompts import caption_lists, prompt_ids
-from captioning.models.reranking import check_reranking, with_reranking
+from captioning.models.reranking import Reranker, load_model
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
 from captioning.runtime.progress import log_line
 from decoding import DecodingSettings
@@ -69,11 +69,13 @@ class CheckpointModel:
             else:
                 reranking = dataclasses.replace(reranking, num_return=num_return)
                 used = reranking.candidate_settings(settings)
-        check_reranking(run)
+        load_model(reranking, device)
         captioner, self.report = captioner_from(run, checkpoint)
         self.precision = Precision(run.precision, device)
         self.captioner = captioner.to(device).for_inference(self.precision.dtype, run.compile)
-        self.generator = with_reranking(self.captioner, reranking, device)
+        self.generator = self.captioner
+        if reranking is not None:
+            self.generator = Reranker(self.captioner, reranking, device)
         self.settings, self.device = settings, device
         self.batch_size = run.eval_batch_size or run.batch_size
         self.generated_at_once = self.batch_size  # in images; lowered when GPU memory runs out

@@ -1,4 +1,4 @@
-"""Lists the rerankers by name. A new reranker needs an entry here and a scorer class."""
+"""Lists the rerankers by name. A new reranker needs an entry here and a scorer."""
 
 from dataclasses import fields
 from typing import Any, NamedTuple, Optional
@@ -9,24 +9,31 @@ from decoding.rerank import Reranking
 class RerankerEntry(NamedTuple):
     """The scorer and the configuration keys of a reranker.
 
-    scorer: "module:class" of a `captioning.models.reranking.Scorer`. model: the configuration key
-    whose value is the scorer's model; None if the scorer has no model. options: "module:class" of
-    the metric whose `Options` declare keys of this reranker, including `model`.
+    - scorer: "module:function" of a scorer, see `captioning.models.reranking`
+    - model: the configuration key that names the scorer's model; None if the scorer has no model
+    - model_class: "module:class" that loads this model
+    - options: "module:class" of the metric that declares keys of this reranker, including `model`
     """
 
     scorer: str
     model: Optional[str] = None
+    model_class: Optional[str] = None
     options: Optional[str] = None
 
 
-_SCORERS = "captioning.models.reranking"
 RERANKERS: dict[str, RerankerEntry] = {
-    "mmi": RerankerEntry(f"{_SCORERS}:MutualInformation"),
+    "mmi": RerankerEntry("captioning.models.reranking:mutual_information"),
     "clip": RerankerEntry(
-        f"{_SCORERS}:ClipScorer", "clip_model", "captioning.metrics.clipscore:ClipScore"
+        "captioning.models.reranking:clip_similarity",
+        "clip_model",
+        "captioning.metrics.clip:Clip",
+        "captioning.metrics.clipscore:ClipScore",
     ),
     "itm": RerankerEntry(
-        f"{_SCORERS}:ImageTextMatching", "itm_model", "captioning.metrics.itm:Itm"
+        "captioning.models.reranking:match_probability",
+        "itm_model",
+        "captioning.metrics.itm:ItmScorer",
+        "captioning.metrics.itm:Itm",
     ),
 }
 

@@ -15,7 +15,7 @@ from captioning.data.loader import Loader, Prefetcher, evaluation_loader
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
 from captioning.models.prompts import caption_lists, check_prompts, prompt_is_question
-from captioning.models.reranking import with_reranking
+from captioning.models.reranking import Reranker
 from captioning.runtime.distributed import gather_on_main, rank, until_stop_requested, world_size
 from captioning.runtime.progress import log_line, progress
 
@@ -42,7 +42,7 @@ def caption_images(
         reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
     check_prompts(samples, captioner, config, "max_length")
     model = captioner.for_inference(precision.dtype, config.compile)
-    generator = with_reranking(model, reranking, device)
+    generator = Reranker(model, reranking, device) if reranking else model
     results = {}  # by the index of the sample
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:
@@ -59,14 +59,11 @@ def caption_images(
     gathered = gather_on_main((results, loader.skipped))
     if gathered is None:
         return None
-    by_index = {}
-    skipped = 0
-    for rank_results, rank_skipped in gathered:
-        by_index.update(rank_results)
-        skipped += rank_skipped
-    if skipped:
+    for rank_results, _ in gathered:
+        results.update(rank_results)
+    if skipped := sum(rank_skipped for _, rank_skipped in gathered):
         log_line(f"{skipped} of {len(samples)} images could not be read and have no caption")
-    return [by_index[index] for index in sorted(by_index)]
+    return [results[index] for index in sorted(results)]
 
 
 def build_image_loader(

@@ -1,10 +1,12 @@
 """Computes the likelihood of human captions under a captioner, at several temperatures."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from captioning.config import Config
 from captioning.data.annotations import Sample
@@ -13,7 +15,7 @@ from captioning.data.loader import Prefetcher
 from captioning.models.generation import build_image_loader
 from captioning.models.prompts import prompt_is_question
 from captioning.runtime.progress import progress
-from smile import Objective, smile_loss
+from smile import smile_loss
 
 # From 1/4 to 4, with eight temperatures per doubling. `find_minimum` interpolates between them, so
 # that the result is accurate to 0.001.
@@ -45,35 +47,30 @@ def likelihood(
     sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
     with progress(len(samples), "likelihood of captions") as bar:
         for batch in Prefetcher(loader, device):
-            image = batch["image"]
-            texts = [preprocess_captions(samples[index], config) for index in batch["index"]]
-            # The captioner needs the same number of captions for each image of a batch: split the
-            # batch by this number.
-            for count in {len(group) for group in texts}:
-                rows = [n for n, group in enumerate(texts) if len(group) == count]
-                prompts = [batch["prompt"][n] for n in rows]
-                if prompt_is_question(config) or not any(prompts):
-                    prompts = None
-                sums += _sum_losses(captioner, image[rows], [texts[n] for n in rows], prompts)
-            bar.update(len(texts))
+            # One by one, because images may differ in the number of captions.
+            for row, (index, prompt) in enumerate(zip(batch["index"], batch["prompt"])):
+                texts = preprocess_captions(samples[index], config)
+                # A captioner whose prompt is a question has no argument `prompts`.
+                if prompt and not prompt_is_question(config):
+                    arguments = {"prompts": [prompt]}
+                else:
+                    arguments = {}
+                image = batch["image"][row : row + 1]
+                sums += _sum_losses(*captioner.predictions(image, [texts], **arguments))
+                bar.update(1)
     _, smile, *nll = (sums / sums[0].clamp(min=1)).tolist()
     return Likelihood(int(sums[0]), nll, smile)
 
 
-def _sum_losses(
-    captioner: nn.Module, image: Tensor, texts: list[list[str]], prompts: Optional[list]
-) -> Tensor:
-    """Return sums over the tokens of captions, float64 (2 + T,).
+def _sum_losses(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return sums over labelled tokens, float64 (2 + T,). logits, labels: of `predictions`.
 
     They are, in this order: the number of tokens, the SMILE loss, and the negative log-likelihood
-    at each of the T TEMPERATURES. texts, prompts: see `Captioner.predictions`.
+    at each of the T TEMPERATURES.
     """
-    # A captioner whose prompt is a question has no argument `prompts`.
-    arguments = {} if prompts is None else {"prompts": prompts}
-    logits, labels = captioner.predictions(image, texts, **arguments)
     losses = [smile_loss(logits, labels, reduction="sum")]
-    mle = Objective("mle")
-    losses += [mle(logits / t, labels, reduction="sum").loss for t in TEMPERATURES]
+    logits = logits.float().mT  # (R, V, N)
+    losses += [F.cross_entropy(logits / t, labels, reduction="sum") for t in TEMPERATURES]
     return torch.stack([(labels != -100).sum(), *losses]).double().cpu()
 
 
@@ -84,13 +81,12 @@ def find_minimum(values: Sequence[float]) -> tuple[float, float]:
     through the lowest value and its two neighbours interpolates the minimum. The temperature
     divides the logits (Guo et al. 2017, arXiv 1706.04599).
     """
-    middle = min(range(1, len(values) - 1), key=lambda n: values[n])
-    before, center, after = values[middle - 1 : middle + 2]
-    curvature = before - 2 * center + after
-    shift = max(-1.0, min(1.0, (before - after) / (2 * curvature))) if curvature > 0 else 0.0
-    ratio = TEMPERATURES[middle + 1] / TEMPERATURES[middle]
-    value = center + shift * (after - before) / 2 + shift**2 * curvature / 2
-    return TEMPERATURES[middle] * ratio**shift, value
+    middle = min(range(1, len(values) - 1), key=values.__getitem__)
+    three = slice(middle - 1, middle + 2)
+    x = np.log(TEMPERATURES[three])
+    fine = np.linspace(x[0], x[-1], 1001)
+    curve = np.polyval(np.polyfit(x, values[three], deg=2), fine)
+    return np.exp(fine[curve.argmin()]).item(), curve.min().item()
 
 
 def unigram_nll(

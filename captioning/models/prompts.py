@@ -3,6 +3,7 @@
 Images whose prompts have the same number of tokens are captioned as one batch.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
@@ -82,20 +83,20 @@ def caption_lists(
     generator: the captioner, or a `Reranker` of the captioner. prompts: for each image its prompt,
     or None for the captioner's prompt. Raises UserError.
     """
-    own = captioner.prompt_ids
+    own, end = captioner.prompt_ids, captioner.tokenizer.end
     try:
         if not any(prompts or ()):
-            end = captioner.tokenizer.end
             return scored_lists(generator.generate_details(images, settings), end)
+        rows_of = defaultdict(list)  # {number of a prompt's tokens: rows}
         ids = [prompt_ids(captioner, text, "max_length", settings.max_length) for text in prompts]
-        lists = [[] for _ in ids]
-        for length in sorted({len(prompt) for prompt in ids}):
-            rows = [row for row, prompt in enumerate(ids) if len(prompt) == length]
+        for row, prompt in enumerate(ids):
+            rows_of[len(prompt)].append(row)
+        lists = {}
+        for rows in rows_of.values():
             captioner.prompt_ids = torch.stack([ids[row] for row in rows])
             generated = generator.generate_details(images[rows], settings)
-            for row, captions in zip(rows, scored_lists(generated, captioner.tokenizer.end)):
-                lists[row] = captions
-        return lists
+            lists.update(zip(rows, scored_lists(generated, end)))
+        return [lists[row] for row in range(len(ids))]
     except SettingsError as error:
         raise UserError(str(error)) from error
     finally:
@@ -109,21 +110,19 @@ def scored_lists(generated: Generated, end: int) -> list[list[dict[str, Any]]]:
     "rerank_score"; for the scores, see `decoding.Generated`. If a caption of the image was cut at
     max_length, all have "cut", a bool. end: the id of the end token, which a cut caption lacks.
     """
-    columns = {
-        "score": generated.scores,
-        "own_score": generated.own_scores,
-        "rerank_score": generated.rerank_scores,
-    }
-    columns = {name: scores.tolist() for name, scores in columns.items() if scores is not None}
+    _, token_ids, *columns = generated
+    names = ("score", "own_score", "rerank_score")
+    is_cut = (token_ids != end).all(-1).tolist()
+    columns = {n: scores.tolist() for n, scores in zip(names, columns) if scores is not None}
     lists = []
     for row, captions in enumerate(generated.captions):
-        cut = [end not in ids for ids in generated.token_ids[row].tolist()]
-        entries = [
-            {"caption": caption, "cut": is_cut} if any(cut) else {"caption": caption}
-            for caption, is_cut in zip(captions, cut)
-        ]
-        for place, entry in enumerate(entries):
+        entries = []
+        for place, caption in enumerate(captions):
+            entry = {"caption": caption, "cut": is_cut[row][place]}
+            if not any(is_cut[row]):
+                del entry["cut"]
             for name, scores in columns.items():
                 entry[name] = round(scores[row][place], SCORE_DIGITS)
+            entries.append(entry)
         lists.append(entries)
     return lists

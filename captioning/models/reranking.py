@@ -1,18 +1,20 @@
-"""Reranks captions: generates several candidates per image, scores them and sorts them."""
+"""Reranks captions: generates several candidates per image, scores them and sorts them.
+
+A scorer is a function of a `Reranker`, the captioner's preprocessed images (B, 3, S, S), the same
+images encoded by the captioner, and k candidates for each image. It returns scores (B, k); a higher
+score is better.
+"""
 
 import hashlib
 from functools import lru_cache
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.captioners.interface import Captioner, Images
-from captioning.config import Config
 from captioning.config.rerankers import RERANKERS
 from captioning.data.randomness import derived_seed
-from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings, Generated
 from decoding.interface import caption_lengths
@@ -21,78 +23,47 @@ from decoding.rerank import Reranking, rerank
 MAX_CAPTIONS = 256  # the most captions whose likelihoods are computed in one batch
 
 
-class Scorer:
-    """The base class of scorers of candidates. A higher score is better.
-
-    The constructor loads the scorer's model, if the scorer needs one, and raises UserError. The
-    subclasses omit types and shapes: the methods here document them for all scorers.
-    """
-
-    def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
-        self.captioner, self.reranking = captioner, reranking
-
-    @classmethod
-    def check(cls, model: Optional[str], config: Config) -> None:
-        """Raise UserError unless the scorer's `model` suits the captioner of `config`.
-
-        model: the name of the scorer's model; None if the scorer has none. Loads no weights.
-        """
-
-    def __call__(self, image: Tensor, encoded: Any, candidates: Generated) -> Tensor:
-        """Return scores (B, k) of k candidates for each of B images.
-
-        image: the captioner's preprocessed images (B, 3, S, S). encoded: the same images, encoded
-        by the captioner.
-        """
-        raise NotImplementedError
-
-
 class Reranker:
     """Generates candidate captions, scores them and sorts them.
 
-    The constructor loads the scorer, and raises UserError if its model cannot be loaded.
+    captioner: its images are tensors. The constructor raises UserError if the scorer's model cannot
+    be loaded.
     """
 
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.captioner, self.reranking = captioner, reranking
-        self.scorer = load(RERANKERS[reranking.rerank].scorer)(captioner, reranking, device)
+        self.model = load_model(reranking, device)
+        self.scorer = load(RERANKERS[reranking.rerank].scorer)
 
-    def generate_details(self, image: Images, settings: DecodingSettings) -> Generated:
-        """Return the best candidates of each image, with their `rerank_scores`.
-
-        Raises UserError if the captioner does not support reranking.
-        """
+    def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
+        """Return the best candidates of each image, with their `rerank_scores`."""
         return self.generate_from(image, self.captioner.encode(image), settings)
 
     @torch.inference_mode()
-    def generate_from(self, image: Images, encoded: Any, settings: DecodingSettings) -> Generated:
+    def generate_from(self, image: Tensor, encoded: Any, settings: DecodingSettings) -> Generated:
         """Like `generate_details`, for images that are already encoded."""
-        if not isinstance(image, Tensor):
-            raise UserError("rerank is not supported by this captioner; unset it")
-        seeds = None
-        if self.reranking.candidates == "samples":
-            seeds = image_seeds(image, self.reranking.seed)
-        candidate_settings = self.reranking.candidate_settings(settings, seeds)
-        candidates = self.captioner.generate_from(encoded, candidate_settings)
-        scores = self.scorer(image, encoded, candidates)
-        return rerank(candidates, scores.to(candidates.scores.device), self.reranking.num_return)
+        reranking, seeds = self.reranking, None
+        if reranking.candidates == "samples":
+            seeds = image_seeds(image, reranking.seed)
+        settings = reranking.candidate_settings(settings, seeds)
+        candidates = self.captioner.generate_from(encoded, settings)
+        scores = self.scorer(self, image, encoded, candidates)
+        return rerank(candidates, scores.to(candidates.scores.device), reranking.num_return)
 
 
-def with_reranking(
-    captioner: Captioner, reranking: Optional[Reranking], device: torch.device
-) -> Union[Captioner, Reranker]:
-    """Return a `Reranker` of the captioner, or the captioner itself if `reranking` is None."""
-    return captioner if reranking is None else Reranker(captioner, reranking, device)
+def load_model(reranking: Optional[Reranking], device: torch.device) -> Any:
+    """Return the scorer's model; None if it has none. Raises UserError.
 
-
-def check_reranking(config: Config) -> None:
-    """Raise UserError if the reranker's model is missing, or does not suit the captioner.
-
-    Called before the captioner is loaded, so that the error comes early.
+    Programs also call this before they load a captioner, so that errors come early. The model is
+    kept for the `Reranker`, because a training run builds one for each evaluation.
     """
-    reranking = config.reranking()
-    if reranking is not None:
-        load(RERANKERS[reranking.rerank].scorer).check(reranking.model, config)
+    model_class = RERANKERS[reranking.rerank].model_class if reranking else None
+    return model_class and _load_model(model_class, reranking.model, device)
+
+
+@lru_cache(maxsize=1)
+def _load_model(model_class: str, source: str, device: torch.device) -> Any:
+    return load(model_class)(source, device)
 
 
 def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
@@ -106,86 +77,57 @@ def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
     )
 
 
-class MutualInformation(Scorer):
-    """Scores a caption y by log p(y | image) - rerank_weight * log p(y | null image).
+def mutual_information(
+    reranker: Reranker, image: Tensor, encoded: Any, candidates: Generated
+) -> Tensor:
+    """Score a caption y by log p(y | image) - rerank_weight * log p(y | null image).
 
     The captioner that generated the candidates computes both probabilities. With weight 1, the
     score is the mutual information of caption and image (Li et al. 2016, arXiv 1510.03055).
     """
-
-    def __call__(self, image, encoded, candidates):
-        captioner, token_ids, logp, scores = self.captioner, candidates.token_ids, None, []
-        if self.reranking.candidates == "samples":
-            # Scores of sampled captions are mean log-probabilities per token, without penalties,
-            # so that the score times the caption's length is log p(y | image).
-            tokens = (captioner.prompt_ids.size(-1), captioner.tokenizer.end)
-            own = candidates.scores if candidates.own_scores is None else candidates.own_scores
-            logp = own * caption_lengths(token_ids, *tokens)
-        null = captioner.encode_null(candidates.token_ids.device)
-        count = max(1, MAX_CAPTIONS // token_ids.size(1))
-        for start in range(0, len(token_ids), count):
-            rows = slice(start, start + count)
-            ids, images = token_ids[rows], encoded[rows]
-            if logp is None:
-                with_image = captioner.log_likelihoods(images, ids).double().sum(-1)
-            else:
-                with_image = logp[rows]
-            captions = ids.flatten(0, 1).unsqueeze(0)  # as captions of one image, the null image
-            without = captioner.log_likelihoods(null, captions).double().sum(-1).view_as(with_image)
-            scores.append(with_image - self.reranking.rerank_weight * without)
-        return torch.cat(scores)
+    captioner, ids = reranker.captioner, candidates.token_ids
+    if reranker.reranking.candidates == "samples":
+        # Scores of sampled captions are mean log-probabilities per token, without penalties, so
+        # that the score times the caption's length is log p(y | image).
+        own = candidates.scores if candidates.own_scores is None else candidates.own_scores
+        prompt_length = captioner.prompt_ids.size(-1)
+        with_image = own * caption_lengths(ids, prompt_length, captioner.tokenizer.end)
+    else:
+        rows = (slice(n, n + 1) for n in range(len(ids)))
+        with_image = [captioner.log_likelihoods(encoded[row], ids[row]) for row in rows]
+        with_image = torch.cat(with_image).double().sum(-1)
+    null = captioner.encode_null(ids.device)
+    # All captions are scored as captions of one image, the null image.
+    batches = ids.flatten(0, 1).unsqueeze(0).split(MAX_CAPTIONS, dim=1)
+    without = torch.cat([captioner.log_likelihoods(null, batch) for batch in batches], dim=1)
+    without = without.double().sum(-1).view_as(with_image)
+    return with_image - reranker.reranking.rerank_weight * without
 
 
-class ClipScorer(Scorer):
-    """Scores a caption by the cosine similarity of the embeddings of image and caption.
+def clip_similarity(
+    reranker: Reranker, image: Tensor, encoded: Any, candidates: Generated
+) -> Tensor:
+    """Score a caption by the cosine similarity of the embeddings of image and caption.
 
     The embeddings are those of CLIP or SigLIP 2, which gets the captioner's preprocessed image,
     resized to its input size. CLIPScore is proportional to this cosine.
     """
-
-    @classmethod
-    def check(cls, model, config):
-        load("captioning.metrics.clip:check_clip")(model)
-
-    def __init__(self, captioner, reranking, device):
-        self.clip = _load_model("captioning.metrics.clip:Clip", reranking.model, device)
-        self.prefix = load("captioning.metrics.clipscore:PREFIX")
-
-    def __call__(self, image, encoded, candidates):
-        captions = [self.prefix + text for group in candidates.captions for text in group]
-        with torch.autocast(self.clip.device.type, enabled=False):
-            images = resized(image.float(), self.clip.image_size)
-            images = self.clip.image_features(self.clip.renormalise(images))
-            texts = self.clip.text_features(captions).view(len(image), -1, images.size(1))
-        return (texts * images.unsqueeze(1)).sum(-1)
+    clip, prefix = reranker.model, load("captioning.metrics.clipscore:PREFIX")
+    captions = [prefix + text for group in candidates.captions for text in group]
+    with torch.autocast(clip.device.type, enabled=False):
+        size = (clip.image_size, clip.image_size)
+        images = F.interpolate(image.float(), size, mode="bicubic", antialias=True)
+        images = clip.image_features(clip.renormalise(images))
+        texts = clip.text_features(captions).view(len(image), -1, images.size(1))
+    return (texts * images.unsqueeze(1)).sum(-1)
 
 
-class ImageTextMatching(Scorer):
-    """Scores a caption by the probability that BLIP's image-text matching model gives to a match.
+def match_probability(
+    reranker: Reranker, image: Tensor, encoded: Any, candidates: Generated
+) -> Tensor:
+    """Score a caption by the probability that BLIP's image-text matching model gives to a match.
 
     The model gets the captioner's preprocessed image, resized to the model's input size.
     """
-
-    @classmethod
-    def check(cls, model, config):
-        load("captioning.metrics.itm:ItmScorer")(model)
-
-    def __init__(self, captioner, reranking, device):
-        self.itm = _load_model("captioning.metrics.itm:ItmScorer", reranking.model, device)
-
-    def __call__(self, image, encoded, candidates):
-        with torch.autocast(self.itm.device.type, enabled=False):
-            return self.itm.scores(image, candidates.captions)
-
-
-def resized(image: Tensor, size: int) -> Tensor:
-    """Resize normalised images (B, 3, S, S) to (B, 3, size, size)."""
-    if image.size(-1) == size:
-        return image
-    return F.interpolate(image, (size, size), mode="bicubic", antialias=True)
-
-
-# Cached, because a training run builds a `Reranker` for each evaluation.
-@lru_cache(maxsize=1)
-def _load_model(entry: str, source: str, device: torch.device) -> Any:
-    return load(entry)(source, device)
+    with torch.autocast(reranker.model.device.type, enabled=False):
+        return reranker.model.scores(image, candidates.captions)

@@ -1,15 +1,13 @@
 """Scores a caption word by word: the probability and the attention map of each word."""
 
 import math
-from collections.abc import Sequence
 from typing import Any, NamedTuple, Optional
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.captioners.interface import Images
-from captioning.models.prompts import scored_lists
+from captioning.captioners.interface import Images, Tokenizer
 from captioning.models.reranking import Reranker
 from decoding import DecodingSettings, Generated, until_end
 
@@ -20,14 +18,13 @@ class ScoredCaption(NamedTuple):
     """A scored caption.
 
     - caption: the text
-    - score, own_score: see `decoding.Generated`
+    - score: see `decoding.Generated`
     - words: the caption's words; the last is END if the caption has an end token
     - probabilities: float64 (words,), the probability of each word given the previous words. The
       probability of a word of several tokens is the product over its tokens
     - attention_map: float (words, G, G), a map per word that sums to 1: the attention in the step
       that generated the word. For a word of several tokens, the mean over its tokens. None if the
       captioner does not attend to the image
-    - candidates: with reranking, the image's candidates as `scored_lists` returns them; else empty
     """
 
     caption: str
@@ -35,8 +32,6 @@ class ScoredCaption(NamedTuple):
     words: list[str]
     probabilities: Tensor
     attention_map: Optional[Tensor]
-    own_score: Optional[float] = None
-    candidates: Sequence[dict[str, Any]] = ()
 
     def resized_maps(self, height: int, width: int) -> Tensor:
         """Return the maps (words, height, width), interpolated and divided by their maxima."""
@@ -60,47 +55,39 @@ def scored_captions(
     encoded = captioner.encode(images)
     if reranker is None:
         generated = captioner.generate_from(encoded, settings)
-        candidates = [[] for _ in generated.captions]
     else:
         generated = reranker.generate_from(images, encoded, settings)
-        candidates = scored_lists(generated, captioner.tokenizer.end)
     return [
-        _score_best(captioner, encoded, generated, row)._replace(candidates=of_image)
-        for row, of_image in enumerate(candidates)
+        _score_best(captioner, encoded[row : row + 1], generated, row)
+        for row in range(len(generated.captions))
     ]
 
 
 def _score_best(
     captioner: nn.Module, encoded: Any, generated: Generated, row: int
 ) -> ScoredCaption:
-    """Score the best caption of one image. row: the image's index in the batch."""
+    """Score the best caption of one image. encoded: the image. row: its index in the batch."""
     ids = generated.token_ids[row, 0]  # (n,), with padding
     prompt, caption_ids = ids.tensor_split([len(captioner.prompt_ids)])
     # Drop padding: ids that are -1 or follow the end token. A generated pad token is kept.
     is_caption = until_end(caption_ids, captioner.tokenizer.end) & (caption_ids >= 0)
     caption_ids = caption_ids[is_caption]  # (n - p,)
-    ids = torch.cat([prompt, caption_ids])
-    logits, attention_map = captioner.score_tokens(encoded[row : row + 1], ids)
+    logits, maps = captioner.score_tokens(encoded, torch.cat([prompt, caption_ids]))
     logprobs = logits.double().log_softmax(-1).gather(1, caption_ids.unsqueeze(1)).squeeze(1)
     words, positions = join_pieces(captioner.tokenizer, caption_ids)
-    probabilities = torch.stack([logprobs[pieces].sum() for pieces in positions]).exp()
-    if attention_map is not None:
-        attention_map = torch.stack([attention_map[pieces].mean(0) for pieces in positions])
-        attention_map = (
-            attention_map.unflatten(1, (math.isqrt(attention_map.size(1)), -1)).float().cpu()
-        )
-    own_scores = generated.own_scores
+    if maps is not None:
+        maps = torch.stack([maps[pieces].mean(0) for pieces in positions])
+        maps = maps.unflatten(1, (math.isqrt(maps.size(1)), -1)).float().cpu()
     return ScoredCaption(
         caption=generated.captions[row][0],
         score=generated.scores[row, 0].item(),
         words=words,
-        probabilities=probabilities.cpu(),
-        attention_map=attention_map,
-        own_score=None if own_scores is None else own_scores[row, 0].item(),
+        probabilities=torch.stack([logprobs[pieces].sum() for pieces in positions]).exp().cpu(),
+        attention_map=maps,
     )
 
 
-def join_pieces(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
+def join_pieces(tokenizer: Tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
     """Join tokens to words. Return the words of ids (n,), and the positions of each word's tokens.
 
     A token that continues a word (##s) is joined to the previous word. Such a token at the
@@ -108,13 +95,11 @@ def join_pieces(tokenizer, ids: Tensor) -> tuple[list[str], list[list[int]]]:
     """
     words, positions = [], []
     for position, token_id in enumerate(ids.tolist()):
-        token = tokenizer.token(token_id)
+        token = END if token_id == tokenizer.end else tokenizer.token(token_id)
         if token.startswith("##") and words:
             words[-1] += token[2:]
             positions[-1].append(position)
-            continue
-        if token.startswith("##"):
-            token = tokenizer.decode(ids[position : position + 1])
-        words.append(END if token_id == tokenizer.end else token)
-        positions.append([position])
+        else:
+            words.append(token.removeprefix("##"))
+            positions.append([position])
     return words, positions

@@ -8,11 +8,9 @@ several libraries, not all of which accept a `device`, and need buffers with com
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-_INIT_NAMES = ("uniform_", "normal_", "trunc_normal_", "orthogonal_", "sparse_")
-_INIT_NAMES += ("xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_")
-RANDOM_FILLS = {getattr(nn.init, name) for name in _INIT_NAMES} | {Tensor.uniform_, Tensor.normal_}
+RANDOM_FILLS = (Tensor.uniform_, Tensor.normal_)
 # After sampling, trunc_normal_ calls these functions on a parameter to transform the samples.
-AFTER_TRUNC_NORMAL = {Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_}
+AFTER_TRUNC_NORMAL = (Tensor.erfinv_, Tensor.mul_, Tensor.add_, Tensor.clamp_)
 
 
 class SkipInit(TorchFunctionMode):
@@ -23,9 +21,9 @@ class SkipInit(TorchFunctionMode):
     """
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if function in RANDOM_FILLS:
-            return args[0] if args else kwargs["tensor"]
-        if function in AFTER_TRUNC_NORMAL and isinstance(args[0], nn.Parameter):
+        if getattr(function, "__module__", None) == "torch.nn.init":
+            return kwargs["tensor"]
+        is_parameter = args and isinstance(args[0], nn.Parameter)
+        if function in RANDOM_FILLS or (is_parameter and function in AFTER_TRUNC_NORMAL):
             return args[0]
-        return function(*args, **kwargs)
+        return function(*args, **(kwargs or {}))

@@ -20,7 +20,7 @@ from captioning.metrics.metric_sum import MetricSum
 from captioning.metrics.scoring import format_table, score, write_scores
 from captioning.models import checkpoints
 from captioning.models.generation import caption_images
-from captioning.models.reranking import check_reranking
+from captioning.models.reranking import load_model
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
@@ -40,7 +40,7 @@ class SplitEvaluation:
 
     def __init__(self, config: Config, split: str, folder: Path, device: torch.device):
         self.config, self.split, self.folder, self.device = config, split, folder, device
-        check_reranking(config)
+        load_model(config.reranking(), device)
         with distributed.first_on_each_machine():
             self.samples = read_split(config, split)
             self.references = references(config, split, self.samples)

@@ -21,11 +21,11 @@ def test_blips_attention_map_is_its_cross_attention(make_captioner, monkeypatch)
     ids = captioner.generate_details(image, SETTINGS).token_ids[0].clone()
     attention = []
 
-    def record(query, key, value, **settings):
+    def record(query, key, value, *settings, **named):
         if key.size(2) == 10:  # [CLS] and 3 by 3 patches; tokens are fewer
             eye = torch.eye(10).expand(*key.shape[:3], 10)
             attention.append(real(query, key, eye))  # the weights themselves
-        return real(query, key, value, **settings)
+        return real(query, key, value, *settings, **named)
 
     real = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", record)

@@ -5,6 +5,7 @@ import json
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from captioning.config import load_config
 from captioning.data.image import MEAN, STD, load_image
@@ -14,7 +15,7 @@ from captioning.metrics.clipscore import PREFIX
 from captioning.metrics.itm import ItmScorer
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.generation import caption_images
-from captioning.models.reranking import Reranker, resized
+from captioning.models.reranking import Reranker
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
 from tests.captioning.clip_references import save_siglip
@@ -105,7 +106,8 @@ def test_clip_reranks_by_its_own_scores(built, image, request, folder):
     old_mean, old_std, mean, std = (
         torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD, *clip.statistics)
     )
-    pixels = resized(image * old_std + old_mean, clip.image_size)
+    pixels = image * old_std + old_mean
+    pixels = F.interpolate(pixels, (clip.image_size,) * 2, mode="bicubic", antialias=True)
     vectors = clip.image_features((pixels - mean) / std)
     for captions, scores, vector in zip(found.captions, found.rerank_scores, vectors):
         texts = clip.text_features([PREFIX + text for text in captions])
