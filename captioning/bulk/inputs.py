@@ -11,7 +11,7 @@ from typing import Any
 from captioning.bulk.outputs import Earlier, key_of, path_beside
 from captioning.bulk.request import Request
 from captioning.bulk.sidecars import Sidecars
-from captioning.data.annotations import read_annotations
+from captioning.data.annotations import read_samples
 from captioning.data.caption_files import named_in
 from captioning.files import rows, stores, tables, tars
 from captioning.files.cache import local
@@ -94,7 +94,8 @@ def _left(
     sidecars = Sidecars(request) if request.sidecar else None
     annotated, image_of = set(), {}
     if request.captions:
-        annotated = {sample.image for sample in read_annotations(local(request.captions))}
+        known = read_samples(local(request.captions), needs=["image"])
+        annotated = {sample.image for sample in known if sample.captions}
     for key, entry in _images(request, sources, counts):
         counts["found"] += 1
         image = entry["image"]

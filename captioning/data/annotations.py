@@ -8,7 +8,7 @@ from pathlib import PurePosixPath
 from typing import NamedTuple, Optional, Union
 
 from captioning.files import rows
-from captioning.files.columns import prompt_of
+from captioning.files.columns import COLUMNS, prompt_of
 from captioning.files.reading import StrPath
 from captioning.files.stores import ByteRange
 from captioning.files.tables import is_table
@@ -39,7 +39,7 @@ def read_annotations(
 
     skip_without_caption: images without a caption are left out, and counted in a log line.
 
-    Rows of one image become one sample; blank captions are left out. The rows must agree on
+    Rows of one image become one sample; blank captions are left out and counted. Rows must agree on
     `image_id` and `prompt`, as far as they have them. An `id` that differs between the rows of an
     image numbers the captions and is not used.
 
@@ -51,13 +51,18 @@ def read_annotations(
     Raises UserError, which names file and row, for missing or malformed entries and for two images
     with the same id.
     """
-    needs = ["image"] if skip_without_caption else ["image", "captions"]
-    found = read_samples(path, split, needs)
+    found = read_samples(path, split, needs=["image"])
     samples = [sample for sample in found if sample.captions]
     if len(samples) < len(found):
         first = next(sample.image for sample in found if not sample.captions)
-        count = len(found) - len(samples)
-        log_once(f"{path}: skipped {count:,} images without a caption, such as {first}")
+        count = f"{len(found) - len(samples):,} of {len(found):,} images have no caption"
+        line = f"{path}: {count}, such as {first}"
+        if not skip_without_caption:
+            raise UserError(
+                f"{line}: expected text in a column {', '.join(COLUMNS['captions'])}; or set "
+                "skip_bad_images=true to leave them out"
+            )
+        log_once(f"{line}: they are left out")
     if not samples:
         in_split = f" of split {split}" if split else ""
         raise UserError(f"{path}: no samples{in_split}: check that this is the right file")
@@ -69,11 +74,11 @@ def read_samples(
 ) -> list[Sample]:
     """Like `read_annotations`, but a sample may have no captions, or no image if it has an id.
 
-    needs: keys that each row must have; images must have captions if rows must have them. A sample
-    without an image has its id as image.
+    needs: keys that each row must have. A sample without an image has its id as image.
     """
     in_table, are_of_captions = is_table(path), False  # whether the column `id` numbers captions
-    captions, first_row, known = {}, {}, {"image_id": {}, "prompt": {}}  # each {image: value}
+    captions, known = {}, {"image_id": {}, "prompt": {}}  # each {image: value}
+    blank = []  # the image of each
     for row in rows.read(path, split, needs=needs):
         image_id, prompt = row.get("image_id"), prompt_of(row)
         image = row.get("image", image_id)
@@ -81,9 +86,10 @@ def read_samples(
             raise UserError(f"{row.where} has no image and no image_id: add one")
         if in_table:
             image = os.path.abspath(image)  # a relative path would be looked for in image_root
-        first_row.setdefault(image, row.where)
         texts = row.get("references") or row.get("captions", ())
-        captions.setdefault(image, []).extend(text for text in texts if text.strip())
+        kept = [text for text in texts if text.strip()]
+        blank += [image] * (len(texts) - len(kept))
+        captions.setdefault(image, []).extend(kept)
         for key, value in (("image_id", image_id), ("prompt", prompt)):
             earlier = known[key].setdefault(image, value) if value is not None else value
             if earlier == value:
@@ -94,14 +100,15 @@ def read_samples(
                     f"{row.where}: {image} has the {key} {value!r} here and {earlier!r} before: "
                     f"give an image one {key}"
                 )
+    if blank:
+        total = len(blank) + sum(map(len, captions.values()))
+        log_once(f"{path}: {len(blank):,} of {total:,} captions are blank, such as of {blank[0]}")
     ids = {} if are_of_captions else known["image_id"]
     derived = {image: derived_id(image) for image in captions if image not in ids}
     if len(set(derived.values())) < len(derived):
         derived = {image: image for image in derived}
     ids, image_of, samples = {**ids, **derived}, {}, []
     for image, texts in captions.items():
-        if "captions" in needs and not texts:
-            raise UserError(f"{first_row[image]}: {image} has no caption: add one")
         if (other := image_of.setdefault(ids[image], image)) != image:
             raise UserError(
                 f"{path}: {other} and {image} have the same image id {ids[image]!r}: give each "

@@ -112,8 +112,7 @@ class TrainingDataset(Dataset):
             try:
                 return {**self._item(epoch, index, candidate), "unreadable": unreadable}
             except UserError as error:
-                if not self.skip_bad_images or isinstance(error, StoreError):
-                    raise
+                _raise_unless(self.skip_bad_images, error)
                 unreadable.append(str(error))
         raise UserError(
             f"{unreadable[0]} (and none of {len(unreadable) - 1} replacements could be read)"
@@ -195,10 +194,17 @@ class EvaluationDataset(Dataset):
                 self.transform, image, sample.image, sample.prompt, self.takes_prompt
             )
         except UserError as error:
-            if not self.skip_bad_images or isinstance(error, StoreError):
-                raise
+            _raise_unless(self.skip_bad_images, error)
             item["unreadable"].append(str(error))
         return item
+
+
+def _raise_unless(skip: bool, error: UserError) -> None:
+    """Raise an error about an image, unless unreadable images are skipped and this is one."""
+    if isinstance(error, StoreError):
+        raise error
+    if not skip:
+        raise UserError(f"{error}, or set skip_bad_images=true") from error
 
 
 def group_and_position(cumulative_sizes: Sequence[int], index: int) -> tuple[int, int]:

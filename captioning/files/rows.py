@@ -94,7 +94,8 @@ def _folder_rows(folder: str) -> Iterator[_Place]:
     photo = None
     for photo in map(Path, images_in(folder)):
         name, text = str(photo.relative_to(folder)), photo.with_suffix(".txt")
-        columns = {"captions": list(map(str.strip, _lines(str(text))))} if text.is_file() else {}
+        lines = map(str.strip, _lines(str(text))) if text.is_file() else ()
+        columns = {"captions": list(filter(None, lines))}
         yield name, {"image": name, **columns}
     if photo is None:
         raise UserError(f"{folder}: the folder has no photos and no {METADATA[0]}")

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from pathlib import Path
 
-from captioning.data.annotations import read_annotations
+from captioning.data.annotations import read_samples
 from captioning.data.caption_files import ImageId, ids_by_name, of_images
 from captioning.files import rows
 from captioning.files.images import images_in
@@ -28,7 +28,7 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
     UserError for the first id without a file, or with several files.
     """
     if is_table(source):
-        named = {sample.image_id: Path(sample.image) for sample in read_annotations(source)}
+        named = {sample.image_id: Path(sample.image) for sample in read_samples(source)}
     elif source.is_dir():
         named = {i: source / name for name, i in ids_by_name(references).items()}
     else:

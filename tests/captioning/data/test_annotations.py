@@ -88,22 +88,32 @@ def test_a_split_of_karpathys_file_has_its_photos_and_train_those_of_restval(wri
 ROW = {"image": "x.jpg", "caption": "a dog"}
 COCO = {"images": [{"id": 1, "file_name": "x.jpg"}]}
 COCO["annotations"] = [{"image_id": 1, "caption": "a"}]
-NO_IMAGE, NO_CAPTION = (f"has no {k}: expected text in a column" for k in ("image", "captions"))
+NO_IMAGE = "has no image: expected text in a column"
+NO_CAPTION = (
+    " images have no caption, such as x.jpg: expected text in a column captions, caption, text, "
+    "comment; or set skip_bad_images=true to leave them out"
+)
 BAD = [  # content, what is said of it, the file's name
     (" \n\n", "the file is empty: download or write it again"),
     ("\n", "no samples: check that this is the right file", "a.csv"),
     ("[" * 100_000, "not valid JSON: it is nested too deeply"),
     ([], "no samples: check that this is the right file"),
     ([{"image_id": 1, "caption": "a"}], f"row 1 {NO_IMAGE}"),
-    ([{"image": "x.jpg"}], f"row 1 {NO_CAPTION}"),
-    ([{"image": "x.jpg", "caption": [1]}], f"row 1 {NO_CAPTION}"),
-    ("x.jpg a dog\n", f"line 1 {NO_CAPTION}", "a.txt"),
+    ([{"image": "x.jpg"}], "1 of 1" + NO_CAPTION),
+    ([ROW, {"image": "y.jpg", "caption": [1]}, ROW], "1 of 2" + NO_CAPTION.replace("x", "y", 1)),
+    ("x.jpg a dog\n", "1 of 1" + NO_CAPTION.replace("x.jpg", "x.jpg a dog"), "a.txt"),
     ({"x.jpg": ["a"]}, f"row 1 {NO_IMAGE}"),
     ({**COCO, "images": [{"id": 1}]}, f"row 1 of images {NO_IMAGE}"),
-    ({**COCO, "annotations": [{"id": 1}]}, f"row 1 of annotations {NO_CAPTION}"),
-    ({**COCO, "annotations": []}, f"row 1 of images {NO_CAPTION}"),
+    (
+        {**COCO, "annotations": [{"id": 1}]},
+        "row 1 of annotations has no captions: expected text in a",
+    ),
+    ({**COCO, "annotations": []}, "1 of 1" + NO_CAPTION),
     ({**COCO, "images": []}, f"captions of image_id 1 {NO_IMAGE}"),
-    ([ROW, {"image": "y.jpg", "captions": ["", " \n"]}], "row 2: y.jpg has no caption: add one"),
+    (
+        [ROW, {"image": "y.jpg", "captions": ["", " \n"]}],
+        "1 of 2 images have no caption, such as y.j",
+    ),
     (
         [{**ROW, "image_id": i} for i in (1, 2)],
         "row 2: x.jpg has the image_id 2 here and 1 before: ",
@@ -125,5 +135,5 @@ def test_a_folder_of_photos_without_captions_is_refused(tmp_path):
     with raises_line(UserError, "the folder has no photos and no metadata.jsonl"):
         read_annotations(tmp_path)
     (tmp_path / "a.png").touch()
-    with raises_line(UserError, start=f"{tmp_path}: a.png {NO_CAPTION}"):
+    with raises_line(UserError, start=f"{tmp_path}: 1 of 1 images have no caption, such as a.png"):
         read_annotations(tmp_path)

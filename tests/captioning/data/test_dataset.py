@@ -15,6 +15,7 @@ from captioning.data.dataset import EvaluationDataset, TrainingDataset, preproce
 from captioning.data.image import decode
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
+from tests.programs import raises_line
 
 
 def to_tensor(image):
@@ -99,6 +100,10 @@ def test_unreadable_image_is_replaced_by_the_same_one_each_time(photos, samples,
         assert_same_item(again[0, bad], item)
         assert dataset[1, bad]["index"] == item["index"]
     assert dataset[0, 3]["unreadable"] == []
+    strict = make_training(samples, photos, captions_per_image=2)
+    for dataset, key in ((strict, (0, 4)), (EvaluationDataset(samples, photos, None), 4)):
+        with raises_line(UserError, "replace the file, or set skip_bad_images=true"):
+            dataset[key]
     assert len({made(seed)[0, 5]["image_id"] for seed in range(20)}) > 3
     monkeypatch.setattr(dataset_module, "MAX_REPLACEMENTS", 3)
     dataset = make_training(samples, photos / "none", skip_bad_images=True)
