@@ -12,7 +12,14 @@ from typing import Any, Optional
 
 from torch import Tensor, nn
 
-from BLIP.checkpoint import ADAPTER, CheckpointError, check_finite, read_checkpoint
+from BLIP.checkpoint import (
+    ADAPTER,
+    HF_NAMES,
+    CheckpointError,
+    check_finite,
+    read_checkpoint,
+    rename,
+)
 
 NAME = "default"  # peft's name for an adapter that was given no name
 PREFIX = "base_model.model."  # peft's files put this before a module's parameter names
@@ -33,6 +40,11 @@ def read_base(
         return read_checkpoint(base, trust_checkpoint), base
     except ValueError as error:
         raise CheckpointError(f"{name} has an adapter of {base}, but {error}") from error
+
+
+def is_blip(state: Mapping[str, Tensor]) -> bool:
+    """Return whether a state dict is of BLIP or of an adapter of BLIP, also of transformers'."""
+    return any("text_decoder.bert." in key or "visual_encoder.blocks." in key for key in state)
 
 
 def add_adapter(module: nn.Module, config: Mapping[str, Any], name: str) -> None:
@@ -118,9 +130,14 @@ def merge_adapter(module: nn.Module, content: Mapping[str, Any], name: str) -> N
     content: the result of `read_checkpoint`. name: the checkpoint, for messages.
     """
     trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    add_adapter(module, content[ADAPTER], f"the adapter of {name}")
-    check_finite(content["model"], name)
-    load_trained_state(module, content["model"], name)
+    config, state = content[ADAPTER], content["model"]
+    if is_blip(module.state_dict()):  # transformers names some of its layers differently
+        state = {rename(key, HF_NAMES): tensor for key, tensor in state.items()}
+        layers = {key.removeprefix(PREFIX).rpartition(".lora_")[0] for key in state}
+        config = {**config, "target_modules": sorted(layers)}
+    add_adapter(module, config, f"the adapter of {name}")
+    check_finite(state, name)
+    load_trained_state(module, state, name)
     module.merge_and_unload()
     del module.merge_and_unload
     for parameter in trainable:  # peft has frozen them

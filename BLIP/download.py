@@ -132,7 +132,9 @@ def _fetch_from_hub(
         path = cached(filename) / filename
         path.stat()  # raises FileNotFoundError
         return path
-    folder = cached("config.json")
+    folder = cached("*config.json")
+    if (folder / "adapter_config.json").exists():
+        return cached("adapter_*", "*config.json", *_MODEL_FILES)
     model_type = json.loads((folder / "config.json").read_text()).get("model_type")
     if model_type != "blip":  # its weights may have hundreds of GB
         raise ValueError(f"its model_type is {model_type}, not blip; see model: vlm")

@@ -10,7 +10,7 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import nn
 
-from BLIP.adapter import add_adapter, load_trained_state, merge_adapter, read_base
+from BLIP.adapter import add_adapter, is_blip, load_trained_state, merge_adapter, read_base
 from BLIP.checkpoint import (
     ADAPTER,
     check_finite,
@@ -63,7 +63,7 @@ def captioner_from(
             content=base,
             name=base_name,
             captions=partial(training_captions, config),
-            word_pieces=partial(word_pieces, content),
+            word_pieces=partial(word_pieces, {**(base or {}), **(content or {})}),
             mean=MEAN,
             std=STD,
         )
@@ -203,6 +203,15 @@ def _check_lengths(config: Config, captioner: Captioner) -> None:
             )
 
 
+def _base_of_adapter(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return the content of an adapter's base, or only its configuration if it is not BLIP."""
+    if is_blip(content["model"]):
+        return read_base(content, name)[0]
+    base = content[ADAPTER].get("base_model_name_or_path")
+    values = {"model": "vlm", "vlm": base, "augmentation": "none", "output_dir": "output"}
+    return {"config": {"image_root": "", "ann_root": "", **values}}
+
+
 def load_trained(
     checkpoint: str, config: Optional[str], device: torch.device
 ) -> tuple[Config, nn.Module]:
@@ -233,6 +242,8 @@ def trained_config(
     name = without_secrets(checkpoint)
     with value_errors_as_user_errors():
         content = read_checkpoint(checkpoint, changes.get("trust_checkpoint", False))
+        if ADAPTER in content and not run_config(content):  # of another program
+            content = _base_of_adapter(content, name)
     values = run_config(content)
     if "output_dir" not in values:
         try:

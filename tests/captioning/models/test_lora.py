@@ -1,6 +1,6 @@
 """LoRA of BLIP and of vision-language models: what learns, is saved, resumed, read and exported."""
 
-import json
+import shutil
 
 import pytest
 import torch
@@ -13,10 +13,16 @@ pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 from peft import LoraConfig, PeftModel, get_peft_model
 
 from BLIP.adapter import adapter_config, trained_state
+from BLIP.convert import save_hf
 from BLIP.from_checkpoint import captioner_of
 from captioning import export
 from captioning.config import load_config
-from captioning.models.build import captioner_from, load_trained, preprocessing_of
+from captioning.models.build import (
+    captioner_from,
+    load_trained,
+    preprocessing_of,
+    trained_config,
+)
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line, refused, run_program
 from tests.tiny import TINY_RUN
@@ -37,8 +43,9 @@ def paths(scenes, tmp_path_factory):
     (folder / "blip.yaml").write_text(TINY_RUN.format(data=scenes) + keys)
     prompt = folders.write("Idefics3ForConditionalGeneration", str(folder / "model"))
     (folder / "vlm.yaml").write_text(VLM.format(folder / "model", prompt))
-    blip, _ = captioner_from(load_config(folder / "blip.yaml"), None)
-    torch.save({"model": blip.state_dict()}, folder / "base.pth")
+    config = load_config(folder / "blip.yaml")
+    weights = captioner_from(config, None)[0].state_dict()
+    torch.save({"model": weights, "config": config.model_dump()}, folder / "base.pth")
     return folder
 
 
@@ -139,12 +146,37 @@ def test_peft_and_every_program_read_what_was_saved(paths, kind, adapted, tmp_pa
 def test_an_adapter_that_peft_trained_is_read(paths, kind, tmp_path):
     config, plain = load_config(paths / f"{kind}.yaml"), whole(paths, kind)
     lora = LoraConfig(r=2, target_modules=".*(qkv|query|q_proj)", init_lora_weights=False)
-    get_peft_model(plain.get_submodule(MODULE[kind]), lora).save_pretrained(tmp_path)
-    expected, path = logits(plain, config), tmp_path / "adapter_config.json"
-    base = base_of(paths, kind) or str(paths / "model")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "base_model_name_or_path": base}))
-    merged, _ = captioner_from(config, str(tmp_path))
-    torch.testing.assert_close(logits(merged, config), expected, rtol=1e-4, atol=1e-5)
+    peft_model = get_peft_model(plain.get_submodule(MODULE[kind]), lora)
+    lora.base_model_name_or_path = base_of(paths, kind) or str(paths / "model")
+    peft_model.save_pretrained(tmp_path)
+    found = trained_config(str(tmp_path), None, {"prompt": config.prompt})
+    merged, _ = captioner_from(found, str(tmp_path))
+    torch.testing.assert_close(logits(merged, found), logits(plain, config), rtol=1e-4, atol=1e-5)
+
+
+def test_an_adapter_of_transformers_blip_is_read(paths, tmp_path, monkeypatch):
+    """Such an adapter has transformers' names, as its base has."""
+    from transformers import BlipForConditionalGeneration
+
+    save_hf(whole(paths, "blip"), tmp_path / "base")
+    lora = {"r": 2, "target_modules": ["qkv", "projection", "fc1", "value"]}
+    model = BlipForConditionalGeneration.from_pretrained(tmp_path / "base")
+    peft_model = get_peft_model(model, LoraConfig(**lora, init_lora_weights=False))
+    peft_model.save_pretrained(tmp_path / "adapter")
+    peft_model.merge_and_unload().save_pretrained(tmp_path / "base")
+    config, expected = load_trained(str(tmp_path / "base"), None, torch.device("cpu"))
+    save_hf(whole(paths, "blip"), tmp_path / "base")
+    found = load_trained(str(tmp_path / "adapter"), None, torch.device("cpu"))[1]
+    torch.testing.assert_close(logits(found, config), logits(expected, config))
+    again = captioner_of(str(tmp_path / "adapter"))
+    torch.testing.assert_close(again.state_dict(), found.state_dict())
+    cached = tmp_path / "models--owner--name"  # as huggingface_hub keeps it
+    shutil.copytree(tmp_path / "adapter", cached / "snapshots" / "commit")
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text("commit")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    again = captioner_of("owner/name")
+    torch.testing.assert_close(again.state_dict(), found.state_dict())
 
 
 def test_the_merged_export_has_the_weights_of_the_formula(paths, kind, adapted, tmp_path):
