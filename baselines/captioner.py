@@ -1,14 +1,16 @@
 """Defines the classic captioner, which combines image encoder, recurrent decoder and tokenizer."""
 
+import math
 from typing import Any, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
 from baselines.decoder import RecurrentStep, teacher_forcing
 from baselines.image_encoder import ImageEncoder
-from baselines.vocabulary import Vocabulary, load_word_vectors
+from baselines.vocabulary import Vocabulary
 from decoding import DecodingSettings, Step, until_end
 from decoding.caption_generator import (
     IGNORE,
@@ -19,127 +21,67 @@ from decoding.caption_generator import (
 )
 from smile import Objective, ObjectiveOutput
 
+DECODERS = {
+    "attn": AttentionLSTM,
+    "sat": ShowAttendTell,
+    "lstm": PooledDecoder,
+    "rnn": PooledDecoder,
+}
+
 
 class ClassicCaptioner(CaptionGenerator):
     """A captioner with a decoder of `baselines.cells`.
 
-    Implements `captioning.captioners.interface.Captioner`, which documents each method. encoder,
-    tokenizer and objective are objects. Every other argument has the name of its configuration key.
+    Implements `captioning.captioners.interface.Captioner`, which documents each method.
 
-    - model: one of `baselines.configured.MODELS`.
+    - config: a run's configuration, with the keys of `baselines.configured.Keys`.
     - tokenizer: a `Vocabulary`, or a word-piece tokenizer with the same methods.
-    - objective: None for SMILE.
-    - prompt: the start of every caption. It is not scored, and generated captions leave it out.
-    - max_tokens: training captions are truncated to this length, including the start and end token.
-    - attention_dim, num_layers, deep_output: only for Show, Attend and Tell.
-    - tie_embeddings: see `baselines.decoder.RecurrentDecoder.tie_embeddings`.
-    - attention_penalty: the weight of `coverage_penalty`.
-    - encoder_lr: the learning rate of the encoder's network; 0 for a frozen network.
-    - embedding_lr: the learning rate of the word vectors; None for the run's learning rate.
-    - teacher_forcing, teacher_forcing_k: see the function `baselines.decoder.teacher_forcing`.
 
-    Raises ValueError for a prompt with an unknown word, and for a file of word vectors that cannot
-    be read or does not fit.
+    Raises ValueError for a prompt with an unknown word.
     """
 
-    def __init__(
-        self,
-        model: str,
-        encoder: ImageEncoder,
-        tokenizer,
-        objective: Optional[Objective] = None,
-        prompt: str = "",
-        max_tokens: int = 40,
-        embed_dim: int = 256,
-        hidden_dim: int = 512,
-        attention_dim: int = 512,
-        num_layers: int = 1,
-        deep_output: bool = True,
-        dropout: float = 0.5,
-        tie_embeddings: bool = False,
-        word_vectors: Optional[str] = None,
-        normalise_embeddings: bool = False,
-        attention_penalty: float = 0.0,
-        encoder_lr: float = 0.0,
-        embedding_lr: Optional[float] = None,
-        teacher_forcing: str = "always",
-        teacher_forcing_k: float = 10.0,
-        image_size: int = 64,
-    ):
+    max_positions = None
+
+    def __init__(self, config: Any, encoder: ImageEncoder, tokenizer: Any, objective: Objective):
         super().__init__()
-        self.encoder, self.tokenizer = encoder, tokenizer
-        self.image_size = image_size
-        sizes = {
-            "vocabulary_size": len(tokenizer),
-            "image_dim": encoder.dim,
-            "embed_dim": embed_dim,
-            "hidden_dim": hidden_dim,
-            "dropout": dropout,
-        }
-        if model == "sat":
-            self.decoder = ShowAttendTell(
-                **sizes,
-                attention_dim=attention_dim,
-                num_layers=num_layers,
-                deep_output=deep_output,
-            )
-        elif model == "attn":
-            self.decoder = AttentionLSTM(**sizes)
-        else:
-            self.decoder = PooledDecoder(model, **sizes)
-        if tie_embeddings:
-            self.decoder.tie_embeddings()
-        if word_vectors:
-            tokens = [tokenizer.token(token_id) for token_id in range(len(tokenizer))]
-            load_word_vectors(self.decoder.embedding, tokens, word_vectors)
-        if normalise_embeddings:
-            vectors = self.decoder.embedding.weight.data
-            vectors.copy_(nn.functional.normalize(vectors, dim=1))
-        self.objective = (objective or Objective("smile")).with_tokens(tokenizer.pad, tokenizer.end)
-        self.prompt = prompt
-        self.prompt_ids = tokenizer.encode_prompt(prompt)  # (p,)
+        self.config, self.encoder, self.tokenizer = config, encoder, tokenizer
+        self.decoder = DECODERS[config.model](config, len(tokenizer), encoder.dim)
+        self.objective = objective.with_tokens(tokenizer.pad, tokenizer.end)
+        self.image_size, self.max_tokens = config.image_size, config.max_tokens
+        self.prompt = config.prompt
+        self.prompt_ids = tokenizer.encode_prompt(self.prompt)  # (p,)
         if tokenizer.unknown in self.prompt_ids:
-            raise ValueError(f"prompt is {prompt!r}, but the vocabulary lacks one of its words")
-        self.max_tokens = max_tokens
-        self.attention_penalty = attention_penalty
-        self.encoder_lr, self.embedding_lr = encoder_lr, embedding_lr
-        self.forcing_schedule = teacher_forcing, teacher_forcing_k
-        self.max_positions = None
+            raise ValueError(
+                f"prompt is {self.prompt!r}, but the vocabulary lacks one of its words"
+            )
         excluded = torch.tensor([tokenizer.pad, tokenizer.start, tokenizer.unknown])
         self.register_buffer("excluded", excluded, persistent=False)  # ids that get probability 0
 
-    @property
-    def min_batch_size(self) -> int:
-        return self.encoder.min_batch_size
-
     def forward(
-        self,
-        image: Tensor,
-        captions: list[list[str]],
-        prompts: Prompts = None,
+        self, image: Tensor, captions: list[list[str]], prompts: Prompts = None
     ) -> ObjectiveOutput:
         """Compute the objective on k captions of each image. Each image is encoded once.
 
-        image: (B, 3, S, S), normalised. captions: B lists of k strings, without the prompt.
-        prompts: B prompts; None stands for the captioner's own prompt. Raises ValueError if there
-        are not B lists of equal length.
+        - image: (B, 3, S, S), normalised.
+        - captions: B lists of k strings, without the prompt.
+        - prompts: B prompts; None stands for the captioner's own prompt.
+
+        Raises ValueError if there are not B lists of equal length.
         """
         logits, labels, attention = self._predict(image, captions, prompts)
         output = self.objective(logits, labels)
-        if not self.attention_penalty:
+        weight = self.config.attention_penalty
+        if not weight:
             return output
         penalty = coverage_penalty(attention, labels != IGNORE)
         return ObjectiveOutput(
-            output.loss + self.attention_penalty * penalty,
+            output.loss + weight * penalty,
             {**output.parts, "attention": penalty.detach()},
             output.tokens,
         )
 
     def predictions(
-        self,
-        image: Tensor,
-        captions: list[list[str]],
-        prompts: Prompts = None,
+        self, image: Tensor, captions: list[list[str]], prompts: Prompts = None
     ) -> tuple[Tensor, Tensor]:
         """Return logits (R, N, V) and the labels (R, N) that they predict, R = B * k.
 
@@ -148,23 +90,14 @@ class ClassicCaptioner(CaptionGenerator):
         return self._predict(image, captions, prompts)[:2]
 
     def _predict(
-        self,
-        image: Tensor,
-        captions: list[list[str]],
-        prompts: Prompts,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return logits (R, N, V), labels (R, N) and the attention (R, N, P).
-
-        The attention is None for a decoder without attention.
-        """
-        batch_shape = (len(image), captions_per_image(captions, len(image)))
+        self, image: Tensor, captions: list[list[str]], prompts: Prompts
+    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+        """Return logits (R, N, V), labels (R, N) and the attention (R, N, P) of the decoder."""
+        captions_per_image(captions, len(image))
         *tensors, prompt_length = training_tokens(self, captions, prompts)
         tokens, _, labels = (tensor.to(image.device) for tensor in tensors)
-        inputs = tokens[:, :-1].unflatten(0, batch_shape)  # (B, k, n)
-        annotations = self.encoder(image)
-        logits, attention = self.decoder(inputs, annotations, prompt_length)
-        attention = None if attention is None else attention.flatten(0, 1)
-        return logits.flatten(0, 1), labels[:, prompt_length:], attention
+        logits, attention = self.decoder(tokens[:, :-1], self.encoder(image), prompt_length)
+        return logits, labels[:, prompt_length:], attention
 
     def step_function(self, encoded: Tensor, settings: DecodingSettings) -> Step:
         return RecurrentStep(self.decoder, encoded, self.excluded)
@@ -184,9 +117,8 @@ class ClassicCaptioner(CaptionGenerator):
         attention map (n - p, P). Each row of the map sums to 1. The map is None for a decoder
         without attention.
         """
-        logits, attention = self.decoder(ids[None, None, :-1], encoded, self.prompt_ids.size(-1))
-        logits = logits[0, 0].index_fill(-1, self.excluded, float("-inf"))
-        return logits, None if attention is None else attention[0, 0]
+        logits, attention = self._read(encoded, ids[None])
+        return logits[0], None if attention is None else attention[0]
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
         """Return the log-likelihood of each token of captions (B, k, n) after the prompt.
@@ -194,14 +126,18 @@ class ClassicCaptioner(CaptionGenerator):
         The result is float32 (B, k, n - p), where p is the length of the prompt, and 0 after a
         caption's end. It has a gradient.
         """
-        prompt_length = self.prompt_ids.size(-1)
-        logits, _ = self.decoder(ids[:, :, :-1], encoded, prompt_length)
-        logits = logits.float().index_fill(-1, self.excluded, float("-inf"))
-        tokens, end = ids[:, :, prompt_length:], self.tokenizer.end
-        is_scored = until_end(tokens, end)
-        logprobs = (logits / temperature).log_softmax(-1)
-        logprobs = logprobs.gather(3, tokens.where(is_scored, end).unsqueeze(3)).squeeze(3)
-        return logprobs.masked_fill(~is_scored, 0)
+        logits, _ = self._read(encoded, ids.flatten(0, 1))
+        labels = ids[:, :, self.prompt_ids.size(-1) :]
+        labels = labels.where(until_end(labels, self.tokenizer.end), IGNORE)
+        losses = F.cross_entropy(
+            logits.flatten(0, 1) / temperature, labels.flatten(), reduction="none"
+        )
+        return -losses.view(labels.shape)
+
+    def _read(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+        """Return logits (R, n - p, V), -inf for excluded ids, and the attention (R, n - p, P)."""
+        logits, attention = self.decoder(ids[:, :-1], encoded, self.prompt_ids.size(-1))
+        return logits.float().index_fill(-1, self.excluded, -math.inf), attention
 
     def compile_parts(self) -> None:
         """Compile the encoder and the objective.
@@ -213,20 +149,19 @@ class ClassicCaptioner(CaptionGenerator):
 
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
         groups = []
-        if self.encoder_lr:
-            groups.append((list(self.encoder.network.parameters()), self.encoder_lr))
-        if self.embedding_lr is not None:
-            groups.append(([self.decoder.embedding.weight], self.embedding_lr))
-        grouped = {id(parameter) for parameters, _ in groups for parameter in parameters}
-        ungrouped = [p for p in self.parameters() if p.requires_grad and id(p) not in grouped]
-        return [(ungrouped, None), *groups]
+        if self.config.encoder_lr:
+            groups.append((list(self.encoder.network.parameters()), self.config.encoder_lr))
+        if self.config.embedding_lr is not None:
+            groups.append(([self.decoder.embedding.weight], self.config.embedding_lr))
+        grouped = {parameter for parameters, _ in groups for parameter in parameters}
+        rest = [p for p in self.parameters() if p.requires_grad and p not in grouped]
+        return [(rest, None), *groups]
 
     def shards(self) -> list[nn.Module]:
         return [self.encoder, self.decoder]
 
     def begin_epoch(self, epoch: int) -> None:
-        schedule, k = self.forcing_schedule
-        self.decoder.teacher_forcing = teacher_forcing(schedule, epoch, k)
+        self.decoder.teacher_forcing = teacher_forcing(self.config, epoch)
 
     def saved_beside_weights(self) -> dict[str, Any]:
         """Return {"vocabulary": words}, or {"tokenizer_files"} of a word-piece tokenizer."""

@@ -1,11 +1,13 @@
 """Defines the recurrent decoders: RNN, LSTM, LSTM with attention, and Show, Attend and Tell.
 
 In formulas, x is the vector of the input word, h the hidden state and c the cell state; h' and c'
-are the next states. The letters of shapes are those of `baselines.decoder`: B images, k captions
-per image, P annotation vectors per image.
+are the next states. The letters of shapes are those of `baselines.decoder`: B images, R captions, P
+annotation vectors per image. The arguments of the constructors are those of `RecurrentDecoder`, and
+image_dim, the width D of the annotations.
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,24 +18,17 @@ from baselines.decoder import DecoderOutput, RecurrentDecoder, StepOutput, Tenso
 class PooledDecoder(RecurrentDecoder):
     """An RNN or LSTM. Its initial state h0 is an affine map of the mean annotation.
 
-    - cell "rnn": h' = tanh(Wx x + Wh h + b).
-    - cell "lstm": (i, f, g, o) = Wx x + Wh h + b, c' = sigmoid(f) c + sigmoid(i) tanh(g),
+    - config.model "rnn": h' = tanh(Wx x + Wh h + b).
+    - "lstm": (i, f, g, o) = Wx x + Wh h + b, c' = sigmoid(f) c + sigmoid(i) tanh(g),
       h' = sigmoid(o) tanh(c'), and c0 = 0.
     """
 
-    def __init__(
-        self,
-        cell: str,
-        vocabulary_size: int,
-        image_dim: int,
-        embed_dim: int,
-        hidden_dim: int,
-        dropout: float,
-    ):
-        super().__init__(vocabulary_size, embed_dim, hidden_dim, dropout)
-        self.from_image = nn.Linear(image_dim, hidden_dim)
-        cells = {"rnn": nn.RNN, "lstm": nn.LSTM}
-        self.cell = cells[cell](embed_dim, hidden_dim, batch_first=True)
+    def __init__(self, config: Any, vocabulary_size: int, image_dim: int):
+        super().__init__(config, vocabulary_size, config.hidden_dim)
+        self.from_image = nn.Linear(image_dim, config.hidden_dim)
+        self.is_lstm = config.model == "lstm"
+        cell = nn.LSTM if self.is_lstm else nn.RNN
+        self.cell = cell(config.embed_dim, config.hidden_dim, batch_first=True)
 
     def train(self, mode: bool = True) -> "PooledDecoder":
         super().train(mode)
@@ -44,38 +39,31 @@ class PooledDecoder(RecurrentDecoder):
         return self
 
     def initial_state(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
-        hidden = self.from_image(annotations.mean(1))  # (B, H)
-        has_cell_state = isinstance(self.cell, nn.LSTM)
-        return (), (hidden, hidden.new_zeros(hidden.shape)) if has_cell_state else (hidden,)
+        hidden = self.from_image(annotations.mean(1))
+        return [annotations], [hidden, torch.zeros_like(hidden)] if self.is_lstm else [hidden]
 
-    def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
-        outputs, state = self._run_cell(embedded.unsqueeze(2), state)
-        return StepOutput(outputs.squeeze(2), state)
+    def step(self, word: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
+        outputs, state = self._run_cell(word.unsqueeze(1), state)
+        return outputs.squeeze(1), state, None
 
-    def unroll(self, tokens: Tensor, annotations: Tensor, prompt_length: int) -> DecoderOutput:
+    def unroll(
+        self, tokens: Tensor, memory: Tensors, state: Tensors, prompt_length: int
+    ) -> DecoderOutput:
         if self.samples_words:
-            return super().unroll(tokens, annotations, prompt_length)
-        _, state = self.expanded_initial_state(annotations, tokens.size(1))
-        outputs, _ = self._run_cell(self.embed(tokens), state)
-        return self.dropout(outputs), None
+            return super().unroll(tokens, memory, state, prompt_length)
+        return self.dropout(self._run_cell(self.embed(tokens), state)[0]), None
 
-    def _run_cell(self, embedded: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        """Run torch's RNN or LSTM over n words. embedded: (B, k, n, E); state: tensors (B, k, H).
+    def _run_cell(self, words: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
+        """Run torch's RNN or LSTM over n words. words: (R, n, E); state: tensors (R, H).
 
-        Returns the outputs (B, k, n, H) and the next state. Autocast is turned off. On a CPU,
-        autocast would call oneDNN's LSTM, which fails on processors without bfloat16 or float16
+        Returns the outputs (R, n, H) and the next state. Autocast is turned off. On a CPU, autocast
+        would call oneDNN's LSTM, which fails on processors without bfloat16 or float16
         instructions. On a GPU, autocast would use float16 even if its dtype is bfloat16.
         """
-        batch_shape = embedded.shape[:2]
-        dtype = self.cell.weight_hh_l0.dtype
-        inputs = embedded.flatten(0, 1).to(dtype)
-        flat_state = tuple(part.reshape(1, -1, part.size(2)).to(dtype) for part in state)
-        with torch.autocast(inputs.device.type, enabled=False):
-            outputs, state = self.cell(inputs, flat_state if len(flat_state) > 1 else flat_state[0])
-        state = state if isinstance(state, tuple) else (state,)
-        return outputs.unflatten(0, batch_shape), tuple(
-            part[0].unflatten(0, batch_shape) for part in state
-        )
+        state = [part[None].to(words.dtype) for part in state]
+        with torch.autocast(words.device.type, enabled=False):
+            outputs, state = self.cell(words, state if self.is_lstm else state[0])
+        return outputs, [part[0] for part in state] if self.is_lstm else [state[0]]
 
 
 class AttentionLSTM(RecurrentDecoder):
@@ -86,30 +74,29 @@ class AttentionLSTM(RecurrentDecoder):
     LSTM. The initial states h0 and c0 are both the mean of A over the P positions.
     """
 
-    def __init__(
-        self, vocabulary_size: int, image_dim: int, embed_dim: int, hidden_dim: int, dropout: float
-    ):
-        super().__init__(vocabulary_size, embed_dim, hidden_dim, dropout)
-        self.from_image = nn.Linear(image_dim, hidden_dim)
-        self.word_gates = nn.Linear(embed_dim, 4 * hidden_dim)
-        self.hidden_gates = nn.Linear(hidden_dim, 4 * hidden_dim, bias=False)
-        self.image_gates = nn.Linear(hidden_dim, 4 * hidden_dim, bias=False)
+    def __init__(self, config: Any, vocabulary_size: int, image_dim: int):
+        width = config.hidden_dim
+        super().__init__(config, vocabulary_size, width)
+        self.from_image = nn.Linear(image_dim, width)
+        self.word_gates = nn.Linear(config.embed_dim, 4 * width)
+        self.hidden_gates = nn.Linear(width, 4 * width, bias=False)
+        self.image_gates = nn.Linear(width, 4 * width, bias=False)
 
     def initial_state(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         projected = self.from_image(annotations)  # (B, P, H)
-        mean = projected.mean(1)
-        return (projected,), (mean, mean)
+        return [projected], [projected.mean(1)] * 2
 
-    def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
+    def step(self, word: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         (projected,), (hidden, cell) = memory, state
-        scores = hidden @ projected.transpose(1, 2) / math.sqrt(hidden.size(2))  # (B, k, P)
-        attention = scores.softmax(-1)
-        context = attention @ projected  # (B, k, H)
-        gates = self.word_gates(embedded) + self.hidden_gates(hidden) + self.image_gates(context)
+        query = hidden.unflatten(0, (len(projected), -1))  # (B, R / B, H)
+        scores = query @ projected.mT / math.sqrt(hidden.size(1))
+        attention = scores.softmax(-1)  # (B, R / B, P)
+        context = (attention @ projected).flatten(0, 1)  # (R, H)
+        gates = self.word_gates(word) + self.hidden_gates(hidden) + self.image_gates(context)
         input_gate, forget_gate, candidate, output_gate = gates.chunk(4, -1)
         cell = forget_gate.sigmoid() * cell + input_gate.sigmoid() * candidate.tanh()
         hidden = output_gate.sigmoid() * cell.tanh()
-        return StepOutput(hidden, (hidden, cell), attention)
+        return hidden, [hidden, cell], attention.flatten(0, 1)
 
 
 class ShowAttendTell(RecurrentDecoder):
@@ -126,49 +113,38 @@ class ShowAttendTell(RecurrentDecoder):
     The initial states of all layers are affine maps of the mean annotation.
     """
 
-    def __init__(
-        self,
-        vocabulary_size: int,
-        image_dim: int,
-        embed_dim: int,
-        hidden_dim: int,
-        dropout: float,
-        attention_dim: int,
-        num_layers: int,
-        deep_output: bool = True,
-    ):
-        output_dim = embed_dim if deep_output else hidden_dim
-        super().__init__(vocabulary_size, embed_dim, output_dim, dropout)
-        self.first_state = nn.Linear(image_dim, 2 * num_layers * hidden_dim)
-        self.key = nn.Linear(image_dim, attention_dim)
-        self.query = nn.Linear(hidden_dim, attention_dim, bias=False)
-        self.score = nn.Linear(attention_dim, 1, bias=False)
-        self.gate = nn.Linear(hidden_dim, 1)
-        input_widths = [embed_dim + image_dim] + [hidden_dim] * (num_layers - 1)
-        self.layers = nn.ModuleList(nn.LSTMCell(width, hidden_dim) for width in input_widths)
-        self.deep_output = deep_output
-        if deep_output:
-            self.from_hidden = nn.Linear(hidden_dim, embed_dim)
+    def __init__(self, config: Any, vocabulary_size: int, image_dim: int):
+        embed_dim, width, layers = config.embed_dim, config.hidden_dim, config.num_layers
+        super().__init__(config, vocabulary_size, embed_dim if config.deep_output else width)
+        self.first_state = nn.Linear(image_dim, 2 * layers * width)
+        self.key = nn.Linear(image_dim, config.attention_dim)
+        self.query = nn.Linear(width, config.attention_dim, bias=False)
+        self.score = nn.Linear(config.attention_dim, 1, bias=False)
+        self.gate = nn.Linear(width, 1)
+        input_widths = [embed_dim + image_dim] + [width] * (layers - 1)
+        self.layers = nn.ModuleList(nn.LSTMCell(each, width) for each in input_widths)
+        self.deep_output = config.deep_output
+        if config.deep_output:
+            self.from_hidden = nn.Linear(width, embed_dim)
             self.from_context = nn.Linear(image_dim, embed_dim)
 
     def initial_state(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
         states = self.first_state(annotations.mean(1))
-        return (annotations, self.key(annotations)), states.chunk(2 * len(self.layers), -1)
+        return [annotations, self.key(annotations)], states.chunk(2 * len(self.layers), -1)
 
-    def step(self, embedded: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
+    def step(self, word: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
         annotations, keys = memory  # (B, P, D), (B, P, A)
         hidden = state[-2]  # h of the top layer; the state is (h, c, h, c, ...), layer by layer
-        energies = torch.tanh(keys.unsqueeze(1) + self.query(hidden).unsqueeze(2))  # (B, k, P, A)
-        attention = self.score(energies).squeeze(-1).softmax(-1)  # (B, k, P)
-        context = attention @ annotations  # (B, k, D)
-        layer_output = torch.cat([embedded, self.gate(hidden).sigmoid() * context], -1)
+        query = self.query(hidden).unflatten(0, (len(keys), -1))  # (B, R / B, A)
+        energies = torch.tanh(keys.unsqueeze(1) + query.unsqueeze(2))  # (B, R / B, P, A)
+        attention = self.score(energies).squeeze(-1).softmax(-1)  # (B, R / B, P)
+        context = (attention @ annotations).flatten(0, 1)  # (R, D)
+        output = torch.cat([word, self.gate(hidden).sigmoid() * context], -1)
         next_state = []
         for index, layer in enumerate(self.layers):
-            layer_state = tuple(part.flatten(0, 1) for part in state[2 * index : 2 * index + 2])
-            layer_input = layer_output if index == 0 else self.dropout(layer_output)
-            new_state = layer(layer_input.flatten(0, 1), layer_state)
-            next_state += [part.unflatten(0, hidden.shape[:2]) for part in new_state]
-            layer_output = next_state[-2]
+            layer_input = self.dropout(output) if index else output
+            next_state += layer(layer_input, state[2 * index : 2 * index + 2])
+            output = next_state[-2]
         if self.deep_output:
-            layer_output = embedded + self.from_hidden(layer_output) + self.from_context(context)
-        return StepOutput(layer_output, tuple(next_state), attention)
+            output = word + self.from_hidden(output) + self.from_context(context)
+        return output, next_state, attention.flatten(0, 1)

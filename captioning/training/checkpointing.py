@@ -158,8 +158,6 @@ def _why_length_stays(config: Config) -> Optional[str]:
     """Return what of the finished epochs depends on the length of the run; None if nothing."""
     if config.lr_schedule in LENGTH_DEPENDENT:
         return f"with lr_schedule {config.lr_schedule} the learning rates of finished epochs"
-    if getattr(config, "teacher_forcing_middle", None) is not None:
-        return "with teacher_forcing_middle the input words of finished epochs"
     return None
 
 

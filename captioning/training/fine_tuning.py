@@ -177,12 +177,6 @@ def distribute(
     - learner: the captioner, or the `SelfCritical` that wraps the captioner
     - dtype: the precision of a sharded learner
     """
-    if config.batch_size < captioner.min_batch_size:
-        raise UserError(
-            f"batch_size is {config.batch_size}, but must be {captioner.min_batch_size} or more: "
-            "this captioner has a batch norm, and its feature map at image_size "
-            f"{config.image_size} has one position"
-        )
     group = distributed.create_training_group(config.rank_timeout)
     if config.sharding == "fsdp":
         return fsdp.shard(learner, group, device, dtype)

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from baselines.captioner import ClassicCaptioner, coverage_penalty
-from baselines.configured import MODELS
+from baselines.captioner import DECODERS, ClassicCaptioner, coverage_penalty
 from baselines.vocabulary import Vocabulary
 from decoding import DecodingSettings
 from smile import Objective, smile_loss
+from tests.tiny import classic_config
 
 WORDS = Vocabulary(["a", "dog", "cat", "runs", "sits", "on", "grass"])
 
@@ -24,10 +24,9 @@ class Pixels(torch.nn.Module):
         return image.flatten(2).transpose(1, 2)
 
 
-def make(model, objective="mle", encoder=None, **settings):
-    sizes = {"embed_dim": 8, "hidden_dim": 8, "attention_dim": 8, "dropout": 0.0}
+def make(model, objective="mle", **settings):
     chosen = Objective(objective, label_smoothing=0.0)
-    made = ClassicCaptioner(model, encoder or Pixels(), WORDS, chosen, **{**sizes, **settings})
+    made = ClassicCaptioner(classic_config(model, **settings), Pixels(), WORDS, chosen)
     for parameter in made.decoder.parameters():  # so that images and words matter
         torch.nn.init.normal_(parameter, std=0.7)
     return made.eval()
@@ -40,7 +39,7 @@ def images(count=3):
 CAPTIONS = [["a dog runs", "a cat"], ["a zebra sits on grass", "dog"], ["cat runs", "a dog on cat"]]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", DECODERS)
 @pytest.mark.parametrize("prompt", ["", "a dog on "])
 def test_the_loss_is_the_mean_over_all_words_of_each_caption_alone(model, prompt):
     captioner, image = make(model, {"mle": 0.25, "smile": 0.75}, prompt=prompt), images()
@@ -48,8 +47,8 @@ def test_the_loss_is_the_mean_over_all_words_of_each_caption_alone(model, prompt
     for b, k in itertools.product(range(3), range(2)):
         ids, _ = WORDS.encode([prompt + CAPTIONS[b][k]], 40)  # no padding, no other image
         given = len(captioner.prompt_ids)
-        logits, _ = captioner.decoder(ids[None, :, :-1], captioner.encoder(image[b : b + 1]))
-        logits, labels = logits[0, :, given - 1 :], ids[:, given:]
+        logits, _ = captioner.decoder(ids[:, :-1], captioner.encoder(image[b : b + 1]))
+        logits, labels = logits[:, given - 1 :], ids[:, given:]
         total += 0.25 * F.cross_entropy(logits[0], labels[0], reduction="sum")
         total += 0.75 * smile_loss(logits, labels, first_token_mle=True, reduction="sum")
         count += labels.numel()
@@ -58,25 +57,6 @@ def test_the_loss_is_the_mean_over_all_words_of_each_caption_alone(model, prompt
     assert output.tokens == count and output.parts.keys() == {"mle", "smile"}
     output.loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in captioner.parameters())
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_tied_word_vectors_are_the_output_weights(model):
-    tied = make(model, encoder=Pixels(), tie_embeddings=True)
-    untied = make(model, encoder=Pixels())
-    untied.load_state_dict(tied.state_dict())
-    image = images()
-    outputs = [captioner(image, CAPTIONS).loss for captioner in (tied, untied)]
-    assert outputs[0] == outputs[1]
-    sum(outputs).backward()
-    head, words = untied.decoder.head.weight.grad, untied.decoder.embedding.weight.grad
-    torch.testing.assert_close(tied.decoder.head.weight.grad, head + words)
-    saved = sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters())
-    assert saved == len(WORDS) * 8
-    tied.load_state_dict(tied.state_dict())
-    torch.nn.init.normal_(untied.decoder.head.weight)
-    with pytest.raises(ValueError, match="word vectors and output weights differ"):
-        tied.load_state_dict(untied.state_dict())
 
 
 def test_captions_are_cut_to_max_tokens():
@@ -102,7 +82,7 @@ def test_the_penalty_of_parts_weighted_by_their_tokens_is_that_of_the_whole(mode
     for value in (lambda output: output.loss, lambda output: output.parts["attention"]):
         mean = sum(value(part) * part.tokens for part in parts) / whole.tokens
         torch.testing.assert_close(mean, value(whole))
-    captioner.attention_penalty = 0.0
+    captioner.config.attention_penalty = 0.0
     plain = captioner(image, CAPTIONS).loss
     torch.testing.assert_close(whole.loss, plain + 0.5 * whole.parts["attention"])
 
@@ -112,7 +92,7 @@ def test_a_prompt_of_unknown_words_is_refused():
         make("lstm", prompt="a picture of ")
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", DECODERS)
 def test_beam_scores_are_those_of_the_captions(model):
     """tests/captioning/captioners/test_log_likelihoods.py compares captions with uncached ones."""
     captioner, image = make(model), 3 * images(4)
@@ -128,7 +108,7 @@ def test_beam_scores_are_those_of_the_captions(model):
         assert found.scores[b, k].item() == pytest.approx(total / length, abs=1e-5)
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", DECODERS)
 def test_no_caption_has_an_unknown_word(model):
     captioner = make(model)
     with torch.no_grad():
@@ -145,22 +125,11 @@ def test_the_attention_map_is_the_attention_before_each_word(model):
     captioner, image = make(model, prompt="a "), images(1)
     ids = WORDS.encode(["a dog runs"], 9)[0][0]  # start, a, dog, runs, end
     logits, attention_map = captioner.score_tokens(captioner.encoder(image), ids)
-    every, attention = captioner.decoder(ids[None, None, :-1], captioner.encoder(image))
+    every, attention = captioner.decoder(ids[None, :-1], captioner.encoder(image))
     known = [n for n in range(len(WORDS)) if n not in (WORDS.pad, WORDS.start, WORDS.unknown)]
-    torch.testing.assert_close(logits[:, known], every[0, 0, 1:, known])
-    torch.testing.assert_close(attention_map, attention[0, 0, 1:])
+    torch.testing.assert_close(logits[:, known], every[0, 1:, known])
+    torch.testing.assert_close(attention_map, attention[0, 1:])
     assert attention_map.shape == (3, 4)
     torch.testing.assert_close(attention_map.sum(1), torch.ones(3))
     pooled = make("lstm", prompt="a ")
     assert pooled.score_tokens(pooled.encoder(image), ids)[1] is None
-
-
-def test_word_vectors_of_a_file_and_of_length_one(tmp_path):
-    path = tmp_path / "glove.txt"
-    path.write_text("dog 3 4 0 0 0 0 0 0\n")
-    settings = {"embed_dim": 8, "word_vectors": str(path), "normalise_embeddings": True}
-    captioner = ClassicCaptioner("rnn", Pixels(), WORDS, **settings)
-    weight = captioner.decoder.embedding.weight
-    torch.testing.assert_close(weight.norm(dim=1), torch.ones(len(WORDS)))
-    dog = WORDS.encode_prompt("dog")[1]
-    torch.testing.assert_close(weight[dog, :2].detach(), torch.tensor([0.6, 0.8]))

@@ -5,17 +5,16 @@ import math
 import pytest
 import torch
 
-from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
-from baselines.decoder import inverse_sigmoid_k, teacher_forcing
+from baselines.captioner import DECODERS
+from baselines.decoder import teacher_forcing
+from tests.tiny import classic_config
 
 V, D, E, H, A, P = 11, 5, 4, 6, 7, 3
+SIZES = {"embed_dim": E, "hidden_dim": H, "attention_dim": A}
 KINDS = {
-    "rnn": lambda: PooledDecoder("rnn", V, D, E, H, 0.0),
-    "lstm": lambda: PooledDecoder("lstm", V, D, E, H, 0.0),
-    "attn": lambda: AttentionLSTM(V, D, E, H, 0.0),
-    "sat": lambda: ShowAttendTell(V, D, E, H, 0.0, A, num_layers=1),
-    "sat, 3 layers": lambda: ShowAttendTell(V, D, E, H, 0.0, A, num_layers=3),
-    "sat, shallow": lambda: ShowAttendTell(V, D, E, H, 0.0, A, num_layers=2, deep_output=False),
+    **{model: {"model": model} for model in ("rnn", "lstm", "attn", "sat")},
+    "sat, 3 layers": {"model": "sat", "num_layers": 3},
+    "sat, shallow": {"model": "sat", "num_layers": 2, "deep_output": False},
 }
 
 
@@ -73,11 +72,12 @@ STEPS = {"rnn": pooled_step, "lstm": pooled_step, "attn": attention_step}
 
 
 def make(kind):
-    return KINDS[kind]().double()
+    config = classic_config(**KINDS[kind], **SIZES)
+    return DECODERS[config.model](config, V, D).double()
 
 
 def inputs(images=2, captions=3, length=5):
-    tokens = torch.randint(V, (images, captions, length))
+    tokens = torch.randint(V, (images * captions, length))
     return tokens, torch.randn(images, P, D, dtype=torch.float64)
 
 
@@ -87,15 +87,13 @@ def test_logits_and_attention_are_the_equations(kind):
     logits, attention = decoder(tokens, places)
     assert (attention is None) == (kind in ("rnn", "lstm"))
     p, step = dict(decoder.named_parameters()), STEPS.get(kind, show_attend_tell_step)
-    for b in range(2):
-        for k in range(3):
-            state = None
-            for n, token in enumerate(tokens[b, k]):
-                state, seen, weights = step(p, state, p["embedding.weight"][token], places[b])
-                expected = p["head.weight"] @ seen + p["head.bias"]
-                torch.testing.assert_close(logits[b, k, n], expected)
-                if weights is not None:
-                    torch.testing.assert_close(attention[b, k, n], weights)
+    for r in range(6):  # three captions of each image
+        state = None
+        for n, token in enumerate(tokens[r]):
+            state, seen, weights = step(p, state, p["embedding.weight"][token], places[r // 3])
+            torch.testing.assert_close(logits[r, n], p["head.weight"] @ seen + p["head.bias"])
+            if weights is not None:
+                torch.testing.assert_close(attention[r, n], weights)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -131,21 +129,17 @@ def test_dropout_acts_in_training_alone():
 
 
 def test_the_schedules_are_bengios():
-    assert [teacher_forcing("always", e, 5) for e in (0, 9)] == [1, 1]
-    assert [teacher_forcing("never", e, 5) for e in (0, 9)] == [0, 0]
-    assert [teacher_forcing("linear", e, 4) for e in (0, 1, 4, 9)] == [1, 0.75, 0, 0]
-    assert [teacher_forcing("exponential", e, 0.5) for e in (0, 1, 3)] == [1, 0.5, 0.125]
-    for epoch in range(40):
-        expected = 5 / (5 + math.exp(epoch / 5))
-        assert teacher_forcing("inverse_sigmoid", epoch, 5) == pytest.approx(expected)
-    assert teacher_forcing("inverse_sigmoid", 100000, 1) == pytest.approx(0)
+    def probabilities(schedule, k, epochs):
+        config = classic_config(teacher_forcing=schedule, teacher_forcing_k=k)
+        return [teacher_forcing(config, epoch) for epoch in epochs]
 
-
-@pytest.mark.parametrize("middle", [1e-3, 0.4, 2.5, 15, 30, 1e4])
-def test_an_inverse_sigmoid_is_placed_by_its_middle(middle):
-    k = inverse_sigmoid_k(middle)
-    assert k >= 1
-    assert teacher_forcing("inverse_sigmoid", middle, k) == pytest.approx(0.5)
+    assert probabilities("always", 5, (0, 9)) == [1, 1]
+    assert probabilities("never", 5, (0, 9)) == [0, 0]
+    assert probabilities("linear", 4, (0, 1, 4, 9)) == [1, 0.75, 0, 0]
+    assert probabilities("exponential", 0.5, (0, 1, 3)) == [1, 0.5, 0.125]
+    expected = [5 / (5 + math.exp(epoch / 5)) for epoch in range(40)]
+    assert probabilities("inverse_sigmoid", 5, range(40)) == pytest.approx(expected)
+    assert probabilities("inverse_sigmoid", 1, [100000]) == [pytest.approx(0)]
 
 
 @pytest.mark.parametrize("kind", ["rnn", "lstm", "attn", "sat"])
@@ -155,7 +149,7 @@ def test_without_teacher_forcing_it_reads_its_own_best_words(kind):
     logits, _ = decoder(tokens, places, 2)
     read = tokens.clone()
     for n in range(2, 7):  # the first two are given
-        read[:, :, n] = logits[:, :, n - 2].argmax(-1)
+        read[:, n] = logits[:, n - 2].argmax(-1)
     decoder.teacher_forcing = 1.0
     torch.testing.assert_close(decoder(read, places, 2)[0], logits)
     whole = decoder(tokens, places, 2)[0]
@@ -174,8 +168,8 @@ def test_words_are_drawn_one_by_one_with_the_probability():
         decoder.head.bias.copy_(torch.arange(V))
     original = decoder.step
     decoder.step = lambda word, *rest: (seen.append(word), original(word, *rest))[1]
-    decoder(torch.zeros(1, 500, 9, dtype=torch.int64), inputs(1)[1])
-    own = torch.stack([(word[0] == decoder.embedding.weight[0]).all(-1) for word in seen[1:]])
+    decoder(torch.zeros(500, 9, dtype=torch.int64), inputs(1)[1])
+    own = torch.stack([(word == decoder.embedding.weight[0]).all(-1) for word in seen[1:]])
     own = own.double()  # (8 words, 500 captions)
     assert own.mean().item() == pytest.approx(0.7, abs=0.03)
     assert (own.mean(1) - 0.7).abs().max() < 0.1  # not one draw for all captions

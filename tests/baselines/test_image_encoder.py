@@ -1,127 +1,195 @@
-"""Image encoders of every torchvision family: positions, normalisation, training."""
+"""Image encoders: timm's networks, torchvision's names for them, positions, training."""
+
+from urllib.error import URLError
 
 import pytest
+import timm
 import torch
 import torchvision
+from safetensors.torch import save_file
 from torchvision.transforms.functional import normalize
 
 from baselines.image_encoder import ImageEncoder
-from baselines.torchvision_network import encoder_names
+from tests.markers import slow
+from tests.programs import raises_line
+from tests.tiny import classic_config
 
-SMALL = "shufflenet_v2_x0_5"
-QUICK = ("resnet18", "squeezenet1_1", "mobilenet_v3_small")
-SLOW = ("densenet121", SMALL, "mobilenet_v2", "mnasnet0_5", "regnet_x_400mf")
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF = (0.5,) * 3, (0.5,) * 3
+
+
+def make(encoder="timm/test_resnet", weights="none", normalisation=IMAGENET, **keys):
+    keys = {"image_size": 64, **keys}
+    return ImageEncoder(classic_config(encoder=encoder, **keys), weights, normalisation)
+
+
+def shaken(name):
+    """Return torchvision's network with weights and statistics unlike those of a new network."""
+    network = torchvision.models.get_model(name)
+    for value in network.state_dict().values():
+        if value.ndim == 1:  # biases, and weights and statistics of batch norms
+            value.uniform_(0.5, 1.5)
+    return network
+
+
+def torchvision_map(network, image):
+    """Return what torchvision's head pools."""
+    features = []
+    pool = getattr(network, "avgpool", None)
+    if pool is None:  # DenseNet pools in `forward`
+        return network.features(image).relu()
+    pool.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+    network(image)
+    return features[0]
 
 
 @pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+    "name",
+    [
+        *("resnet18", "regnet_x_400mf", slow("resnext50_32x4d"), slow("wide_resnet50_2")),
+        *(slow("densenet121"), slow("regnet_y_400mf"), slow("regnet_x_1_6gf")),
+    ],
 )
-def test_the_map_is_what_torchvisions_head_takes(name):
-    encoder = ImageEncoder(name).eval()
-    whole = torchvision.models.get_model(name, weights=None).eval()
-    # The features under the names that they have in the whole network, in the same order.
-    own, theirs = encoder.network.state_dict(), whole.state_dict()
-    for value, (key, expected) in zip(own.values(), theirs.items()):
-        assert value.shape == expected.shape, key
-        expected.copy_(value)  # into the whole network
-    image = torch.randn(2, 3, 96, 64)
+@pytest.mark.parametrize("training", [False, True])
+def test_a_network_under_torchvisions_name_computes_torchvisions_features(name, training, tmp_path):
+    """From a file with torchvision's weights, and from a checkpoint of a run with torchvision."""
+    theirs = shaken(name)
+    torch.save(theirs.state_dict(), tmp_path / "torchvision.pth")
+    encoder = make(name, str(tmp_path / "torchvision.pth")).train(training)
+    theirs.train(training)
+    image = torch.randn(2, 3, 64, 64)
+    expected = torchvision_map(theirs, image)
+    assert torch.equal(encoder(image), expected.flatten(2).transpose(1, 2))
+    body = theirs.features if name.startswith("densenet") else theirs
+    heads = ("fc.", "classifier.")
+    state = {k: v for k, v in body.state_dict().items() if not k.startswith(heads)}
+    weights = {f"encoder.network.{key}": value for key, value in state.items()}
+    restored = make(name).train(training)
+    restored.network.rename_torchvision(weights, "encoder.network.")
+    restored.load_state_dict({key.partition(".")[2]: value for key, value in weights.items()})
+    assert torch.equal(restored(image), torchvision_map(theirs, image).flatten(2).transpose(1, 2))
+    # The state of the optimizer counts the parameters.
+    shapes = [p.shape for n, p in theirs.named_parameters() if not n.startswith(heads)]
+    assert shapes == [p.shape for p in restored.network.parameters()]
+
+
+def test_the_map_is_what_timms_classifier_pools():
+    encoder = make("timm/mobilenetv2_035").eval()
+    whole = timm.create_model("mobilenetv2_035").eval()
+    whole.load_state_dict({**whole.state_dict(), **encoder.network.body.state_dict()})
+    image = torch.randn(2, 3, 64, 64)
     annotations = encoder(image)
-    places = encoder.network(image).flatten(2).transpose(1, 2)  # row by row
-    torch.testing.assert_close(annotations, places)
-    assert encoder.dim == annotations.size(2)
-    features = []
-    head = [m for m in whole.modules() if isinstance(m, (torch.nn.Linear, torch.nn.Conv2d))][-1]
-    head.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-    whole(image)
-    if features[0].dim() == 4:  # squeezenet's head is a convolution of the map itself
-        expected = features[0].flatten(2).transpose(1, 2)
-        torch.testing.assert_close(annotations, expected)
-        return
-    pooled = annotations.mean(1)
-    if name.startswith("mobilenet_v3"):  # a layer of the head comes before its last
-        pooled = whole.classifier[:-1](pooled)
-    torch.testing.assert_close(features[0], pooled, rtol=1e-4, atol=1e-5)
+    assert annotations.shape == (2, 4, 1280) and encoder.dim == 1280
+    expected = whole(image)
+    torch.testing.assert_close(
+        whole.classifier(annotations.mean(1)), expected, rtol=1e-4, atol=1e-4
+    )
 
 
-def test_every_listed_network_can_be_named():
-    names = encoder_names()
-    some = {"resnet152", "resnext50_32x4d", "wide_resnet50_2", "mnasnet1_3", "regnet_y_128gf"}
-    assert {*some, *QUICK, *SLOW} <= set(names)
-    with pytest.raises(ValueError, match="encoder: 'vit_b_16' is unknown"):
-        ImageEncoder("vit_b_16")
+def test_the_positions_of_a_vision_transformer_are_its_patches_row_by_row():
+    encoder = make("timm/vit_tiny_patch16_224", normalisation=HALF, image_size=48).eval()
+    image = torch.randn(1, 3, 48, 48)
+    tokens = encoder.network.body.forward_features(image)  # class token first
+    torch.testing.assert_close(encoder(image), tokens[:, 1:])
+    assert encoder.network(image)[0, :, 1, 2].tolist() == encoder(image)[0, 3 + 2].tolist()
+
+
+def test_a_map_whose_channels_come_last_is_turned(monkeypatch):
+    create, small = timm.create_model, {"depths": (1,) * 4, "embed_dim": 24, "window_size": 3}
+    monkeypatch.setattr(timm, "create_model", lambda name, **more: create(name, **small, **more))
+    encoder = make("timm/swin_tiny_patch4_window7_224", image_size=96).eval()
+    image = torch.randn(1, 3, 96, 96)
+    features = encoder.network.body.forward_features(image)
+    assert features.shape == (1, 3, 3, 192)
+    torch.testing.assert_close(encoder(image), features.flatten(1, 2), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["resnet18", "timm/test_resnet"])
+def test_images_get_the_normalisation_of_the_weights(name):
+    pixels = torch.rand(1, 3, 64, 64)
+    encoder = make(name, normalisation=((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))).eval()
+    found = encoder(normalize(pixels, (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)))
+    cfg = encoder.network.body.pretrained_cfg
+    expected = encoder.network.body.forward_features(normalize(pixels, cfg["mean"], cfg["std"]))
+    expected = expected.flatten(2).transpose(1, 2)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    again = make(name, normalisation=((0.5, 0.4, 0.3), (0.2, 0.3, 0.25))).eval()
+    encoder.network.mean.fill_(0.3)  # of weights of its own, as a checkpoint has them
+    again.load_state_dict(encoder.state_dict())
+    assert torch.equal(again(pixels), encoder(pixels))
 
 
 @pytest.mark.parametrize(("side", "grid"), [(128, 2), (64, 5)])
 def test_a_grid_by_pooling_or_by_interpolation(side, grid):
-    encoder = ImageEncoder(SMALL, dim=7, grid=grid).eval()
+    encoder = make(encoder_dim=7, encoder_size=grid).eval()
     image = torch.randn(2, 3, side, side)
     annotations = encoder(image)
     assert annotations.shape == (2, grid * grid, 7) and encoder.dim == 7
     features = encoder.projection(encoder.network(image))
-    if side == 128:  # 4 by 4 places to 2 by 2: means of four
+    if side == 128:  # 4 by 4 positions to 2 by 2: means of four
         expected = features.unflatten(3, (2, 2)).unflatten(2, (2, 2)).mean((3, 5))
     else:
-        size = (grid, grid)
-        expected = torch.nn.functional.interpolate(features, size, mode="bilinear")
+        expected = torch.nn.functional.interpolate(features, (grid, grid), mode="bilinear")
     torch.testing.assert_close(annotations, expected.flatten(2).transpose(1, 2))
 
 
 def test_annotations_are_normalised_channel_by_channel():
-    encoder = ImageEncoder(SMALL, dim=7, grid=3, norm=True, finetune=False)
-    weight, bias = (torch.nn.init.normal_(p).double() for p in encoder.norm.parameters())
+    encoder = make(encoder_dim=7, encoder_size=3, encoder_norm=True, encoder_lr=0)
+    weight, bias = (torch.nn.init.normal_(p) for p in encoder.norm.parameters())
     image = torch.randn(4, 3, 64, 64)
     found = encoder(image)
-    encoder.norm, norm = torch.nn.Identity(), encoder.norm
-    plain = encoder(image).double()  # (4, 9, 7)
+    encoder.norm = torch.nn.Identity()
+    plain = encoder(image)  # (4, 9, 7)
     variance, mean = torch.var_mean(plain, (0, 1), correction=0)
     expected = weight * (plain - mean) / (variance + 1e-5).sqrt() + bias
-    torch.testing.assert_close(found, expected.float(), rtol=1e-4, atol=1e-4)
-    encoder.norm = norm.eval()
-    mean, variance = 0.1 * mean, 0.9 + 0.1 * plain.var((0, 1))
-    expected = weight * (plain - mean) / (variance + 1e-5).sqrt() + bias
-    torch.testing.assert_close(encoder(image), expected.float(), rtol=1e-4, atol=1e-4)
-
-
-def test_a_batch_of_one_place_is_refused_exactly_where_batch_norm_refuses_it():
-    normed = {"finetune": False, "norm": True, "dim": 5}
-    for name, size, settings in [
-        *((SMALL, 32, {}), (SMALL, 64, {}), (SMALL, 32, {"finetune": False})),
-        *(("squeezenet1_1", 32, {}), ("resnet18", 32, {})),
-        *((SMALL, 32, normed), (SMALL, 64, normed)),
-        *((SMALL, 32, {**normed, "grid": 2}), (SMALL, 64, {**normed, "grid": 1})),
-    ]:
-        encoder = ImageEncoder(name, **settings, image_size=size).train()
-        one = torch.randn(1, 3, size, size)
-        if encoder.min_batch_size == 1:
-            encoder(one)
-        else:
-            with pytest.raises(ValueError, match="more than 1 value per channel"):
-                encoder(one)
-            encoder(torch.cat([one, one]))
-    assert ImageEncoder(SMALL, image_size=32).min_batch_size == 2
-    assert ImageEncoder(SMALL, image_size=64, grid=1, **normed).min_batch_size == 2
-
-
-def test_images_are_normalised_with_imagenets_mean_for_torchvision():
-    mean, std = (0.5, 0.4, 0.3), (0.2, 0.3, 0.25)
-    encoder = ImageEncoder(SMALL, mean=mean, std=std).eval()
-    pixels = torch.rand(1, 3, 64, 64)
-    image = normalize(pixels, mean, std)
-    expected = encoder.network(normalize(pixels, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-    expected = expected.flatten(2).transpose(1, 2)
-    torch.testing.assert_close(encoder(image), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_network_learns_unless_it_is_frozen():
     images = torch.randn(2, 3, 64, 64)
-    encoder = ImageEncoder(SMALL).train()
-    encoder(images).square().sum().backward()
-    convolution, norm = encoder.network[0][:2]
-    assert convolution.weight.grad.abs().sum() > 0 and norm.num_batches_tracked == 1
-    encoder = ImageEncoder(SMALL, dim=8, finetune=False).train()
+    encoder = make("timm/convnext_atto")
+    encoder(images).sum().backward()
+    for name, parameter in encoder.named_parameters():  # the map does not depend on the head's
+        assert (parameter.grad is not None) == parameter.requires_grad == ("head" not in name), name
+    encoder = make(encoder_dim=8, encoder_lr=0)
     before = {key: value.clone() for key, value in encoder.network.state_dict().items()}
     encoder(images).sum().backward()
     after = encoder.network.state_dict()
     assert all(torch.equal(before[key], after[key]) for key in before)
     assert encoder.projection.weight.grad is not None
     assert all(p.grad is None and not p.requires_grad for p in encoder.network.parameters())
+
+
+@pytest.mark.parametrize("suffix", ["pth", "safetensors"])
+def test_weights_of_a_file_are_loaded_and_those_of_another_network_refused(tmp_path, suffix):
+    whole, path = timm.create_model("test_resnet"), tmp_path / f"weights.{suffix}"
+    (torch.save if suffix == "pth" else save_file)(whole.state_dict(), path)
+    found = make(weights=str(path)).network.body.state_dict()
+    assert all(torch.equal(value, whole.state_dict()[key]) for key, value in found.items())
+    for name, content in (("timm/test_efficientnet", None), ("timm/test_resnet", b"hello")):
+        if content:
+            path.write_bytes(content)
+        with raises_line(ValueError, f"timm cannot build {name[5:]}", f"weights.{suffix}"):
+            make(name, str(path))
+
+
+def refuse(*args, **kwargs):
+    raise URLError("no route to host")
+
+
+REFUSED = {  # encoder and encoder_weights, and parts of the error
+    "timm/nothing_of_this_name none": "timm cannot build nothing_of_this_name",
+    "shufflenet_v2_x0_5 none": "encoder: 'shufflenet_v2_x0_5' is none of torch...or timm/NAME",
+    "timm/vit_tiny_patch16_224 none": "image_size is 10, which encoder timm/vit_tiny_patch16_224",
+    "timm/halonet26t none": "image_size is 10, which encoder timm/halonet26t does not support",
+    "resnet18 default": "resnet18.tv_in1k ...encoder_weights default (default needs the internet)",
+    "resnet18 nowhere.pth": "resnet18.tv_in1k ...encoder_weights nowhere.pth",
+}
+
+
+@pytest.mark.parametrize("given", REFUSED)
+def test_a_network_or_weights_that_there_are_not_are_one_line(given, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setattr("timm.models._builder.load_state_dict_from_hf", refuse)
+    with raises_line(ValueError, *REFUSED[given].split("...")):
+        make(*given.split(), image_size=10)

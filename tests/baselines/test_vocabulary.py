@@ -49,13 +49,10 @@ def test_captions_become_padded_ids_and_a_mask_and_words_again():
     assert vocabulary.encode_prompt("").tolist() == [1]
 
 
-def test_repeated_words_and_impossible_limits_are_refused():
-    with pytest.raises(ValueError, match="'a' occurs twice"):
-        Vocabulary(["a", "b", "a"])
-    with pytest.raises(ValueError, match="vocabulary_size is 6; it must be 7 or more"):
-        Vocabulary.count(CAPTIONS, size=6, prompt="of two")
-    with pytest.raises(ValueError, match="min_word_count is 1000, but no word occurs so often"):
-        Vocabulary.count(CAPTIONS, min_count=1000)
+def test_impossible_limits_are_refused():
+    for limits in ({"size": 6, "prompt": "of two"}, {"min_count": 1000}):
+        with pytest.raises(ValueError, match=r"vocabulary_size .* leave no word for captions"):
+            Vocabulary.count(CAPTIONS, **limits)
 
 
 TOKENS = ["<UNK>", "dog", "cat", "naïve"]
@@ -76,11 +73,9 @@ def test_known_words_take_their_vectors_and_others_stay(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("the 1 2\ncat 1 2\n", "line 1 has 2 numbers, but embed_dim is 3"),
-        ("the 1 2 3 4\n", "line 1 has 4 numbers, but embed_dim is 3"),
-        ("the 1 2 3\ncat 1 2\n", "line 2 has 2 numbers, but embed_dim is 3"),
-        ("cat 1 2 x\n", "line 1: could not convert"),
-        ("the 1 2 3\n", "none of the 4 words"),
+        ("the 1 2\ncat 1 2\n", "embed_dim is 3; its words have {2} numbers"),
+        ("the 1 2 3 4\ncat 1 2 3 4\n", "embed_dim is 3; its words have no numbers"),
+        ("cat 1 2 x\n", "could not convert"),
         (None, "cannot read ...glove.txt"),
     ],
 )

@@ -34,7 +34,7 @@ max_length=10001 num_beams=1001 seed=9223372036854775808 tokenizer='' med_config
 ppl_model='' output_dir='' device='' vlm='' lora.r=0 encoder='' encoder_weights='' encoder_dim=0
 encoder_dim=65537 encoder_size=0 encoder_size=1001 vocabulary_size=4 min_word_count=0 embed_dim=0
 embed_dim=65537 hidden_dim=0 hidden_dim=65537 attention_dim=0 attention_dim=65537 num_layers=0
-num_layers=1001 dropout=1 teacher_forcing_k=0 teacher_forcing_middle=0 vit.embed_dim=0
+num_layers=1001 dropout=1 teacher_forcing_k=0 vit.embed_dim=0
 vit.embed_dim=65537 vit.depth=0 vit.depth=1001 vit.num_heads=0 vit.patch_size=0 vit.mlp_ratio=0
 vit.mlp_ratio=1001 vit.drop_path_rate=1 vit.drop_path_rate=-1 vit.layer_norm_eps=0
 vit.initializer_range=0 num_candidates=1 num_candidates=1001 rerank_weight=-1 rerank_weight=2
@@ -80,14 +80,10 @@ LINES = [
     ("null_image=learnt", "null_image is 'learnt', which commit 46748d31 was the last to support"),
     ("null_image=zeros drop_image=0.2", "null_image is 'zeros', which commit 46748d31 was the"),
     ("attention_penalty=4", "attention_penalty is 4.0, but model blip has no attention; it is for"),
-    ("model=lstm tie_embeddings=true", "tie_embeddings needs equal widths of word vectors and"),
-    ("model=sat tie_embeddings=true deep_output=false", "tie_embeddings needs equal widths of"),
-    ("encoder_features=kept", "encoder_features is kept, but cached features are invalid if the"),
-    ("encoder_features=kept augmentation=none encoder_lr=1e-5", "encoder_features is kept, but ca"),
     ("model=lstm num_layers=2", "num_layers is 2; lstm has one layer"),
     ("model=sat teacher_forcing=exponential", "teacher_forcing_k is 10.0; with exponential it"),
     ("model=sat teacher_forcing=inverse_sigmoid teacher_forcing_k=0.5", "teacher_forcing_k is 0.5"),
-    ("teacher_forcing_middle=2", "teacher_forcing_middle is 2.0, but teacher_forcing is always;"),
+    ("teacher_forcing_middle=2", "teacher_forcing_middle is 2, which commit 46748d31 was the last"),
     ("model=lstm first_token_shift=true", "first_token_shift is for model blip; this one is lstm"),
     ("vlm=other", "vlm is for model vlm; this one is blip"),
 ]

@@ -25,8 +25,9 @@ from captioning.models.likelihood import (
 )
 from captioning.models.score_tokens import END, scored_captions
 from decoding import DecodingSettings
-from smile import smile_loss
+from smile import Objective, smile_loss
 from tests.programs import run_program
+from tests.tiny import classic_config
 
 CPU = torch.device("cpu")
 CAPTIONS = [("a dog runs", "a cat"), ("a cat sits",), ("a dog sits", "a zebra")]
@@ -43,7 +44,8 @@ def world(scenes_config, tmp_path):
     keys = ["image_size=32", "num_workers=0", "batch_size=2"]
     config = load_config(scenes_config, [f"image_root={tmp_path}", *keys])
     words = Vocabulary(["a", "dog", "cat", "runs", "sits"])
-    captioner = ClassicCaptioner("sat", ImageEncoder("shufflenet_v2_x0_5"), words, embed_dim=16)
+    keys = classic_config("sat")
+    captioner = ClassicCaptioner(keys, ImageEncoder(keys), words, Objective("smile"))
     with torch.no_grad():  # overconfident: the temperature should be about 2
         captioner.decoder.head.weight.mul_(0.1)
         counts = torch.tensor([0.01, 0.01, 5, 1, 5, 2, 2, 1, 2])
@@ -128,7 +130,8 @@ def test_probabilities_are_those_of_teacher_forcing(make_captioner, settings):
 @pytest.mark.parametrize("model", ["lstm", "sat"])
 def test_probabilities_of_a_classic_captioner_make_up_its_score(model):
     words = Vocabulary(["a", "dog", "runs"])
-    captioner = ClassicCaptioner(model, ImageEncoder("shufflenet_v2_x0_5", grid=2), words).eval()
+    keys = classic_config(model, encoder_size=2)
+    captioner = ClassicCaptioner(keys, ImageEncoder(keys), words, Objective("smile")).eval()
     settings = DecodingSettings(max_length=7, min_length=4, num_beams=2)
     image = torch.randn(1, 3, 64, 64)
     (scored,) = scored_captions(captioner, image, settings)

@@ -17,7 +17,7 @@ CAPTIONS = [["a star"], ["red shape on the rock"], ["a"], ["the star"], ["big"]]
 MODELS = {
     "blip": ["med_config.initializer_range=0.6"],
     "sat": [
-        *("model=sat", "encoder=squeezenet1_0", "encoder_weights=none", "encoder_lr=1e-3"),
+        *("model=sat", "encoder=timm/test_resnet", "encoder_weights=none", "encoder_lr=1e-3"),
         *("image_size=64", "captions_per_image=1"),
     ],
 }

@@ -99,8 +99,10 @@ def test_a_run_that_ended_early_is_left_as_it_is(run, scored, capsys):
     ("more", "message"),
     [
         ("encoder_lr=0", "encoder_weights is none and encoder_lr is 0: the image encoder would ke"),
-        ("image_size=8 encoder=squeezenet1_1", "image_size is 8, too small for squeezenet1"),
-        ("image_size=32 batch_size=1", "batch_size is 1, but must be 2 or more: this captioner ha"),
+        (
+            "image_size=0x10 encoder=timm/halonet26t",
+            "image_size is 16, which encoder timm/halonet26t",
+        ),
         ("max_length=1 min_length=1", "max_length is 1; with this prompt, of 1 tok"),
     ],
 )
@@ -111,7 +113,7 @@ def test_what_cannot_be_trained_is_one_line(run, more, message):
 
 @pytest.mark.slow
 def test_under_compile_the_loop_over_words_stays_as_it_is(run, scored, quick_compiler):
-    small = ["encoder=squeezenet1_1", "captions_per_image=1", "dropout=0"]
+    small = ["captions_per_image=1", "dropout=0"]
     captioner = run("model=sat", "compile=true", "max_epoch=1", *small).run().captioner
     assert captioner.encoder._compiled_call_impl is not None
     assert captioner.decoder._compiled_call_impl is None

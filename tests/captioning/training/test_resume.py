@@ -93,8 +93,6 @@ def test_a_run_goes_on_with_another_signature_of_an_address(at):
     assert "FIRST" not in str(error.value) and "SECOND" not in str(error.value)
 
 
-HALF = ["model=lstm", "teacher_forcing=inverse_sigmoid", "teacher_forcing_middle=0.5"]
-HALF += ["lr_schedule=exponential", "metrics=[length]"]
 ROWS = [  # the settings of the run, other settings, a part of the error line
     ([], ["tokenizer=other.txt"], "had other settings (tokenizer was '"),
     (["skip_bad_images=true"], ["skip_bad_images=false"], "(skip_bad_images was True, is False)"),
@@ -102,7 +100,6 @@ ROWS = [  # the settings of the run, other settings, a part of the error line
         ([f"lr_schedule={n}"], ["max_epoch=4"], f"(max_epoch was 3, is 4: with lr_schedule {n} the")
         for n in ("cosine", "cosine_steps", "cosine_restarts")
     ),
-    (HALF, ["max_epoch=4"], "(max_epoch was 3, is 4: with teacher_forcing_middle the input words"),
     (
         *([], ["accumulation_steps=2"]),
         "images per step were 8 (8 batch_size, 1 processes, 1 accumulation_steps), are 32 "

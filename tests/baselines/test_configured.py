@@ -1,0 +1,44 @@
+"""Classic captioners that are built from a configuration."""
+
+import pytest
+import torch
+
+from captioning.config import load_config
+from captioning.models.build import captioner_from, trained_config
+from tests.tiny import CLASSIC
+
+
+@pytest.fixture
+def build(scenes_config):
+    def build(*overrides):
+        config = load_config(scenes_config, [*CLASSIC, "prompt=", *overrides])
+        return captioner_from(config, None)[0]
+
+    return build
+
+
+def test_word_vectors_of_a_file_and_of_length_one(build, tmp_path):
+    path = tmp_path / "glove.txt"
+    path.write_text(f"triangle 3 4{' 0' * 14}\n")
+    captioner = build("model=rnn", f"word_vectors={path}", "normalise_embeddings=true")
+    weight = captioner.decoder.embedding.weight
+    torch.testing.assert_close(weight.norm(dim=1), torch.ones(len(weight)))
+    triangle = captioner.tokenizer.ids["triangle"]
+    torch.testing.assert_close(weight[triangle, :2].detach(), torch.tensor([0.6, 0.8]))
+
+
+def test_a_checkpoint_of_a_run_with_torchvisions_network_is_loaded(build, tmp_path):
+    """Commit 46748d31 was the last to write such checkpoints."""
+    captioner = build("model=lstm", "encoder=resnet18")
+    weights = {
+        name.replace("encoder.network.body.", "encoder.network."): value
+        for name, value in captioner.state_dict().items()
+        if name not in ("encoder.network.mean", "encoder.network.std")
+    }
+    path = tmp_path / "former.pth"
+    config = {**vars(captioner.config), "encoder_features": "cache", "tie_embeddings": False}
+    content = {"model": weights, "config": config, **captioner.saved_beside_weights()}
+    torch.save(content, path)
+    found, line = captioner_from(trained_config(str(path), None), str(path))
+    assert "every key matched" in line
+    torch.testing.assert_close(found.state_dict(), captioner.state_dict(), rtol=0, atol=0)
