@@ -16,12 +16,7 @@ from smile.loss import IGNORE
 from vlm.attention_map import run_with_cross_attention
 from vlm.batch import ImageBatch, Item, collate, with_caption
 from vlm.generation import generate
-from vlm.prompt import (
-    NEGATIVE_PROMPT,
-    PromptProcessor,
-    check_guidance,
-    positions_of,
-)
+from vlm.prompt import NEGATIVE_PROMPT, PromptProcessor, check_guidance, positions_of
 from vlm.tokenization import CaptionTokenizer
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 OLDEST_VERSION = 5  # major version of transformers
+NO_CODE = {"trust_remote_code": False}  # Python code of a model's folder is never executed
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -50,13 +51,13 @@ def load_parts(name: str) -> Parts:
 
     source = _source(name)
     with one_line_errors(f"vlm is {name}, which"):
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(source, **NO_CODE)
         _check_image_to_text(config)
-        processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=False)
+        processor = transformers.AutoProcessor.from_pretrained(source, **NO_CODE)
         if not (hasattr(processor, "image_processor") and hasattr(processor, "tokenizer")):
-            processor = transformers.AutoImageProcessor.from_pretrained(source)
+            processor = transformers.AutoImageProcessor.from_pretrained(source, **NO_CODE)
         tokenizer = getattr(processor, "tokenizer", None)
-        tokenizer = tokenizer or transformers.AutoTokenizer.from_pretrained(source)
+        tokenizer = tokenizer or transformers.AutoTokenizer.from_pretrained(source, **NO_CODE)
     return Parts(name, config, processor, tokenizer)
 
 
@@ -75,7 +76,10 @@ def load_model(name: str, pretrained: bool, four_bit: Optional[str] = None) -> n
 
     transformers.utils.logging.disable_progress_bar()
     config, source = load_parts(name).config, _source(name)
-    auto_class, options = transformers.AutoModelForImageTextToText, {"dtype": torch.float32}
+    auto_class, options = (
+        transformers.AutoModelForImageTextToText,
+        {"dtype": torch.float32, **NO_CODE},
+    )
     if not pretrained:
         model = auto_class.from_config(config, **options).eval()
         with suppress(OSError):  # without a file, keep the generation config derived from `config`
@@ -108,7 +112,7 @@ def _check_image_to_text(config: Any) -> None:
     from transformers import AutoModelForImageTextToText
 
     if config.model_type == "blip":
-        raise ValueError("it is a BLIP: set model: blip, and see BLIP.convert")
+        raise ValueError("it is a BLIP: set model: blip, and pretrained to its name")
     if type(config) not in AutoModelForImageTextToText._model_mapping:
         raise ValueError(f"type {config.model_type} does not generate text from images")
 

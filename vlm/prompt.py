@@ -68,9 +68,12 @@ class PromptProcessor:
                 raise ValueError(
                     f"prompt is {prompt!r}, but {parts.name} has no text input: set prompt to ''"
                 )
-            # Only BLIP-2 with a decoder-only language model reads prompt and caption as one text.
-            is_continued = self.family == "blip-2" and positions_of(parts.config) and self.prompt
-            self.turn = Turn(self.prompt, " ", "") if is_continued else Turn("", "", "")
+            # A decoder-only language model of BLIP-2 reads prompt and caption as one text.
+            is_one_text = (
+                self.family == "blip-2" and not parts.config.text_config.is_encoder_decoder
+            )
+            has_prefix = is_one_text and self.prompt
+            self.turn = Turn(self.prompt, " ", "") if has_prefix else Turn("", "", "")
         else:
             self.turn = self._chat_turn()
 

@@ -120,7 +120,7 @@ BROKEN = [
     ),
     (
         json_file("config.json", lambda content: content.update(model_type="blip")),
-        f"{UNLOADED}it is a BLIP: set model: blip",
+        f"{UNLOADED}it is a BLIP: set model: blip, and pretrained to its name",
     ),
     (
         lambda folder: (folder / "chat_template.jinja").unlink(),
