@@ -68,24 +68,24 @@ def package_of(folder: Path) -> Iterator[Any]:
 
 def library_losses(device: torch.device) -> dict[str, Loss]:
     """Return the cross-entropies of the installed libraries. They ignore the bias."""
-    found = {"F.cross_entropy": lambda h, w, y: F.cross_entropy(F.linear(h, w), y)}
+    losses = {"F.cross_entropy": lambda h, w, y: F.cross_entropy(F.linear(h, w), y)}
     if hasattr(F, "linear_cross_entropy"):  # torch 2.13
-        found["F.linear_cross_entropy"] = F.linear_cross_entropy
+        losses["F.linear_cross_entropy"] = F.linear_cross_entropy
     with contextlib.suppress(ImportError):
         from cut_cross_entropy import linear_cross_entropy
 
         impl = "cce" if device.type == "cuda" else "torch_compile"
-        found["cut-cross-entropy"] = functools.partial(linear_cross_entropy, impl=impl)
+        losses["cut-cross-entropy"] = functools.partial(linear_cross_entropy, impl=impl)
     if device.type == "cuda":
         with contextlib.suppress(ImportError):
             from liger_kernel.transformers.functional import liger_fused_linear_cross_entropy
 
-            found["Liger"] = liger_fused_linear_cross_entropy
+            losses["Liger"] = liger_fused_linear_cross_entropy
 
     def flattened(loss):
         return lambda h, w, _, y: loss(h.flatten(0, 1), w, y.flatten())
 
-    return {name: flattened(loss) for name, loss in found.items()}
+    return {name: flattened(loss) for name, loss in losses.items()}
 
 
 def our_losses(name: str, smoothing: float, against: Any = None) -> dict[str, Loss]:
@@ -98,15 +98,16 @@ def our_losses(name: str, smoothing: float, against: Any = None) -> dict[str, Lo
         return lambda h, w, b, y: objective.from_hidden(h, w, b, y).loss
 
     objective = Objective(OBJECTIVES[name], smoothing)
-    found = {
+    contenders = {
         "from hidden states": from_hidden(objective),
         "naive": lambda h, w, b, y: objective(F.linear(h, w, b), y).loss,
     }
     if against:
         with contextlib.suppress(ValueError), package_of(against) as package:
-            other = from_hidden(package.Objective(OBJECTIVES[name], smoothing))
-            found[f"that of {against}"] = package_of(against)(other)  # it may import when called
-    return found
+            peer = from_hidden(package.Objective(OBJECTIVES[name], smoothing))
+            # The package may also import modules when it is called.
+            contenders[f"that of {against}"] = package_of(against)(peer)
+    return contenders
 
 
 @functools.lru_cache(1)

@@ -38,7 +38,12 @@ from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import leave, program_parser, run_program, show_warnings
+from captioning.runtime.program import (
+    exit_without_cleanup,
+    program_parser,
+    run_program,
+    show_warnings,
+)
 from captioning.runtime.progress import log_line
 
 # An unfinished run continues only if the values of these arguments are the same.
@@ -206,4 +211,4 @@ def main(argv=None) -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    exit_without_cleanup(main())

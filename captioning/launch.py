@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing import api
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 from captioning.runtime.program import FAILED
-from captioning.runtime.signals import PARENT, SIGNALS
+from captioning.runtime.signals import LAUNCHER_VARIABLE, SIGNALS
 
 
 def main(argv=None) -> int:
@@ -32,7 +32,7 @@ def main(argv=None) -> int:
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     # torchrun installs this function as the handler of SIGTERM and SIGINT.
     api._terminate_process_handler = _forward_signal
-    os.environ[PARENT] = str(os.getpid())
+    os.environ[LAUNCHER_VARIABLE] = str(os.getpid())
     for signal_number in SIGNALS:
         signal.signal(signal_number, _forward_signal)
     try:

@@ -68,7 +68,7 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     if any(sample.prompt or is_row(sample.image) for sample in samples):
         raise UserError("a column prompt and images in Parquet are not supported here: give files")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    images = TrainingImages.of(samples, config.image_root, device)
+    images = TrainingImages.from_samples(samples, config.image_root, device)
     processor = load_parts(config.vlm).processor
     processor.tokenizer.padding_side = "left"
     ends = [processor.tokenizer.eos_token_id]

@@ -98,26 +98,26 @@ class Head:
             if self.bias is not None:  # which alone can mask words
                 unmasked *= self.bias > MAX_MASKED_LOGIT
             unmasked /= unmasked.sum()
-        for at in factors.any(0).nonzero().squeeze(1).split(self.positions):
-            logits, label = self.logits(at), labels[at, None]  # (R, V), (R, 1)
-            own = mean = logits.gather(1, label)
+        for positions in factors.any(0).nonzero().squeeze(1).split(self.positions):
+            logits, label = self.logits(positions), labels[positions, None]  # (R, V), (R, 1)
+            label_logits = mean = logits.gather(1, label)
             if unmasked is not None:
                 mean = (logits.clamp_(min=MAX_MASKED_LOGIT) @ unmasked).unsqueeze(1)
             largest = logits.amax(1, keepdim=True)
             p = torch.softmax(logits, 1, out=logits)
             total = largest - p.amax(1, keepdim=True).log()  # the logsumexp
-            factor = smooth = torch.zeros_like(own)
-            for term, row, each in zip(terms, losses, factors[:, at, None]):
+            factor = smooth = torch.zeros_like(label_logits)
+            for term, row, each in zip(terms, losses, factors[:, positions, None]):
                 s = term.label_smoothing
-                loss = total - (1 - s) * own - s * mean
+                loss = total - (1 - s) * label_logits - s * mean
                 weight = term.weigh(loss.clamp(min=0))
-                row[at] = (weight * loss).where(each != 0, 0).squeeze(1)
+                row[positions] = (weight * loss).where(each != 0, 0).squeeze(1)
                 factor, smooth = factor + weight * each, smooth + weight * each * s
             if self.has_grads:
                 p.mul_(factor).scatter_add_(1, label, smooth - factor)  # now the logits' gradient
                 if unmasked is not None:
                     p.addcmul_(smooth, unmasked, value=-1)
-                self.backward(at, p)
+                self.backward(positions, p)
             del logits, p  # before the next are computed
         return losses
 
@@ -127,48 +127,48 @@ class Head:
         positions, factors: (G, R); words, is_new: (G, J).
         """
         d_hidden, d_weight, d_bias = self.grads
-        found, D = [], self.hidden.size(1)
+        losses, D = [], self.hidden.size(1)
         step = max(self.elements // (words.size(1) * max(words.size(1), D)), 1)
         inputs = (x.split(step) for x in (positions, words, is_new, factors))
-        for at, ids, new, each in zip(*inputs):
+        for block, ids, new, each in zip(*inputs):
             weight = self.weight[ids].to(self.dtype)  # (g, J, D)
-            hidden = self.hidden[at]
+            hidden = self.hidden[block]
             if self.bias is None:
-                own = hidden @ weight.mT  # (g, R, J)
+                logits = hidden @ weight.mT  # (g, R, J)
             else:
-                own = torch.baddbmm(self.bias[ids].unsqueeze(1), hidden, weight.mT)
-            own = own.to(self.wide)
-            loss, d = self._with_gradient(lambda z, new=new: subset_losses(z, new), own, each)
-            found.append(loss)
+                logits = torch.baddbmm(self.bias[ids].unsqueeze(1), hidden, weight.mT)
+            logits = logits.to(self.wide)
+            loss, d = self._with_gradient(lambda z, new=new: subset_losses(z, new), logits, each)
+            losses.append(loss)
             if d_bias is not None:
                 d_bias.index_add_(0, ids.flatten(), d.sum(1).flatten())
             d = d.to(self.dtype)
             if d_hidden is not None:
-                d_hidden.index_add_(0, at.flatten(), (d @ weight).view(-1, D).to(self.wide))
+                d_hidden.index_add_(0, block.flatten(), (d @ weight).view(-1, D).to(self.wide))
             if d_weight is not None:
                 d_weight.index_add_(0, ids.flatten(), (d.mT @ hidden).view(-1, D).to(self.wide))
-        return torch.cat(found)
+        return torch.cat(losses)
 
     def other_losses(self, positions, labels, losses: Callable, factors) -> Tensor:
         """Return the losses (C, L) of a function of all logits, where factors are not 0.
 
         positions, labels, factors: (C, L). losses: see `Term`.
         """
-        found = []
+        results = []
         step = max(self.positions // labels.size(1), 1)
-        for at, own, each in zip(*(x.split(step) for x in (positions, labels, factors))):
-            logits = self.logits(at.flatten()).view(*own.shape, -1)
+        for block, targets, each in zip(*(x.split(step) for x in (positions, labels, factors))):
+            logits = self.logits(block.flatten()).view(*targets.shape, -1)
             logits.masked_fill_((each == 0).unsqueeze(2), 0)
             # Autograd needs several times the memory of what it gets.
-            few = max(len(own) // 4, 1)
-            for z, *y in zip(*(x.split(few) for x in (logits, own, each))):
-                loss, d = self._with_gradient(lambda z, own=y[0]: losses(z, own), z, y[1])
-                found.append(loss)
+            few = max(len(targets) // 4, 1)
+            for z, *y in zip(*(x.split(few) for x in (logits, targets, each))):
+                loss, d = self._with_gradient(lambda z, y=y: losses(z, y[0]), z, y[1])
+                results.append(loss)
                 z.detach().copy_(d)  # now the logits' gradient
             if self.has_grads:
-                self.backward(at.flatten(), logits.detach().flatten(0, 1))
+                self.backward(block.flatten(), logits.detach().flatten(0, 1))
             del logits, z, d
-        return torch.cat(found)
+        return torch.cat(results)
 
     def _with_gradient(self, losses: Callable, logits, factors) -> tuple[Tensor, Tensor]:
         """Return losses, and the gradient of the logits."""
@@ -194,7 +194,7 @@ def fused_losses(hidden, weight, bias, labels, terms: list[Term], blocks, factor
     autocast = torch.is_autocast_enabled(device) and hidden.dtype != torch.float64
     dtype = torch.get_autocast_dtype(device) if autocast else hidden.dtype
     # Words are sampled here, because the backward pass may compute the losses again.
-    subsets = [[term.subset and term.subset(own) for _, own in blocks] for term in terms]
+    subsets = [[term.subset and term.subset(targets) for _, targets in blocks] for term in terms]
 
     def compute(hidden, weight, bias, factors, needs_grad):
         """Return losses (K, B, N) and gradients. factors: (B, N), the losses' gradients."""
@@ -246,8 +246,8 @@ def _compute(head: Head, labels, terms, blocks, subsets, factors) -> Tensor:
     labels, factors: (M,), and the losses' gradients. subsets: the words of each term's blocks.
     """
     losses, is_first = factors.new_zeros(len(terms), len(factors)), torch.zeros_like(factors)
-    for at, own in blocks:
-        is_first[at[first_labelled(own)]] = 1
+    for positions, targets in blocks:
+        is_first[positions[first_labelled(targets)]] = 1
     mle = []  # (row, term, factors) of terms that are MLE's, or whose first tokens are
     for row, term, subset in zip(losses, terms, subsets):
         each = term.share * factors
@@ -257,20 +257,21 @@ def _compute(head: Head, labels, terms, blocks, subsets, factors) -> Tensor:
         if term.first_token_mle:
             mle.append((row, term._replace(weigh=torch.ones_like), each * is_first))
             each = each * (1 - is_first)
-        for (at, own), words in zip(blocks, subset):
-            d_losses = each[at].masked_fill(own == IGNORE, 0)
+        for (positions, targets), words in zip(blocks, subset):
+            d_losses = each[positions].masked_fill(targets == IGNORE, 0)
             if words is None:
-                found = head.other_losses(at, own, term.losses, d_losses)
+                block_losses = head.other_losses(positions, targets, term.losses, d_losses)
             else:
                 words, is_new = words
                 if words.dim() == 3:  # words of each position
                     scored = d_losses != 0
-                    at, d_losses = at[scored].unsqueeze(1), d_losses[scored].unsqueeze(1)
+                    positions = positions[scored].unsqueeze(1)
+                    d_losses = d_losses[scored].unsqueeze(1)
                     words, is_new = words[scored], is_new[scored]
-                found = head.subset_losses(at, words, is_new, d_losses)
-            row[at[d_losses != 0]] = found[d_losses != 0]
+                block_losses = head.subset_losses(positions, words, is_new, d_losses)
+            row[positions[d_losses != 0]] = block_losses[d_losses != 0]
     if mle:
         rows, mle_terms, each = zip(*mle)
-        for row, found in zip(rows, head.mle_losses(labels, mle_terms, torch.stack(each))):
-            row += found
+        for row, term_losses in zip(rows, head.mle_losses(labels, mle_terms, torch.stack(each))):
+            row += term_losses
     return losses

@@ -26,9 +26,9 @@ MAX_MASKED_LOGIT = torch.finfo(torch.float16).min / 2
 def smile_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the cross-entropy of each label under a softmax over its caption's words."""
     words, is_new = own_words(labels)  # (B, N) each
-    own = logits.gather(2, words.unsqueeze(1).expand(-1, labels.size(1), -1))  # (B, N, N)
-    own = own.masked_fill((labels == IGNORE).unsqueeze(2), 0)
-    return subset_losses(own, is_new)
+    subset = logits.gather(2, words.unsqueeze(1).expand(-1, labels.size(1), -1))  # (B, N, N)
+    subset = subset.masked_fill((labels == IGNORE).unsqueeze(2), 0)
+    return subset_losses(subset, is_new)
 
 
 def own_words(labels: Tensor) -> tuple[Tensor, Tensor]:

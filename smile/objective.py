@@ -153,15 +153,15 @@ class Objective(nn.Module):
         zeros = factors.flatten() * 0 + logits[:0].sum()
         losses = [zeros] * len(self.weights)
         terms = self._terms(logits.size(2), segments)
-        for at, own in self._blocks(labels, segments):
-            block = logits if own is labels else logits.flatten(0, 1)[at]
-            scored = own != IGNORE
+        for positions, targets in self._blocks(labels, segments):
+            block_logits = logits if targets is labels else logits.flatten(0, 1)[positions]
+            scored = targets != IGNORE
             for number, term in enumerate(terms):
-                found = term.losses(block, own)
+                block_losses = term.losses(block_logits, targets)
                 if term.first_token_mle:
-                    found = with_first_token_mle(found, block, own)
-                found = found[scored].to(zeros.dtype)
-                losses[number] = losses[number].index_put((at[scored],), found)
+                    block_losses = with_first_token_mle(block_losses, block_logits, targets)
+                block_losses = block_losses[scored].to(zeros.dtype)
+                losses[number] = losses[number].index_put((positions[scored],), block_losses)
         losses = torch.stack(losses).view(len(losses), *labels.shape)
         parts = _reduce(losses * factors, reduction)
         loss = sum(weight * part for weight, part in zip(self.weights.values(), parts))

@@ -38,11 +38,12 @@ def caption_blocks(
     captions = torch.stack([rows, segments.to(rows).expand_as(labels)], 2)[scored]  # (M, 2)
     _, caption, lengths = captions.unique(dim=0, return_inverse=True, return_counts=True)
     blocks: dict[int, list[Tensor]] = {}  # by the exponent of the next power of 2
-    for at in positions[scored][caption.argsort(stable=True)].split(lengths.tolist()):
-        blocks.setdefault((len(at) - 1).bit_length(), []).append(at)
-    padded = [pad_sequence(at, batch_first=True, padding_value=-1) for at in blocks.values()]
+    by_caption = positions[scored][caption.argsort(stable=True)].split(lengths.tolist())
+    for indices in by_caption:
+        blocks.setdefault((len(indices) - 1).bit_length(), []).append(indices)
+    padded = [pad_sequence(block, batch_first=True, padding_value=-1) for block in blocks.values()]
     flat = labels.flatten()
-    return [(at.clamp(min=0), flat[at].masked_fill(at < 0, IGNORE)) for at in padded]
+    return [(block.clamp(min=0), flat[block].masked_fill(block < 0, IGNORE)) for block in padded]
 
 
 def segments_from_position_ids(position_ids: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ def clean_process():
     """Start every test from the same random numbers. Leave no stop request and no process."""
     torch.manual_seed(0)
     yield
-    signals._request = signals._launcher = None
+    signals._request = signals._launcher_pid = None
     processes.kill_started()
 
 

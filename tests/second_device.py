@@ -240,6 +240,7 @@ def main() -> int:
 
 if __name__ == "__main__":
     code = main()
-    from captioning.runtime.program import leave
+    from captioning.runtime.program import exit_without_cleanup
 
-    leave(code)  # the thread of this device's backward may still run Python when that ends
+    # The thread of this device's backward may still run Python when that ends.
+    exit_without_cleanup(code)

@@ -34,30 +34,30 @@ def split_by_score(line: dict[str, Any], threshold: float) -> SplitLine:
     return SplitLine(_with_captions_at(kept, line), _with_captions_at(dropped, line))
 
 
-def _with_captions_at(places: list[int], line: dict[str, Any]) -> Optional[dict[str, Any]]:
+def _with_captions_at(indices: list[int], line: dict[str, Any]) -> Optional[dict[str, Any]]:
     """Return the line with only the captions at the indices `places`; None if there are none.
 
     Each list under a plural key, such as "itms", keeps the same indices.
     """
-    if not places:
+    if not indices:
         return None
-    found = dict(line)
+    filtered = dict(line)
     for name in [name for name in line if isinstance(line.get(f"{name}s"), list)]:
-        values = [found[f"{name}s"][place] for place in places]
-        found[name] = values[0]
-        found[f"{name}s"] = values
+        values = [filtered[f"{name}s"][index] for index in indices]
+        filtered[name] = values[0]
+        filtered[f"{name}s"] = values
         if len(values) == 1:
-            del found[f"{name}s"]
-    return found
+            del filtered[f"{name}s"]
+    return filtered
 
 
 @cache  # called for each line
 def threshold_of(expression: str) -> float:
     """Return the threshold of an expression such as "itm>0.5". Raises UserError."""
-    found = re.fullmatch(r"\s*itm\s*>\s*(\d*\.?\d+)\s*", expression)
-    if not found or float(found[1]) >= 1:
+    match = re.fullmatch(r"\s*itm\s*>\s*(\d*\.?\d+)\s*", expression)
+    if not match or float(match[1]) >= 1:
         raise UserError(f"--filter is {expression!r}; write it as 'itm>0.5', from 0 to below 1")
-    return float(found[1])
+    return float(match[1])
 
 
 class ItmFilter:

@@ -159,8 +159,8 @@ def _of_source(request: Request, source: str, counts: Counts) -> Iterator[Entry]
         if unfit:
             raise UserError(f"{unfit} is for a {kind}, and {source} is not one")
     if is_folder:
-        found = images_in(source, request.recursive, request.glob, counts.left_out)
-        return ({"image": image if stored else normal_name(image)} for image in found)
+        images = images_in(source, request.recursive, request.glob, counts.left_out)
+        return ({"image": image if stored else normal_name(image)} for image in images)
     if not is_list:
         return iter([{"image": source}])
     if tables.is_table(source) and (request.sidecar or request.metadata):

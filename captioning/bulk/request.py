@@ -78,12 +78,12 @@ class Request:
 
     def with_affixes(self, line: dict[str, Any]) -> dict[str, Any]:
         """Return a line with --prefix and --suffix around its captions."""
-        found = dict(line)
+        affixed = dict(line)
         if "caption" in line:
-            found["caption"] = f"{self.prefix}{line['caption']}{self.suffix}"
+            affixed["caption"] = f"{self.prefix}{line['caption']}{self.suffix}"
         if "captions" in line:
-            found["captions"] = [f"{self.prefix}{text}{self.suffix}" for text in line["captions"]]
-        return found
+            affixed["captions"] = [f"{self.prefix}{text}{self.suffix}" for text in line["captions"]]
+        return affixed
 
     def split(self, line: dict[str, Any]) -> SplitLine:
         """Split a line into a line for `out`, `kept`, and one for `filtered`, `dropped`.

@@ -52,18 +52,18 @@ def with_description(caption: str, language: str, sidecar: bytes, name: str) -> 
     root = _parsed(sidecar, name)
     rdf = next(root.iter(RDF), None)
     rdf = SubElement(root, RDF) if rdf is None else rdf
-    found = next(rdf.iter(DC_DESCRIPTION), None)
-    if found is None:
+    element = next(rdf.iter(DC_DESCRIPTION), None)
+    if element is None:
         described = rdf.find(RDF_DESCRIPTION)
         if described is None:
             described = SubElement(rdf, RDF_DESCRIPTION, {ABOUT: ""})
-        found = SubElement(described, DC_DESCRIPTION)
-    texts = {item.get(LANGUAGE): item.text for item in found.iter(ITEM)}
+        element = SubElement(described, DC_DESCRIPTION)
+    texts = {item.get(LANGUAGE): item.text for item in element.iter(ITEM)}
     caption = _NOT_IN_XML.sub("", caption)
     texts = {DEFAULT: caption, **texts, **dict.fromkeys((DEFAULT, language), caption)}
-    found[:] = [Element(ALT)]
+    element[:] = [Element(ALT)]
     for tag, text in texts.items():
-        SubElement(found[0], ITEM, {LANGUAGE: tag or DEFAULT}).text = text
+        SubElement(element[0], ITEM, {LANGUAGE: tag or DEFAULT}).text = text
     return _PACKET.format(ElementTree.tostring(root, encoding="unicode"))
 
 

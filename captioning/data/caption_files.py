@@ -37,13 +37,13 @@ def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = MappingProxyTyp
 def predictions_by_id(entries: Any) -> Captions:
     """Return {image id: caption} of a list of {image_id, caption}. Raises UserError."""
     where = "predictions"
-    found = (row_of(e, f"{where}: row {n}", needs=["captions"]) for n, e in enumerate(entries, 1))
-    return _predictions(found, where, {})
+    rows = (row_of(e, f"{where}: row {n}", needs=["captions"]) for n, e in enumerate(entries, 1))
+    return _predictions(rows, where, {})
 
 
-def _predictions(found: Iterable[Row], where: str, ids: Mapping[str, ImageId]) -> Captions:
+def _predictions(rows: Iterable[Row], where: str, ids: Mapping[str, ImageId]) -> Captions:
     captions = {}  # {image id as text: (image id, caption)}
-    for row in found:
+    for row in rows:
         image_id, image = row.get("image_id"), row.get("image")
         if image is not None and image_id in (None, row.get("id")):
             name = named_in(image, ids)

@@ -22,13 +22,13 @@ def has_many_scans(file: BinaryIO) -> bool:
     while scans <= MAX_SCANS and segments <= MAX_SEGMENTS:
         file.seek(position)
         chunk = file.read(_CHUNK_BYTES)
-        found = _MARKER.search(chunk)
-        if found is None:
+        match = _MARKER.search(chunk)
+        if match is None:
             if len(chunk) < _CHUNK_BYTES:
                 return False  # the file is truncated
             position += _CHUNK_BYTES - 1  # the last byte may be the first of a marker
             continue
-        marker, position = chunk[found.end() - 1], position + found.end()
+        marker, position = chunk[match.end() - 1], position + match.end()
         segments += 1
         if marker == _END_OF_IMAGE:
             return False

@@ -135,7 +135,7 @@ def check_images(config, samples: Iterable[Sample]) -> None:
     """Check that the photos exist. With skip_bad_images, count missing ones. Raises UserError."""
     images = dict.fromkeys(sample.image for sample in samples)
     paths = [os.path.join(config.image_root, image) for image in images]
-    found = thread_map(
+    missing_by_chunk = thread_map(
         _absent,
         [paths[first : first + CHUNK] for first in range(0, len(paths), CHUNK)],
         max_workers=STATS_AT_ONCE,
@@ -144,7 +144,7 @@ def check_images(config, samples: Iterable[Sample]) -> None:
         unit_scale=CHUNK,
         disable=len(paths) <= SHOWN_FROM,
     )
-    if missing := [path for absent in found for path in absent]:
+    if missing := [path for absent in missing_by_chunk for path in absent]:
         line = f"{len(missing):,} of {len(paths):,} photos do not exist, such as {missing[0]}"
         if not config.skip_bad_images:
             raise UserError(
@@ -165,9 +165,9 @@ def _read_samples(config, files_of: str, split: Optional[str]) -> list[Sample]:
     """
     samples, owner = [], {}
     for path in annotation_paths(config, files_of):
-        found = read_annotations(path, split, config.skip_bad_images)
-        folder = _folder_within(config.image_root, path, found[0].image)
-        for sample in found:
+        file_samples = read_annotations(path, split, config.skip_bad_images)
+        folder = _folder_within(config.image_root, path, file_samples[0].image)
+        for sample in file_samples:
             if owner.setdefault(sample.image_id, path) is not path:
                 raise UserError(
                     f"{owner[sample.image_id]} and {path} both have image id {sample.image_id!r}: "

@@ -42,15 +42,15 @@ def summaries(tars: list[str]) -> list[Summary]:
     Stopped if a stop is requested.
     """
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = dict(zip(tars, pool.map(_cached_summary, tars)))
-        missing = [tar for tar, summary in found.items() if summary is None]
+        by_tar = dict(zip(tars, pool.map(_cached_summary, tars)))
+        missing = [tar for tar, summary in by_tar.items() if summary is None]
         if missing:
             with progress(len(missing), "indexing tars", unit="tar") as bar:
                 for tar, summary in zip(missing, pool.map(_build_index, missing)):
-                    found[tar] = summary
+                    by_tar[tar] = summary
                     bar.update()
     signals.raise_if_requested()
-    return list(found.values())
+    return list(by_tar.values())
 
 
 def _cached_summary(tar: str) -> Optional[Summary]:

@@ -74,16 +74,16 @@ def _conversation(columns: dict, name: str, where: str) -> dict[str, str]:
     several `images`.
     """
     role_key, text_key = CHATS[name]
-    found = {}
+    turns = {}
     try:
         for turn in columns[name]:
             text = turn[text_key]
             if isinstance(text, list):
                 text = "".join(part["text"] for part in text if part["type"] == "text")
-            found[ROLES[turn[role_key]]] = _IMAGE_TOKEN.sub("", text).strip()
+            turns[ROLES[turn[role_key]]] = _IMAGE_TOKEN.sub("", text).strip()
     except (KeyError, TypeError):
-        found = None
-    if found is None or len(found) < len(columns[name]):
+        turns = None
+    if turns is None or len(turns) < len(columns[name]):
         raise UserError(
             f"{where}: {name} is not one turn of the user and one of the assistant: keep one "
             f"{{{role_key}, {text_key}}} of each"
@@ -91,7 +91,7 @@ def _conversation(columns: dict, name: str, where: str) -> dict[str, str]:
     images = columns.get("images", [])
     if len(images) > 1:
         raise UserError(f"{where} has {len(images)} images: keep one")
-    return dict(found, image=images[0]) if images else found
+    return dict(turns, image=images[0]) if images else turns
 
 
 def _typed(key: str, value: Any) -> Any:

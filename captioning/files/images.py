@@ -79,8 +79,8 @@ def _files_in(folder, relative, recursive, ancestors) -> Iterator[str]:
         return
     ancestors |= {(state.st_dev, state.st_ino)}
     try:
-        with os.scandir(folder) as found:
-            entries = sorted((entry.name, _is_folder(entry)) for entry in found)
+        with os.scandir(folder) as iterator:
+            entries = sorted((entry.name, _is_folder(entry)) for entry in iterator)
     except OSError as error:
         raise UserError(f"cannot read the folder {folder}: {error.strerror}") from error
     for name, is_folder in entries:

@@ -50,15 +50,15 @@ def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collectio
     """
 
     def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):  # json would silently take the last value
+        values = dict(pairs)
+        if len(values) < len(pairs):  # json would silently take the last value
             names = [name for name, _ in pairs]
             raise UserError(
                 f"{path}: {max(names, key=names.count)!r} occurs twice in an object: keep one"
             )
         for name in without:
-            found.pop(name, None)
-        return found
+            values.pop(name, None)
+        return values
 
     try:
         return json.loads(text, object_pairs_hook=kept)

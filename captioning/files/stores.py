@@ -190,7 +190,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
     query.update({} if recursive else {"Delimiter": "/"})
     while True:
         page = retry(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
-        names = (found["Key"] for found in page.get("Contents", ()))
+        names = (item["Key"] for item in page.get("Contents", ()))
         # Some programs create a key that ends in a slash to stand for a folder.
         yield from (f"{bucket}/{name}" for name in names if not name.endswith("/"))
         if not page.get("IsTruncated"):
@@ -211,10 +211,10 @@ def matching(pattern: str) -> list[str]:
     """Return the addresses of the files that match a pattern with "*", sorted. Raises UserError."""
     check_address(pattern)
     scheme = pattern.partition("://")[0]
-    found = sorted(f"{scheme}://{name}" for name in call(pattern, "glob"))
-    if not found:
+    addresses = sorted(f"{scheme}://{name}" for name in call(pattern, "glob"))
+    if not addresses:
         raise Missing(f"{pattern}: no such file or bucket")
-    return found
+    return addresses
 
 
 def exists(name: str) -> bool:
@@ -233,8 +233,8 @@ def stamp(name: str) -> Stamp:
             raise Missing(f"{name}: no such file or bucket")
         return _stamp_of(info)
     with read_errors(name):
-        found = os.stat(name)
-    return [found.st_size, found.st_mtime_ns]
+        state = os.stat(name)
+    return [state.st_size, state.st_mtime_ns]
 
 
 def stamp_if_any(name: str) -> Optional[Stamp]:
@@ -255,12 +255,12 @@ def stamps(folder: str) -> dict[str, Stamp]:
     """
     folder = folder.rstrip("/")
     try:
-        found = call(folder, "find", detail=True)
+        infos = call(folder, "find", detail=True)
     except Missing:
         return {}
     path = system_of(folder)[1]
     stamps = {}
-    for name, info in found.items():
+    for name, info in infos.items():
         if info["type"] == "file" and name != path and not name.endswith("/"):
             relative = name[len(path) + 1 :]
             if not {"", ".", ".."}.isdisjoint(relative.split("/")):

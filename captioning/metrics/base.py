@@ -233,14 +233,14 @@ def entries_of(
     known: the content of a file, {image id: entry}. file: its name, for errors. Raises UserError
     for an image without an entry.
     """
-    found = of_images(ids, known)
-    for image_id, entry in found.items():
+    entries = of_images(ids, known)
+    for image_id, entry in entries.items():
         if not entry:
             raise UserError(
                 f"{file} has no entry for image {image_of(image_id)!r}: add one, or leave the "
                 "image out"
             )
-    return found
+    return entries
 
 
 def evaluator_classes(names: Iterable[str] = tuple(EVALUATORS)) -> dict[str, type[Evaluator]]:

@@ -72,8 +72,8 @@ class Checklist(Judge):
         for image_id, questions in entries.items():
             prompts.append(judge_prompt(captions.predictions[image_id], questions))
             readers[prompts[-1]] = partial(read_reply, count=len(questions))
-        found = self.verdicts(readers)
-        scores = checklist_scores([found[prompt] for prompt in prompts])
+        verdicts = self.verdicts(readers)
+        scores = checklist_scores([verdicts[prompt] for prompt in prompts])
         scores.settings["checklist_judge"] = self.judge
         return scores
 
@@ -121,20 +121,20 @@ def read_checklist(path: Path) -> dict[ImageId, list[str]]:
     """
     if path.suffix == ".jsonl":
         rows = [row for _, row in parse_json_lines(read_text(path).split("\n"), path)]
-        found = {}
+        checklist = {}
         for row in rows:
             for name, questions in _of_row(row, path).items():
-                if found.setdefault(name, questions) != questions:
+                if checklist.setdefault(name, questions) != questions:
                     raise UserError(f"{path}: {name!r} names two entries: keep one")
     else:
-        found = read_json(path)
-    for image_id, questions in found.items() if isinstance(found, dict) else [(None, None)]:
+        checklist = read_json(path)
+    for image_id, questions in checklist.items() if isinstance(checklist, dict) else [(None, None)]:
         if not (questions and isinstance(questions, list) and set(map(type, questions)) == {str}):
             raise UserError(
                 f"{path}: image {image_id!r} has no questions: expected {{image id: [question]}}, "
                 "or the lines of CAPEval"
             )
-    return found
+    return checklist
 
 
 def _of_row(row: Any, path: Path) -> dict[str, list[str]]:

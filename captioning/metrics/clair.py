@@ -175,10 +175,10 @@ def judge_prompt(candidate: str, references: Sequence[str]) -> str:
 def read_reply(reply: str) -> Optional[Verdict]:
     """Return the verdict in the first JSON object with a valid score; None if there is none."""
 
-    def read_verdict(found):
-        score = math.nan if isinstance(found["score"], bool) else float(found["score"])
+    def read_verdict(reply):
+        score = math.nan if isinstance(reply["score"], bool) else float(reply["score"])
         if not 0 <= score <= 100:
             raise ValueError
-        return Verdict(score, found.get("reason"))
+        return Verdict(score, reply.get("reason"))
 
     return first_object(reply, read_verdict)

@@ -85,10 +85,10 @@ class ClipEvaluator(Evaluator):
 def _file_state(path: Path) -> list:
     """Return an image's path, size and modification time; for a row, the last two of its table."""
     try:
-        found = os.stat(path.parent if is_row(path) else path)
+        state = os.stat(path.parent if is_row(path) else path)
     except OSError as error:
         raise UserError(f"{path}: no such image: {error.strerror}") from None
-    return [os.path.abspath(path), found.st_size, found.st_mtime_ns]
+    return [os.path.abspath(path), state.st_size, state.st_mtime_ns]
 
 
 def read_cached(file: Path) -> Optional[np.ndarray]:

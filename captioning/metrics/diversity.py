@@ -82,7 +82,7 @@ class Diversity(Evaluator):
             self.metrics = self.metrics[:-2]
 
     @cached_property
-    def _seen(self) -> tuple[set[str], set[str]]:
+    def _training_texts(self) -> tuple[set[str], set[str]]:
         """Tokenised training captions, and the distinct words in them."""
         texts = {text for group in tokenize(self.training[0])[0].values() for text in group}
         return texts, _distinct_words(texts)
@@ -104,8 +104,10 @@ class Diversity(Evaluator):
         }
         settings = {"tokenizer": tokenizer}
         if self.training:
-            seen, vocabulary = self._seen
-            values["seen_captions"] = len([text for text in texts if text in seen]) / len(texts)
+            known_texts, vocabulary = self._training_texts
+            values["seen_captions"] = len([text for text in texts if text in known_texts]) / len(
+                texts
+            )
             values["train_vocab_use"] = _share(len(used & vocabulary), len(vocabulary))
             settings["train_captions"] = self.config.train_captions
         estimates = {name: Estimate(value, n=len(texts)) for name, value in values.items()}

@@ -62,16 +62,16 @@ class Facts(Evaluator):
         scenes = [*entries_of(captions.ids, self.scenes, self.config.facts_file).values()]
         # Ids such as a.jpg#0 and a.jpg#1 share a scene, which is ranked once.
         distinct = list({id(scene): scene for scene in scenes}.values())
-        stated, true, wrong, ranks = [], [], [], []
+        stated, correct, wrong, ranks = [], [], [], []
         for caption, scene in zip(captions.texts, scenes):
             statement = read_caption(caption)
             counts = count_facts(statement, scene)
             stated.append(counts.stated)
-            true.append(counts.true)
-            wrong.append(counts.stated - counts.true)
-            ranks.append(_rank_of_own_scene(statement, scene, counts.true, distinct))
+            correct.append(counts.correct)
+            wrong.append(counts.stated - counts.correct)
+            ranks.append(_rank_of_own_scene(statement, scene, counts.correct, distinct))
         hits = {f"scene_R@{k}": [100.0 if r <= k else 0.0 for r in ranks] for k in RANKS}
-        scores = Scores.from_means({"true_facts": true, **hits})
+        scores = Scores.from_means({"true_facts": correct, **hits})
         scores.update(Scores.from_ratios({"wrong_facts": (wrong, stated)}))
         return scores
 
@@ -80,24 +80,26 @@ class FactCounts(NamedTuple):
     """The number of facts that a caption states, and how many of them are true."""
 
     stated: int
-    true: int
+    correct: int
 
 
 def count_facts(statement: Statement, scene: Scene) -> FactCounts:
     return FactCounts(len(statement.facts()), len(true_facts(statement, scene)))
 
 
-def _rank_of_own_scene(statement: Statement, own: Scene, true: int, scenes: list[Scene]) -> int:
+def _rank_of_own_scene(
+    statement: Statement, described: Scene, num_true: int, scenes: list[Scene]
+) -> int:
     """Return the rank of a caption's own scene among `scenes`; 1 is best.
 
-    true: the number of the caption's facts that are true for the own scene.
+    described: the own scene. num_true: the number of the caption's facts that are true for it.
     """
     facts = statement.facts()
     rank = 1
     for scene in scenes:
         # `max_true_facts` is a cheap upper bound, which rules out most scenes.
-        if scene is own or max_true_facts(facts, scene) < true:
+        if scene is described or max_true_facts(facts, scene) < num_true:
             continue
-        if len(true_facts(statement, scene)) >= true:
+        if len(true_facts(statement, scene)) >= num_true:
             rank += 1
     return rank

@@ -32,15 +32,15 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
     elif source.is_dir():
         named = {i: source / name for name, i in ids_by_name(references).items()}
     else:
-        found = rows.read(source, needs=["image"])
-        named = {row.get("image_id"): source.parent / row["image"] for row in found}
+        entries = rows.read(source, needs=["image"])
+        named = {row.get("image_id"): source.parent / row["image"] for row in entries}
         if not named or None in named:
             expected = "expected {image id: image file}, or give a folder of images"
             raise UserError(f"{source}: {expected}")
     files = {str(i): [path] for i, path in named.items() if path.is_file() or is_row(path)}
     if source.is_dir() and not all(of_images(ids, files).values()):
         files = {**_files_by_id(source), **files}
-    found = {}
+    file_of = {}
     for image_id, paths in of_images(ids, files).items():
         if not paths:
             raise UserError(f"image_id {image_id!r}: found no image file for it in {source}")
@@ -49,8 +49,8 @@ def find_images(source: Path, references: Path, ids: Collection[ImageId]) -> dic
                 f"image_id {image_id!r} may be {paths[0]} or {paths[1]}: give a folder that "
                 "has one of them, or a JSON file {image id: image file}"
             )
-        found[image_id] = paths[0]
-    return found
+        file_of[image_id] = paths[0]
+    return file_of
 
 
 def _files_by_id(folder):

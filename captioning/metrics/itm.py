@@ -63,8 +63,8 @@ class Itm(Evaluator):
             return torch.cat([itm, itc], 1).cpu().numpy()  # (B, 2)
 
         size = self.settings.batch_size
-        found = in_batches(captions.ids, compute, size, "BLIP's filter", read)
-        columns = (100 * found.astype(np.float64)).T.tolist()
+        scores = in_batches(captions.ids, compute, size, "BLIP's filter", read)
+        columns = (100 * scores.astype(np.float64)).T.tolist()
         settings = {
             "itm_model": without_secrets(self.config.itm_model),
             "itm_truncated": sum(map(scorer.model.truncates, captions.texts)),

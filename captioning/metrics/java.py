@@ -80,7 +80,7 @@ def run_java(*arguments: str, text: str = "", seconds: float) -> tuple[str, str]
 def java_version() -> int:
     """Return the major version (8, 17, ...) of the `java` on PATH. Raises JavaError."""
     # Java 8 prints "1.8.0"; later versions print, for example, "9.0.1".
-    found = re.search(r'version "(?:1\.)?(\d+)', run_java("-version", seconds=10)[1])
-    if not found:
+    match = re.search(r'version "(?:1\.)?(\d+)', run_java("-version", seconds=10)[1])
+    if not match:
         raise JavaError("`java -version` prints no version")
-    return int(found.group(1))
+    return int(match.group(1))

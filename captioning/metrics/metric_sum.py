@@ -47,7 +47,7 @@ class MetricSum(NamedTuple):
             signs[name] = -1 if sign == "-" else 1
         return cls(text, signs)
 
-    def of(self, scores: Mapping[str, float]) -> Optional[float]:
+    def compute(self, scores: Mapping[str, float]) -> Optional[float]:
         """Return the sum; higher is better. None if a metric is missing or not finite."""
         values = [sign * scores.get(name, math.nan) for name, sign in self.signs.items()]
         return sum(values) if all(map(math.isfinite, values)) else None

@@ -66,7 +66,7 @@ class Retrieval(ClipEvaluator):
             paths = [local(self.pool)]
         pools = [read_pool(path, self.settings.image_root) for path in paths]
         self.files = [file for files, _ in pools for file in files]
-        self.of_pool = pools[0][1] if pools else None
+        self.pool_features = pools[0][1] if pools else None
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         clip = self.clip(captions)
@@ -74,15 +74,15 @@ class Retrieval(ClipEvaluator):
         files = list(dict.fromkeys(paths))
         images = self.image_features(clip, files, "CLIP, images")
         if self.pool:
-            of_pool = self.of_pool
-            if of_pool is None:
-                of_pool = self.image_features(clip, self.files, "CLIP, pool")
-            if images.shape[1] != of_pool.shape[1]:
+            pool_features = self.pool_features
+            if pool_features is None:
+                pool_features = self.image_features(clip, self.files, "CLIP, pool")
+            if images.shape[1] != pool_features.shape[1]:
                 raise UserError(
-                    f"pool: {self.pool} has features of width {of_pool.shape[1]}, "
+                    f"pool: {self.pool} has features of width {pool_features.shape[1]}, "
                     f"clip_model of {images.shape[1]}: make them with the same model"
                 )
-            images = _joined(files, images, self.files, of_pool)
+            images = _joined(files, images, self.files, pool_features)
         index_of = {path: index for index, path in enumerate(files)}
         vectors = self.text_features(clip, captions.texts)
         pairs = zip(captions.texts, paths)
@@ -101,7 +101,7 @@ class Retrieval(ClipEvaluator):
         return scores
 
 
-def own_image_rank(caption: np.ndarray, images: np.ndarray, own: int) -> int:
+def own_image_rank(caption: np.ndarray, images: np.ndarray, index: int) -> int:
     """Return the rank of a caption's own image among all images; 1 is best.
 
     - caption: a unit vector (D,)
@@ -113,7 +113,7 @@ def own_image_rank(caption: np.ndarray, images: np.ndarray, own: int) -> int:
     1e-7.
     """
     similarities = images @ caption  # (P,)
-    return int((similarities >= similarities[own] - 1e-6).sum())
+    return int((similarities >= similarities[index] - 1e-6).sum())
 
 
 def read_pool(path: Path, root: Optional[Path] = None) -> tuple[list[Path], Optional[np.ndarray]]:
@@ -165,7 +165,7 @@ def _read_features(path: Path) -> tuple[list[Path], np.ndarray]:
 
 
 def _joined(
-    files: Sequence[Path], features: np.ndarray, pool: Sequence[Path], of_pool: np.ndarray
+    files: Sequence[Path], features: np.ndarray, pool: Sequence[Path], pool_features: np.ndarray
 ) -> np.ndarray:
     """Return the features of the captions' own images, then those of other images of the pool.
 
@@ -175,7 +175,7 @@ def _joined(
     kept, named = list(features), defaultdict(list)  # {file name: features of its images}
     for path, vector in zip(files, features):
         named[path.name].append(vector)
-    for path, vector in zip(pool, of_pool):
+    for path, vector in zip(pool, pool_features):
         if all(vector @ other < 1 - 1e-5 for other in named[path.name]):
             kept.append(vector)
             named[path.name].append(vector)

@@ -58,14 +58,14 @@ def score(
     for evaluator in build_evaluators() if evaluators is None else evaluators:
         signals.raise_if_requested()
         try:
-            found = evaluator.evaluate(captions)
+            evaluated = evaluator.evaluate(captions)
         except signals.Stopped:
             raise
         # Captioning may have taken hours: an error in one evaluator must not lose other scores.
         except Exception as error:
             reason = str(error) if isinstance(error, UserError) else repr(error)
-            found = Scores(skipped=dict.fromkeys(evaluator.metric_names, reason))
-        scores.update(found)
+            evaluated = Scores(skipped=dict.fromkeys(evaluator.metric_names, reason))
+        scores.update(evaluated)
     signals.raise_if_requested()
     for name in [name for name, each in scores.metrics.items() if not math.isfinite(each.value)]:
         del scores.metrics[name]
@@ -105,8 +105,8 @@ def versions() -> dict[str, Optional[str]]:
     with contextlib.suppress(JavaError):
         java = str(java_version())
     names = "pycocoevalcap numpy torch torchvision pillow transformers tokenizers textblob nltk"
-    found = library_versions(*names.split())
-    return {"python": platform.python_version(), "java": java, **found}
+    libraries = library_versions(*names.split())
+    return {"python": platform.python_version(), "java": java, **libraries}
 
 
 def library_versions(*names: str) -> dict[str, Optional[str]]:

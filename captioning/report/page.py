@@ -90,8 +90,8 @@ def _evenly_spaced(ids: Sequence[ImageId]) -> list[ImageId]:
 
 def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:
     """Return {line about skipped metrics: labels of the runs that skipped them}."""
-    found = {}
+    labels = {}
     for run in runs:
         for line in skipped_lines(run.skipped):
-            found.setdefault(line, []).append(run.label)
-    return found
+            labels.setdefault(line, []).append(run.label)
+    return labels

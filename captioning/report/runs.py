@@ -158,9 +158,9 @@ def _foreign_weights(folder: Path, scoring_config: Config, scoring: Record) -> O
         return None
     # A relative path starts at the folder where captioning.train was started. This program may have
     # been started elsewhere, so the recorded path is also compared with the recorded output_dir.
-    own = {(folder / BEST).resolve(), Path(scoring_config.output_dir, BEST)}
+    best_paths = {(folder / BEST).resolve(), Path(scoring_config.output_dir, BEST)}
     path = Path(scoring.checkpoint)
-    return None if {path, path.resolve()} & own else scoring.checkpoint
+    return None if {path, path.resolve()} & best_paths else scoring.checkpoint
 
 
 def _read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
@@ -226,14 +226,14 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
     """
     trained = [every_key(run.config) for run in runs]
     scored = [every_key(run.scoring_config) for run in runs]
-    found = {}
+    values_of = {}
     for key in trained[0].keys() - set(EXCLUDED_KEYS):
-        found[key] = [config[key] for config in trained]
+        values_of[key] = [config[key] for config in trained]
         in_scoring = [config[key] for config in scored]
-        if in_scoring != found[key]:
-            found[f"{key}, in scoring"] = in_scoring
+        if in_scoring != values_of[key]:
+            values_of[f"{key}, in scoring"] = in_scoring
     return {
         name: [value if isinstance(value, str) else json.dumps(value) for value in values]
-        for name, values in sorted(found.items())
+        for name, values in sorted(values_of.items())
         if any(value != values[0] for value in values)
     }

@@ -25,4 +25,4 @@ class FactsReward(Reward):
             [count_facts(read_caption(sampled.text), self.scenes[image_id]) for sampled in group]
             for image_id, group in zip(image_ids, captions)
         )
-        return np.array([[float(2 * count.true - count.stated) for count in g] for g in groups])
+        return np.array([[float(2 * count.correct - count.stated) for count in g] for g in groups])

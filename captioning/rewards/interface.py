@@ -25,7 +25,9 @@ class TrainingImages(NamedTuple):
     device: str
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], image_root: str, device: str) -> "TrainingImages":
+    def from_samples(
+        cls, samples: Sequence[Sample], image_root: str, device: str
+    ) -> "TrainingImages":
         """Make TrainingImages from the samples of the training split."""
         captions = {sample.image_id: sample.captions for sample in samples}
         files = {sample.image_id: Path(image_root, sample.image) for sample in samples}

@@ -1,6 +1,6 @@
 """Adapts the rewards of `captioning.rewards` to TRL's GRPOTrainer and RLOOTrainer.
 
-images = TrainingImages.of(read_annotations("train.json"), "photos", "cuda")
+images = TrainingImages.from_samples(read_annotations("train.json"), "photos", "cuda")
 rewards = [reward_function("cider", images, [tokenizer.eos_token_id])]
 GRPOTrainer(model, rewards, train_dataset=rows_with_image_id, ...)
 """

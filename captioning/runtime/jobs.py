@@ -170,7 +170,7 @@ class _RunningJob:
 def _be_job(job: Job, environment: Mapping[str, str]) -> None:
     """Run a job and exit with its exit code. Called in the job's process."""
     os.setsid()  # so that Ctrl-C reaches only the main program, which sends SIGTERM to the jobs
-    os.environ.update(environment, **{signals.PARENT: str(os.getppid())})
+    os.environ.update(environment, **{signals.LAUNCHER_VARIABLE: str(os.getppid())})
     configure_process()
     # The fork server ends when no process holds this descriptor. Jobs close their copy, so that
     # the fork server ends with the main program.

@@ -84,7 +84,7 @@ def show_warnings() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
-def leave(code: int) -> NoReturn:
+def exit_without_cleanup(code: int) -> NoReturn:
     """Run the functions registered with atexit, then end the process at once.
 
     This skips Python's clean-up, which would take a second to free libraries and weights.
@@ -102,9 +102,9 @@ def _exit_if_distributed(code: int) -> int:
     may wait for this process in a collective, so that `distributed.stop` would deadlock.
     """
     if dist.is_initialized():
-        for child in multiprocessing.active_children():  # `leave` would wait for the children
+        for child in multiprocessing.active_children():  # whose exit atexit would wait for
             child.kill()
-        leave(code)
+        exit_without_cleanup(code)
     return code
 
 

@@ -13,8 +13,8 @@ from typing import Optional
 
 # SIGTERM and SIGUSR1 announce pre-emption (Slurm, Kubernetes, torchrun). SIGINT is Ctrl-C.
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-# Environment variable with the id of the parent process. This process stops when the parent dies.
-PARENT = "CAPTIONING_PARENT"
+# Environment variable with the process id of the launcher, which is the parent of this process.
+LAUNCHER_VARIABLE = "CAPTIONING_LAUNCHER"
 
 
 class Stopped(Exception):
@@ -22,19 +22,19 @@ class Stopped(Exception):
 
 
 _request: Optional[str] = None  # what asked to stop: "Ctrl-C" or the name of a signal
-_launcher: Optional[int] = None  # process id of the parent that `watch` observes, see `_parent`
+_launcher_pid: Optional[int] = None  # the process whose death counts as a stop request
 
 
 @contextlib.contextmanager
 def watch() -> Iterator[None]:
     """Within the block, signals only set the flag. Ctrl-C twice raises KeyboardInterrupt.
 
-    If torchrun or `run_jobs` has started this process, the death of the parent process also
-    counts as a stop request. A nested block keeps earlier requests.
+    If a launcher (torchrun, `run_jobs`) has started this process, the launcher's death also counts
+    as a stop request. A nested block keeps earlier requests.
     """
-    global _request, _launcher
+    global _request, _launcher_pid
     if signal.getsignal(SIGNALS[0]) is not _set_flag:  # else the block is nested
-        _request, _launcher = None, _parent()
+        _request, _launcher_pid = None, _find_launcher()
     handlers = {number: signal.signal(number, _set_flag) for number in SIGNALS}
     try:
         yield
@@ -43,10 +43,10 @@ def watch() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _parent() -> Optional[int]:
-    # Prefer PARENT: if the parent has already died, getppid returns another process.
-    if PARENT in os.environ:
-        return int(os.environ[PARENT])
+def _find_launcher() -> Optional[int]:
+    # The variable comes first: if the launcher has already died, getppid returns another process.
+    if LAUNCHER_VARIABLE in os.environ:
+        return int(os.environ[LAUNCHER_VARIABLE])
     return os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
 
 
@@ -60,7 +60,7 @@ def _set_flag(number: int, frame) -> None:
 
 def stop_requested() -> Optional[str]:
     """Return what has asked to stop since `watch` began, such as "SIGTERM"; None if nothing has."""
-    if _launcher is not None and os.getppid() != _launcher:
+    if _launcher_pid is not None and os.getppid() != _launcher_pid:
         return _request or "the launcher's death"
     return _request
 

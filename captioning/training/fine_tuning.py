@@ -62,13 +62,13 @@ def fine_tune(config: Config, device: torch.device) -> None:
     output.begin()
     resumed = resume_content(config, output, len(loader.dataset))
     config = validation.choose_select(resumed)
-    at = progress_of(resumed)
-    log = RunLog(output.folder, at.epoch, at.epoch * epoch_steps + at.steps)
+    position = progress_of(resumed)
+    log = RunLog(output.folder, position.epoch, position.epoch * epoch_steps + position.steps)
     # The run may have stopped between the last checkpoint and its validation.
-    follows_epoch = at.epoch > 0 and at.steps == 0
-    is_scored = not (follows_epoch and validation.is_due(at.epoch - 1))
-    if (reason := validation.reason_finished(at.epoch)) and is_scored:
-        validation.finish_epoch(at.epoch - 1, log)
+    follows_epoch = position.epoch > 0 and position.steps == 0
+    is_scored = not (follows_epoch and validation.is_due(position.epoch - 1))
+    if (reason := validation.reason_finished(position.epoch)) and is_scored:
+        validation.finish_epoch(position.epoch - 1, log)
         log.close()
         output.upload()
         log_line(reason)
@@ -104,44 +104,44 @@ def fine_tune(config: Config, device: torch.device) -> None:
 
     try:
         if follows_epoch:
-            validation.run_epoch(captioner, at.epoch - 1, log)
-        for epoch in range(at.epoch, config.max_epoch):
+            validation.run_epoch(captioner, position.epoch - 1, log)
+        for epoch in range(position.epoch, config.max_epoch):
             if reason := validation.reason_finished(epoch):
                 log_line(reason)
                 break
-            if at.epoch != epoch:
-                at = Progress(epoch)
+            if position.epoch != epoch:
+                position = Progress(epoch)
             captioner.begin_epoch(epoch)
             model.train()
-            loader.set_epoch(epoch, at.steps * config.accumulation_steps)
-            batches = islice(loader, (epoch_steps - at.steps) * config.accumulation_steps)
+            loader.set_epoch(epoch, position.steps * config.accumulation_steps)
+            batches = islice(loader, (epoch_steps - position.steps) * config.accumulation_steps)
             batches = iter(Prefetcher(batches, device, preprocessing.normalise))
-            plateaus, sums = validation.plateaus(epoch), Counter(at.sums)
+            plateaus, sums = validation.plateaus(epoch), Counter(position.sums)
             title = f"epoch {epoch + 1}/{config.max_epoch}"
             with progress(epoch_steps * images, title) as bar:
-                bar.update(at.steps * images)
-                for number in range(epoch * epoch_steps + at.steps, (epoch + 1) * epoch_steps):
-                    rate = scheduled_rate(config, epoch, number, epoch_steps, plateaus)
+                bar.update(position.steps * images)
+                for step in range(epoch * epoch_steps + position.steps, (epoch + 1) * epoch_steps):
+                    rate = scheduled_rate(config, epoch, step, epoch_steps, plateaus)
                     for group, factor in zip(optimizer.param_groups, rate_factors):
                         group["lr"] = rate * factor
                     try:
-                        result = take_step(batches, number)
+                        result = take_step(batches, step)
                     except NotFiniteError as error:
-                        repeat = checkpointing.save_before_failure(at, number)
+                        repeat = checkpointing.save_before_failure(position, step)
                         raise UserError(f"{error}; {repeat}") from error
-                    stop = result.sums.pop("stop_requested")
+                    stop_requested = result.sums.pop("stop_requested")
                     sums.update(result.sums)
-                    at = Progress(epoch, number + 1 - epoch * epoch_steps, dict(sums))
+                    position = Progress(epoch, step + 1 - epoch * epoch_steps, dict(sums))
                     means = token_means(result.sums)
                     bar.set_postfix({n: f"{v:.3f}" for n, v in means.items()}, refresh=False)
                     bar.update(images)
-                    if (number + 1) % config.log_every == 0:
+                    if (step + 1) % config.log_every == 0:
                         values = {**means, "learning_rate": rate, **result.values}
-                        log.write("step", number + 1, values, epoch=epoch)
-                    if stop or checkpointing.is_due(number + 1, epoch_steps):
+                        log.write("step", step + 1, values, epoch=epoch)
+                    if stop_requested or checkpointing.is_due(step + 1, epoch_steps):
                         log.flush()
-                        checkpointing.save_step(at, number + 1)
-                    if stop:
+                        checkpointing.save_step(position, step + 1)
+                    if stop_requested:
                         raise signals.Stopped
             means, skipped = token_means(sums), int(sums["skipped_images"])
             log.write("epoch", epoch, means, skipped_images=skipped)

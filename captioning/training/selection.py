@@ -41,7 +41,7 @@ def read_validations(folder: Path, epochs: int, metrics: Optional[str]) -> list[
     epoch: from 0. scores: {metric: value}. value: the sum `metrics`, such as "CIDEr + Bleu_4"; None
     if one of its metrics is missing, or if `metrics` is None.
     """
-    value_of = MetricSum.parse(metrics).of if metrics else lambda scores: None
+    value_of = MetricSum.parse(metrics).compute if metrics else lambda scores: None
     pairs = ((epoch, read_scores(folder, evaluation_name(epoch))) for epoch in range(epochs))
     return [{"epoch": n, "value": value_of(each), "scores": each} for n, each in pairs if each]
 

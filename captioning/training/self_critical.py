@@ -112,7 +112,7 @@ def build_rewards(
     samples: the training split, for whose images rewards are computed. device: the device for
     rewards that run a model.
     """
-    images = TrainingImages.of(samples, config.image_root, str(device))
+    images = TrainingImages.from_samples(samples, config.image_root, str(device))
     return {name: load(REWARDS[name])(images, config) for name in config.reward}
 
 

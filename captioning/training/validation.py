@@ -168,7 +168,7 @@ class Validation(SplitEvaluation):
         selected = select_best(self.config.select, self.folder, epoch + 1)
         scores, config = read_scores(self.folder, evaluation_name(epoch)), self.config
         is_new = scores is not None and log.write("val", epoch, scores, selected=selected)
-        if is_new and config.monitors and MetricSum.parse(config.monitor).of(scores) is None:
+        if is_new and config.monitors and MetricSum.parse(config.monitor).compute(scores) is None:
             log_line(f"{config.monitors} ignores this epoch, which has no {config.monitor}")
 
 

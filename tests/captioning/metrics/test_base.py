@@ -90,7 +90,7 @@ def test_an_option_or_images_that_are_missing_or_impossible_are_refused(name, op
 )
 def test_a_sum_has_the_values_of_its_metrics_or_is_none(text, value):
     scores = {"CIDEr": 0.9, "Bleu_4": 0.3, "PPL": 80.0, "R@1": 10.0, "wrong_facts": math.nan}
-    found = MetricSum.parse(text).of(scores)
+    found = MetricSum.parse(text).compute(scores)
     assert found == (value if value is None else pytest.approx(value))
 
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from captioning.runtime.errors import UserError, one_line
-from captioning.runtime.program import leave, run_program, show_warnings
+from captioning.runtime.program import exit_without_cleanup, run_program, show_warnings
 from captioning.runtime.progress import log_line, progress
 from captioning.runtime.signals import Stopped
 from captioning.runtime.start import tune_process
@@ -71,7 +71,7 @@ def test_leaving_calls_exit_functions_and_writes_what_was_printed(tmp_path):
         sys.stdout.reconfigure(line_buffering=False)
         atexit.register(print, "registered")
         print("said")
-        leave(code)
+        exit_without_cleanup(code)
 
     run = Processes(print_and_leave, 3, tmp_path / "output")
     assert run.wait() == [3] and run.said() == "said\nregistered\n"

@@ -31,7 +31,8 @@ def test_ctrl_c_twice_ends_at_once():
 
 
 @pytest.mark.parametrize(
-    ("variable", "asked"), [("TORCHELASTIC_RUN_ID", True), (signals.PARENT, True), (None, False)]
+    ("variable", "asked"),
+    [("TORCHELASTIC_RUN_ID", True), (signals.LAUNCHER_VARIABLE, True), (None, False)],
 )
 def test_the_death_of_a_launcher_is_a_request_and_of_another_parent_is_none(
     monkeypatch, variable, asked
@@ -43,7 +44,7 @@ def test_the_death_of_a_launcher_is_a_request_and_of_another_parent_is_none(
         assert signals.stop_requested() is None
         monkeypatch.setattr(os, "getppid", lambda: -1)
         assert signals.stop_requested() == ("the launcher's death" if asked else None)
-    if variable == signals.PARENT:  # it died before `watch`
+    if variable == signals.LAUNCHER_VARIABLE:  # it died before `watch`
         with signals.watch():
             assert signals.stop_requested() == "the launcher's death"
 
