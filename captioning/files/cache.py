@@ -44,7 +44,7 @@ def local(name: StrPath) -> Path:
     If a name has a "*", all matching files are copied, and a pattern that matches the copies is
     returned. A new copy replaces the earlier copies of the same name.
     """
-    name = os.path.expanduser(name)
+    name = os.fspath(name)
     if not stores.is_store(name):
         return Path(name)
     stores.check_address(name)

@@ -57,7 +57,7 @@ def read(
 
     Raises UserError, which names file and row.
     """
-    path = os.path.expanduser(path)
+    path = os.fspath(path)
     metadata = (os.path.join(path, name) for name in METADATA)
     path = next(filter(os.path.isfile, metadata), path)
     for place, columns in _rows(path, split):

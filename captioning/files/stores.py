@@ -99,7 +99,6 @@ def without_secrets(address: str) -> str:
 
 def join(folder: str, name: str) -> str:
     """Return the path or address of a name in a folder, unless the name is an address itself."""
-    folder, name = map(os.path.expanduser, (folder, name))
     if is_store(name):
         check_address(name)
         return name

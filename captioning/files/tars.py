@@ -76,7 +76,7 @@ def expand(source: str) -> list[str]:
     from webdataset.shardlists import expand_urls
 
     try:
-        urls = expand_urls(os.path.expanduser(source))
+        urls = expand_urls(source)
     except ValueError:
         source = stores.without_secrets(source)
         raise UserError(f"{source}: not a pattern of tars such as {{00..99}}.tar") from None

@@ -48,7 +48,7 @@ class Clip:
     def __init__(self, source: str, device: Union[str, torch.device] = "cpu"):
         from torchvision import transforms
 
-        path = Path(source).expanduser()
+        path = Path(source)
         if path.is_file():
             self.model = read_openai_clip(path)
             has_words = (path.parent / "vocab.json").is_file()

@@ -64,7 +64,7 @@ def _load(key: str, source: str, load: Callable[[Path], Any]) -> Any:
     log.set_verbosity_error()  # problems are raised, in one line
     getattr(log, "disable_progress_bar", bool)()
     try:
-        folder = Path(source).expanduser()
+        folder = Path(source)
         if folder.is_dir():
             return load(folder)
         # transformers itself would retry for a minute without a network, and 4.15.0 follows no

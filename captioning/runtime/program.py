@@ -27,14 +27,25 @@ FIRST_ERROR_WAIT_S = 10  # wait before printing an error that another process ma
 
 
 def program_parser(command: str, description: str, **options: Any) -> argparse.ArgumentParser:
-    """Return a parser whose --help keeps the lines of the description, such as example commands.
+    """Return a parser that replaces "~/" at the beginning of an argument by the home folder.
 
-    options: further arguments of ArgumentParser.
+    Its --help keeps the lines of the description, such as example commands. options: further
+    arguments of ArgumentParser.
     """
     formatter = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(
-        command, description=description, formatter_class=formatter, **options
-    )
+    return _Parser(command, description=description, formatter_class=formatter, **options)
+
+
+class _Parser(argparse.ArgumentParser):
+    def parse_known_args(self, args=None, namespace=None):
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args([_expanded(str(word)) for word in words], namespace)
+
+
+def _expanded(word: str) -> str:
+    """Expand ~/PATH and --FLAG=~/PATH. A shell expands only the first."""
+    flag, separator, value = word.partition("=") if word.startswith("--") else ("", "", word)
+    return flag + separator + (os.path.expanduser(value) if value.startswith("~/") else value)
 
 
 def run_program(program: Callable[[], Optional[int]], interrupted: Optional[str] = None) -> int:

@@ -42,13 +42,18 @@ LISTS = {  # of NAMES; {file: (content, ids)}
 
 
 @pytest.mark.parametrize("name", LISTS)
-def test_a_list_gives_the_one_name_of_each_image_and_its_id(tmp_path, monkeypatch, name):
-    monkeypatch.setenv("HOME", str(tmp_path))
+def test_a_list_gives_the_one_name_of_each_image_and_its_id(tmp_path, name):
     content, ids = LISTS[name]
     (tmp_path / name).write_text(content, encoding="utf-8-sig")
-    found = list(rows.read(f"~/{name}", needs=["image"]))
+    found = list(rows.read(tmp_path / name, needs=["image"]))
     assert [row["image"] for row in found] == NAMES
     assert [row.get("image_id") for row in found] == (ids or [7, None])
+
+
+def test_an_image_of_a_row_may_be_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "a.jsonl").write_text('{"image": "~/a.png"}')
+    assert [row["image"] for row in rows.read(tmp_path / "a.jsonl")] == ["/home/me/a.png"]
 
 
 @pytest.mark.parametrize("key", COLUMNS)

@@ -124,15 +124,14 @@ def test_images_are_held_one_at_a_time_and_no_large_text_at_all(tmp_path):
 
 
 def test_patterns_are_expanded_and_a_name_runs_no_command(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     for name in ("0.tar", "1.tar", "pipe:touch ran; cat 0.tar"):
         write_members(tmp_path / name, [])
-    assert tars.expand("~/{0..1}.tar") == [str(tmp_path / f"{n}.tar") for n in range(2)]
+    assert tars.expand(f"{tmp_path}/{{0..1}}.tar") == [f"{tmp_path}/{n}.tar" for n in range(2)]
     assert list(tars.samples("pipe:touch ran; cat 0.tar")) == []
     assert not (tmp_path / "ran").exists()
     for pattern, line in {
-        "~/{0..2}.tar": "1 of 3 tars are missing, the first is ",
+        "{0..2}.tar": "1 of 3 tars are missing, the first is ",
         "file:0.tar": "1 of 1 tars are missing",
         "s3://key:S3CR3T@b/{0..": "s3://b/{0..: not a pattern of tars",
         "s3://key:S3CR3T@b/{0..1}.tar": "s3://b/0.tar: an address with a user",

@@ -10,7 +10,12 @@ import sys
 import pytest
 
 from captioning.runtime.errors import UserError, one_line
-from captioning.runtime.program import exit_without_cleanup, run_program, show_warnings
+from captioning.runtime.program import (
+    exit_without_cleanup,
+    program_parser,
+    run_program,
+    show_warnings,
+)
 from captioning.runtime.progress import log_line, progress
 from captioning.runtime.signals import Stopped
 from captioning.runtime.start import tune_process
@@ -129,3 +134,12 @@ def test_garbage_is_collected_once_a_program_begins(monkeypatch):
     finally:
         gc.enable()
     assert found == [False, True]
+
+
+def test_a_program_reads_the_home_folder_in_every_argument(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    parser = program_parser("program", "")
+    for name in ("place", "--flag", "--text"):
+        parser.add_argument(name)
+    found = parser.parse_args(["~/a b", "--flag=~/c", "--text", "a ~/d"])
+    assert (found.place, found.flag, found.text) == ("/home/me/a b", "/home/me/c", "a ~/d")
