@@ -16,6 +16,7 @@ if __name__ == "__main__":
     tune_process()  # before torch is imported
 
 import argparse
+import re
 import shlex
 import sys
 from dataclasses import asdict
@@ -76,6 +77,7 @@ def _parse_arguments(argv):
     )
     add("--images", type=Path, help="the images' folder, or a JSON file {image id: image file}")
     add("--cache_dir", type=Path, help="where metrics keep features and downloads")
+    add("--language", default="en", help="of the captions, such as de, ko or zh (ISO 639-1)")
     add("--device", default="auto", help="device of models: auto, cpu, cuda, cuda:1")
     add("--batch_size", type=int, default=64, help="batch size of models")
     for name, (kind, field) in options_of(evaluator_classes().values()).items():
@@ -84,6 +86,8 @@ def _parse_arguments(argv):
     arguments = parser.parse_args(argv)
     if arguments.batch_size < 1:
         parser.error("--batch_size has to be 1 or more")
+    if not re.fullmatch("[a-z]{2}", arguments.language):
+        parser.error(f"--language: found {arguments.language!r}; give two letters, such as zh")
     if (arguments.predictions is None) == (arguments.compare is None):
         parser.error("give one file of predictions, or --compare with two files")
     return arguments
@@ -163,7 +167,8 @@ def _build_evaluators(arguments, predictions, device):
         images = find_images(root, local(arguments.references), predictions)
     if root and root.is_file():  # the JSON file names images relative to its own folder
         root = root.parent
-    settings = Settings(images, root, arguments.cache_dir, device, arguments.batch_size)
+    common = (arguments.cache_dir, device, arguments.batch_size)
+    settings = Settings(images, root, *common, language=arguments.language)
     options = {name: getattr(arguments, name) for name in chosen}
     return build_evaluators(arguments.metrics, settings, **options)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from decoding.characters import join_characters
 from vlm.prompt import Turn
 
 
@@ -39,7 +40,8 @@ class CaptionTokenizer:
         self.end = self._find_end(end_tokens)
         self.end_tokens = sorted({*end_tokens, self.end})
         self.library_pad = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        self.unknown = -1 if tokenizer.unk_token_id is None else tokenizer.unk_token_id
+        unknown = tokenizer.unk_token_id
+        self.unknown = -1 if unknown in (None, self.end) else unknown
         # Some ids have no token, and some heads have no row for the image token.
         self._size = max(i for i in tokenizer.get_vocab().values() if i != image_token) + 1
         self._prompt_ids = self._ids(turn.prompt)
@@ -65,7 +67,7 @@ class CaptionTokenizer:
         # the prompt's ids. Then the caption is tokenised separately.
         is_split = token_ids[: len(prompt_ids)] == prompt_ids
         caption_ids = token_ids[len(prompt_ids) :] if is_split else self._ids(text)
-        kept = [i for i in caption_ids if i not in self.special]
+        kept = [i for i in caption_ids if i == self.unknown or i not in self.special]
         return [*kept[: max_length - 1], self.end]
 
     def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
@@ -79,7 +81,8 @@ class CaptionTokenizer:
 
     def decode(self, ids: Tensor) -> str:
         tokens = [i for i in ids.tolist() if i >= 0]
-        return " ".join(self.tokenizer.decode(tokens, skip_special_tokens=True).split())
+        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
+        return join_characters(" ".join(text.split()))
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -148,6 +148,7 @@ class Keys(BaseModel):
     candidates: Generation[Literal["samples", "beams"]] = "samples"
     rerank_weight: Generation[float] = Field(0.5, ge=0, le=1)
     guidance_scale: Generation[float] = 1.0
+    language: Scoring[str] = Field("en", pattern="^[a-z]{2}$")
     metrics: Scoring[list[Literal[tuple(EVALUATORS)]]] = Field(
         list(DEFAULT_EVALUATORS), min_length=1
     )

@@ -71,6 +71,7 @@ class Settings:
     - cache_dir: the folder for cached features; None for the user's cache folder
     - device: a torch device, such as "cuda:0"
     - annotations: maps the name of a run's split to its annotation files; None without a run
+    - language: of the captions, an ISO 639-1 code
     """
 
     images: Optional[Mapping[ImageId, Path]] = None
@@ -79,6 +80,7 @@ class Settings:
     device: str = "cpu"
     batch_size: int = 64
     annotations: Optional[Callable[[str], list[Path]]] = None
+    language: str = "en"
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ class CaptionSet:
     predictions: Mapping[ImageId, str]
     references: Mapping[ImageId, Sequence[str]]
     shared: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    language: str = "en"
 
     @property
     def ids(self) -> list[ImageId]:
@@ -105,10 +108,10 @@ class CaptionSet:
     def tokenized(self) -> tuple[list[str], list[list[str]], str]:
         """Tokenised texts: N captions, N lists of references, and the name of the tokeniser.
 
-        Each text consists of PTB tokens joined by spaces.
+        Each text consists of tokens joined by spaces, see `captioning.metrics.tokenizer`.
         """
         everything = {i: [text, *self.references[i]] for i, text in self.predictions.items()}
-        tokens, tokenizer = tokenize(everything)
+        tokens, tokenizer = tokenize(everything, self.language)
         groups = tokens.values()
         return [texts[0] for texts in groups], [texts[1:] for texts in groups], tokenizer
 
@@ -168,6 +171,7 @@ class Evaluator(ABC):
       declared once and imported by the others
     - required: the options that must be set
     - needs_images: whether `Settings.images` is needed
+    - only_english: whether captions in other languages have no score
     - costly: whether a call may cost money; the report does not score human captions with it
 
     config: has the options as attributes.
@@ -177,6 +181,7 @@ class Evaluator(ABC):
     options: Mapping[str, tuple[Any, Any]] = {}
     required: tuple[str, ...] = ()
     needs_images = False
+    only_english = False
     costly = False
 
     def __init__(self, config: Any, settings: Settings):
@@ -192,10 +197,16 @@ class Evaluator(ABC):
         Programs call this before captioning starts, which may take hours.
         """
         try:
+            self.check_language()
             self.check_requirements()
         except UserError as error:
             return dict.fromkeys(self.metric_names, str(error))
         return {}
+
+    def check_language(self) -> None:
+        """Raise UserError if the captions are not in the only language of the evaluator."""
+        if self.only_english and self.settings.language != "en":
+            raise UserError(f"only for English, not for language: {self.settings.language}")
 
     def check_requirements(self) -> None:  # noqa: B027
         """Raise UserError if something is missing that all metrics of this evaluator need."""

@@ -40,6 +40,7 @@ class Chair(Evaluator):
     `hallucinated` lists the hallucinated mentions of each caption as [word, object].
     """
 
+    only_english = True
     metrics = (
         Metric(
             "CHAIRs",

@@ -32,11 +32,11 @@ class Corpus(NamedTuple):
     frequencies: Counter
 
 
-def count_ngrams(references: Mapping[ImageId, Sequence[str]]) -> Corpus:
+def count_ngrams(references: Mapping[ImageId, Sequence[str]], language: str) -> Corpus:
     """Count the n-grams, of 1 to 4 words, of {image id: captions}."""
     from pycocoevalcap.cider.cider_scorer import precook
 
-    counts, (tokens, _) = Counter(), tokenize(references)
+    counts, (tokens, _) = Counter(), tokenize(references, language)
     for group in tokens.values():
         counts.update({ngram for text in group for ngram in precook(text)})
     return Corpus(len(tokens), Counter({ngram: n for ngram, n in counts.items() if n > 1}))
@@ -53,8 +53,8 @@ def read_corpus(path: Path) -> Corpus:
         raise UserError(f"cider_df: {path}: no counts of n-grams: make them by {program}") from None
 
 
-def _write_corpus(references: Path, path: Path) -> None:
-    images, frequencies = count_ngrams(read_references(references))
+def _write_corpus(references: Path, path: Path, language: str) -> None:
+    images, frequencies = count_ngrams(read_references(references), language)
     ngrams = {" ".join(ngram): count for ngram, count in frequencies.items()}
     write_json({"images": images, "ngrams": ngrams}, path)
     log_line(f"{path}: {len(ngrams)} n-grams of {images} images")
@@ -64,9 +64,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser = program_parser("python -m captioning.metrics.cider_df", __doc__)
     parser.add_argument("references", help="captions, in any format of --references")
     parser.add_argument("--out", type=normal_name, required=True, help="the file to write")
+    parser.add_argument("--language", default="en", help="as of captioning.evaluate")
     arguments = parser.parse_args(argv)
     files = map(Path, (arguments.references, arguments.out))
-    return run_program(lambda: _write_corpus(*files))
+    return run_program(lambda: _write_corpus(*files, arguments.language))
 
 
 if __name__ == "__main__":

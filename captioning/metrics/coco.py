@@ -75,11 +75,13 @@ class Coco(Evaluator):
             self.metrics = self.metrics[:-1]
 
     def unavailable(self) -> dict[str, str]:
+        java_programs = sorted({"METEOR", "SPICE"}.intersection(self.metric_names))
+        if (language := self.settings.language) != "en":
+            return dict.fromkeys(java_programs, f"only for English, not for language: {language}")
         try:
             java = java_version()
         except JavaError as error:
-            needs_java = {"METEOR", "SPICE"}.intersection(self.metric_names)
-            return dict.fromkeys(sorted(needs_java), str(error))
+            return dict.fromkeys(java_programs, str(error))
         problem = spice_problem(java) if self.config.spice else None
         return {"SPICE": problem} if problem else {}
 

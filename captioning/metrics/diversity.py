@@ -7,12 +7,13 @@ from typing import Optional
 from captioning.data.caption_files import read_references
 from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, option
 from captioning.metrics.intervals import Estimate
-from captioning.metrics.tokenizer import tokenize
+from captioning.metrics.tokenizer import UNSPACED, characters, tokenize
 
 
-def count_words(caption: str) -> int:
-    """Return the number of words of a caption, split at white space."""
-    return len(caption.split())
+def count_words(caption: str, language: str = "en") -> int:
+    """Return the number of words of a caption, split at white space, or of its characters."""
+    text = characters(caption) if language in UNSPACED else caption
+    return len(text.split())
 
 
 class Length(Evaluator):
@@ -32,7 +33,7 @@ class Length(Evaluator):
     )
 
     def evaluate(self, captions: CaptionSet) -> Scores:
-        lengths = [count_words(caption) for caption in captions.texts]
+        lengths = [count_words(caption, captions.language) for caption in captions.texts]
         return Scores.from_means({"cap_len": lengths})
 
 
@@ -84,7 +85,11 @@ class Diversity(Evaluator):
     @cached_property
     def _training_texts(self) -> tuple[set[str], set[str]]:
         """Tokenised training captions, and the distinct words in them."""
-        texts = {text for group in tokenize(self.training[0])[0].values() for text in group}
+        texts = {
+            text
+            for group in tokenize(self.training[0], self.settings.language)[0].values()
+            for text in group
+        }
         return texts, _distinct_words(texts)
 
     def evaluate(self, captions: CaptionSet) -> Scores:

@@ -53,11 +53,14 @@ def score(
     if isinstance(predictions, Mapping):
         predictions = [{"image_id": i, "caption": text} for i, text in predictions.items()]
     predictions = predictions_by_id(predictions)
-    captions = CaptionSet(predictions, match_ids(predictions, references))
-    scores = Scores()
-    for evaluator in build_evaluators() if evaluators is None else evaluators:
+    evaluators = build_evaluators() if evaluators is None else list(evaluators)
+    language = next((each.settings.language for each in evaluators), "en")
+    captions = CaptionSet(predictions, match_ids(predictions, references), language=language)
+    scores = Scores(settings={} if language == "en" else {"language": language})
+    for evaluator in evaluators:
         signals.raise_if_requested()
         try:
+            evaluator.check_language()
             evaluated = evaluator.evaluate(captions)
         except signals.Stopped:
             raise

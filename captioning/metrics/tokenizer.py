@@ -12,6 +12,11 @@ import regex  # its \w includes vowel signs and combining accents, as in Java
 
 from captioning.metrics.java import JavaError, jar, run_java
 
+# Languages without spaces between words. Their characters are counted instead.
+UNSPACED = ("zh", "ja", "th", "lo", "km", "my")
+# A character with its accents and vowel signs, or a word or number in Latin letters.
+_CHARACTER = regex.compile(r"[\p{Latin}\p{Nd}]+|[^\s\p{P}]\p{M}*")
+
 _PROGRAM = "edu.stanford.nlp.process.PTBTokenizer"
 _OPTIONS = ("-encoding", "UTF-8", "-preserveLines", "-lowerCase")
 
@@ -83,13 +88,17 @@ _BRACKETS = dict(zip("()[]{}", ["-lrb-", "-rrb-", "-lsb-", "-rsb-", "-lcb-", "-r
 _ENTITIES = {"&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'"}
 
 
-def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable, list[str]], str]:
+def tokenize(
+    captions: Mapping[Hashable, Sequence[str]], language: str = "en"
+) -> tuple[dict[Hashable, list[str]], str]:
     """Return the captions as tokens joined by spaces, and the name of the tokeniser that was used.
 
     captions: {any id: list of captions}; the result has the same ids and numbers of captions. A
     caption may contain line breaks. It may be empty or have no tokens; then the result is "".
-    Without Java, or if it fails, the imitation is used.
+    Without Java, or if it fails, the imitation is used. The tokens of UNSPACED are characters.
     """
+    if language in UNSPACED:
+        return {key: list(map(characters, group)) for key, group in captions.items()}, "characters"
     # PTBTokenizer reads one caption per line. `split` removes all characters that end lines.
     lines = [" ".join(caption.split()) for group in captions.values() for caption in group]
     try:
@@ -101,8 +110,15 @@ def tokenize(captions: Mapping[Hashable, Sequence[str]]) -> tuple[dict[Hashable,
     return {key: list(islice(texts, len(group))) for key, group in captions.items()}, tokenizer
 
 
-def imitated_tokens(caption: str) -> str:
-    """Return the tokens of one caption joined by spaces, by the imitation of PTBTokenizer."""
+def characters(caption: str) -> str:
+    """Return the characters of a caption, and its words in Latin letters, joined by spaces."""
+    return " ".join(_CHARACTER.findall(caption.lower()))
+
+
+def imitated_tokens(caption: str, language: str = "en") -> str:
+    """Return what `tokenize` returns for one caption, without Java."""
+    if language in UNSPACED:
+        return characters(caption)
     return _join_words(_imitate(" ".join(caption.split())))
 
 

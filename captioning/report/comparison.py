@@ -11,6 +11,7 @@ from captioning.data.sources import known_annotation, read_split, references
 from captioning.metrics.base import build_evaluators, evaluator_classes, metric_of, option_files
 from captioning.metrics.intervals import Estimate
 from captioning.metrics.scoring import score
+from captioning.metrics.tokenizer import UNSPACED
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
 from captioning.scenes.world import Scene, read_scenes
@@ -81,8 +82,10 @@ def read_comparison(folders: Sequence[Path], split: str = "test") -> Comparison:
             f"no image of split {split} was captioned by all runs: compare runs of one data set"
         )
     missing = list(_describe_gaps(runs, count))
-    comparison = Comparison(split, runs, captioned, count, missing)
     config = runs[0].scoring_config
+    if config.language in UNSPACED:
+        missing.append(f"Words are characters in scores and figures (language: {config.language}).")
+    comparison = Comparison(split, runs, captioned, count, missing)
     try:
         split_samples = read_split(config, split)
         texts = references(config, split, split_samples)
@@ -139,6 +142,7 @@ def _check_same_data(runs: Sequence[Run], split: str):
             f"{split}_file": getattr(config, f"{split}_file") or default_file,
             "split": config.split and (config.train_file, sorted(config.split.items())),
             "image_root": Path(config.image_root).resolve(),
+            "language": config.language,
         }
 
     expected = data_settings(runs[0])

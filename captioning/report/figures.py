@@ -160,11 +160,11 @@ def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
     return curves
 
 
-def draw_lengths(rows: Sequence[Row]) -> Markup:
+def draw_lengths(rows: Sequence[Row], language: str = "en") -> Markup:
     """Draw how many of each row's captions have 0, 1, 2... words, up to the 99th percentile."""
     curves = []
     for row, style in zip(rows, assign_styles([row.kind for row in rows])):
-        lengths = np.array(list(map(count_words, row.captions.values())))
+        lengths = np.array([count_words(text, language) for text in row.captions.values()])
         shares = 100 * np.bincount(lengths) / len(lengths)
         shares = shares[: math.ceil(np.quantile(lengths, 0.99)) + 1]
         label = f"{row.label}, mean {lengths.mean():.1f}"

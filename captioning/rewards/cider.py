@@ -50,7 +50,8 @@ class CiderD(Reward):
     title = "CIDEr-D"
 
     def prepare(self, images: TrainingImages) -> None:
-        tokens = tokenize(images.captions)[0] if is_main() else None
+        self.language = getattr(self.config, "language", "en")
+        tokens = tokenize(images.captions, self.language)[0] if is_main() else None
         self.references = broadcast_from_main(tokens)
         self.idf = Idf(map(_with_end, group) for group in self.references.values())
 
@@ -60,7 +61,7 @@ class CiderD(Reward):
             refs = [self.idf.vectors(_with_end(words)) for words in self.references[image_id]]
             scores.append([])
             for caption in group:
-                tokens = imitated_tokens(caption.text)
+                tokens = imitated_tokens(caption.text, self.language)
                 words = _with_end(tokens) if caption.ended else tokens.split()
                 candidate = self.idf.vectors(words)
                 total = sum(_similarity(candidate, ref) for ref in refs)

@@ -32,6 +32,7 @@ from captioning.training.schedule import build_optimizer, scheduled_rate
 from captioning.training.selection import summary
 from captioning.training.step import NotFiniteError, TrainingStep, token_means
 from captioning.training.validation import Validation
+from captioning.training.vocabulary import unknown_words
 
 
 def fine_tune(config: Config, device: torch.device) -> None:
@@ -90,6 +91,8 @@ def fine_tune(config: Config, device: torch.device) -> None:
     annotated = samples.with_prompts() if isinstance(samples, Shards) else samples
     check_prompts(annotated, captioner, config, "max_tokens")
     check_prompts(validation.samples, captioner, config, "max_length")
+    if line := unknown_words(config, samples, captioner.tokenizer):
+        log_line(line)
     precision = Precision(config.precision, device)
     learner = SelfCritical(captioner, config, rewards) if rewards else captioner
     model = distribute(learner, captioner, config, device, precision.dtype)

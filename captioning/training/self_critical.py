@@ -82,7 +82,8 @@ class SelfCritical(nn.Module):
             for name in config.reward:
                 parts[name] = logprobs.new_tensor(rewards_by_name[name]).mean()
         parts["baseline"] = baseline.mean()
-        lengths = [float(count_words(text)) for group in sampled.captions for text in group]
+        texts = (text for group in sampled.captions for text in group)
+        lengths = [float(count_words(text, config.language)) for text in texts]
         parts["length"] = logprobs.new_tensor(lengths).mean()
         if objective_output is not None:
             loss = loss + objective_output.loss

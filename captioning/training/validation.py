@@ -84,7 +84,7 @@ def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> S
     def annotations(split):
         return [] if config.split else annotation_paths(config, split)
 
-    return Settings(images, root, device=device, annotations=annotations)
+    return Settings(images, root, device=device, annotations=annotations, language=config.language)
 
 
 class Validation(SplitEvaluation):

@@ -78,6 +78,33 @@ def test_predictions_of_other_kinds_are_scored_as_a_list_is(files, tmp_path, nam
     assert expected.code == 0 and "Cap. Len.  2.00" in expected.out
 
 
+def test_characters_are_counted_in_a_language_without_spaces(files, tmp_path):
+    """The scores are those of the same captions with a space after each character."""
+    captions = {5: "一只狗在3米外跑。", 6: "两个人，在海边 Beach"}  # noqa: RUF001
+    references = {"5": ["一只狗在草地上跑"], "6": ["两个人在海边走", "人们在沙滩上"]}
+    spaced = {5: "一 只 狗 在 3 米 外 跑", 6: "两 个 人 在 海 边 beach"}
+    references_spaced = {i: [" ".join(text) for text in group] for i, group in references.items()}
+    found = []
+    chosen = ["--metrics", "coco", "length", "diversity", "repetition", "detail"]
+    for texts, groups, language in (
+        (captions, references, "zh"),
+        (spaced, references_spaced, "de"),
+    ):
+        rows = [{"image_id": i, "caption": caption} for i, caption in texts.items()]
+        options = ["--language", language, "--output_dir", tmp_path / language, *chosen]
+        done = evaluate(*files(rows, groups), *options)
+        summary = json.loads((tmp_path / language / "metrics.json").read_text())
+        found.append((summary["metrics"], done.out))
+        assert f"language: {language}" in done.out and summary["settings"]["language"] == language
+        names = "METEOR, Nouns, Adjectives, Numbers, Relations"
+        line = f"{names} skipped: only for English, not for language: {language}"
+        assert done.out.splitlines()[-1] == line
+    assert found[0][0] == found[1][0]
+    assert found[0][0]["cap_len"]["value"] == 7.5 and found[0][0]["CIDEr"]["value"] > 0
+    assert "tokenizer: characters" in found[0][1]
+    assert "language: found 'zh-CN'; give two letters" in evaluate(*files(), "--language=zh-CN").err
+
+
 def test_several_captions_of_an_image_are_scored(files):
     """Ids as in Flickr8k's files; each caption has the references of its image."""
     texts = {"5#0": "a rider", "5#1": "a horse", "6": "a bus"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from captioning.metrics import diversity
-from captioning.metrics.base import Evaluator, Metric, Scores, build_evaluators
+from captioning.metrics.base import Evaluator, Metric, Scores, Settings, build_evaluators
 from captioning.metrics.intervals import RESAMPLES, Estimate
 from captioning.metrics.scoring import (
     Difference,
@@ -93,7 +93,7 @@ class Undefined(Evaluator):
 
 def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
     monkeypatch.setattr(diversity, "zip", lambda *_: 1 / 0, raising=False)
-    own = [Broken(None, None), Undefined(None, None)]
+    own = [Broken(None, Settings()), Undefined(None, Settings())]
     chosen = [*own, *build_evaluators(["diversity", "length"])]
     captions, references = {5: "a man", 6: "a"}, {5: ["a"], 6: ["b"]}
     scores = score(captions, references, chosen)

@@ -83,7 +83,7 @@ def learner(toy, worth=None, **changed):
     """Return the learner of a reward on two samples, without an objective."""
     given = {"reward": {"worth": 1.0}, "reward_samples": 2, "reward_temperature": 1.0}
     given |= {"reward_baseline": "others", "objective": None}
-    settings = SimpleNamespace(**{**given, "max_tokens": LONGEST, **changed})
+    settings = SimpleNamespace(**{**given, "max_tokens": LONGEST, "language": "en", **changed})
     return SelfCritical(toy, settings, {"worth": worth or Worth()})
 
 
