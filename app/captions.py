@@ -184,7 +184,7 @@ def _prompt(captioner: Captioner, prompt: Optional[str], max_length: int) -> Ite
     try:
         captioner.prompt_ids = ids
         if prompt is not None:
-            # The captioner removes `prompt` from its output, which has the tokenizer's spelling.
+            # The record has the tokenizer's spelling of the prompt.
             captioner.prompt = f"{captioner.tokenizer.decode(ids)} ".lstrip()
         yield
     finally:

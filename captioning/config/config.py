@@ -36,6 +36,7 @@ from captioning.rewards.registry import REWARDS, check_options, check_rewards
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 from decoding import DecodingSettings
+from decoding.characters import is_character
 from decoding.rerank import Reranking
 from smile import Objective, parse_objective
 from smile.objective import FIRST_TOKEN_MLE
@@ -132,11 +133,8 @@ class Config(Keys):
     @classmethod
     def _ends_with_a_space(cls, value, info: ValidationInfo):
         model = info.data.get("model")
-        if (
-            value
-            and not value.endswith(" ")
-            and not (model and package_of(model).PROMPT_IS_QUESTION)
-        ):
+        ends_well = not value or value[-1] == " " or is_character(value[-1])
+        if not ends_well and not (model and package_of(model).PROMPT_IS_QUESTION):
             raise ValueError("end it with a space, or a caption's first word runs into it")
         return value
 

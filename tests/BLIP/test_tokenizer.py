@@ -104,7 +104,7 @@ def test_captions_are_written_as_their_readers_expect(tmp_path):
     """transformers would write a space between any two Chinese characters."""
     captions = (
         "一只狗在草地上奔跑，旁边有两个人。",  # noqa: RUF001
-        "“狗”……红 3 只 cat",
+        "“狗”……红3只 cat",
         "東京タワーの前に、犬がいる",
         "한국 사람이 자전거를 탄다",
         "Ein schöner Hund, der über die Straße läuft",

@@ -1,0 +1,99 @@
+"""A small BLIP learns captions of a language with its own vocabulary, by the programs."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+from tokenizers import BertWordPieceTokenizer
+
+from BLIP.tokenizer import CaptionTokenizer
+from captioning.data.annotations import Sample
+from captioning.training.vocabulary import IMAGES, unknown_words
+from tests.markers import slow
+from tests.programs import run_program
+from tests.tiny import SPECIAL_TOKENS, TINY_RUN
+
+pytestmark = pytest.mark.usefixtures("no_java")
+COLOURS = ("red", "green", "blue", "white")
+CAPTIONS = {
+    "zh": ("一张照片：", ["一只红色的狗", "两个人，一辆绿色的车", "3片海", "白色的 cat"]),  # noqa: RUF001
+    "ko": ("사진 ", ["빨간 개가 달린다", "두 사람과 자동차", "푸른 바다", "고양이 한 마리"]),
+    "de": ("Ein Bild von ", ["Ein schöner Hund", "Zwei Männer", "Das Meer", "Eine weiße Katze"]),
+}
+
+
+@pytest.fixture
+def written(tmp_path):
+    """Return a function that writes photos, captions, a tokenizer and a configuration."""
+
+    def write(language):
+        prompt, captions = CAPTIONS[language]
+        rows = [{"image": f"{n}.png", "caption": captions[n % 4]} for n in range(16)]
+        for number in range(16):
+            Image.new("RGB", (32, 32), COLOURS[number % 4]).save(tmp_path / f"{number}.png")
+        for split, part in {"train": rows, "val": rows[:4], "test": rows[4:8]}.items():
+            (tmp_path / f"scenes_{split}.json").write_text(json.dumps(part))
+        tokenizer = BertWordPieceTokenizer(lowercase=False, strip_accents=False)
+        kinds = {"vocab_size": 200, "min_frequency": 1, "special_tokens": SPECIAL_TOKENS}
+        tokenizer.train_from_iterator([prompt, *captions], **kinds, show_progress=False)
+        tokenizer.save_model(str(tmp_path))
+        settings = {"do_lower_case": False, "strip_accents": False}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        (tmp_path / "run.yaml").write_text(TINY_RUN.format(data=tmp_path))
+        given = ["--config", tmp_path / "run.yaml", f"prompt={prompt}", f"language={language}"]
+        given += ["captions_per_image=1", "init_lr=1e-2", "max_epoch=40", "eval_every=40"]
+        given += [
+            "objective=mle",
+            "augmentation=none",
+            "min_length=1",
+            f"output_dir={tmp_path}/run",
+            "device=cpu",
+        ]
+        return tmp_path, captions, given
+
+    return write
+
+
+@pytest.mark.parametrize("language", ["zh", slow("ko"), slow("de")])
+def test_captions_of_a_language_from_training_to_bulk_captioning(written, language):
+    folder, captions, given = written(language)
+    for flags in ((), ("--evaluate", "--eval_split", "test")):
+        done = run_program("captioning.train", *given, *flags)
+        assert done.code == 0 and "unknown" not in done.err
+    scored = json.loads((folder / "run/result/test.json").read_text())
+    assert [row["caption"] for row in scored] == captions
+    summary = json.loads((folder / "run/result/test/metrics.json").read_text())
+    assert summary["settings"]["language"] == language
+    assert summary["metrics"]["Bleu_1"]["value"] == pytest.approx(1)
+    out = folder / "captions.jsonl"
+    assert run_program("captioning.caption", folder / "run", folder, "--out", out).code == 0
+    rows = map(json.loads, out.read_text().splitlines())
+    found = {row["image"].rpartition("/")[2]: row["caption"] for row in rows}
+    assert found == {f"{number}.png": captions[number % 4] for number in range(16)}
+
+
+def test_unknown_tokens_are_named_before_the_first_step(written):
+    folder, _, given = written("de")
+    (folder / "tokenizer_config.json").write_text("{}")  # lower case, which the vocabulary lacks
+    done = run_program("captioning.train", *given, "max_epoch=1", "metrics=[length]", "prompt=''")
+    assert done.code == 0
+    line = next(line for line in done.err.splitlines() if "unknown" in line)
+    assert line.endswith(
+        "% of the tokens in training captions are unknown to the vocabulary, such as 'Männer': "
+        "choose a tokenizer of their language"
+    )
+    assert done.err.index(line) < done.err.index("epoch 1/1")
+
+
+def test_the_share_of_unknown_tokens_is_that_of_evenly_spaced_images(vocabulary):
+    tokenizer, config = (
+        CaptionTokenizer(str(vocabulary)),
+        SimpleNamespace(max_words=5, max_tokens=9),
+    )
+    samples = [Sample("a.png", ("the red cat", "the ball"), 1)] * (2 * IMAGES)
+    assert unknown_words(config, samples, tokenizer) is None
+    samples[:IMAGES] = [Sample("b.png", ("a cat in the zoo",), 2)] * IMAGES
+    assert unknown_words(config, samples, tokenizer).startswith("10.0% of ")  # 1 of 5 + 5
+    few = [*samples[IMAGES:], *[samples[0]] * 100]  # 100 of 10,500 tokens
+    assert unknown_words(config, few, tokenizer) is None
