@@ -1,16 +1,12 @@
 """Writes the README.md of exported weights, with metadata for the Hugging Face Hub."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 DESCRIBED = ("vlm", "pretrained", "lora", "dataset", "train_file", "objective", "reward")
 
 
-def write_card(
-    folder: Path, checkpoint: str, config: Mapping[str, Any], license: str, library: str
-) -> None:
+def write_card(folder: Path, checkpoint: str, config: dict, license: str, library: str) -> None:
     """Write the card of exported weights, unless the folder has a README.md.
 
     - checkpoint: the file that was exported; its scores on test, if any, are in the card

@@ -1,6 +1,7 @@
 """LoRA of BLIP and of vision-language models: what learns, is saved, resumed, read and exported."""
 
 import shutil
+from functools import partial
 
 import pytest
 import torch
@@ -17,12 +18,7 @@ from BLIP.convert import save_hf
 from BLIP.from_checkpoint import captioner_of
 from captioning import export
 from captioning.config import load_config
-from captioning.models.build import (
-    captioner_from,
-    load_trained,
-    preprocessing_of,
-    trained_config,
-)
+from captioning.models.build import captioner_from, load_trained, preprocessing_of, trained_config
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line, refused, run_program
 from tests.tiny import TINY_RUN
@@ -33,6 +29,8 @@ LORA = "lora={r: 2, alpha: 8, dropout: 0.0}"
 VLM = "model: vlm\nvlm: {}\nprompt: {}\naugmentation: none\nimage_root: .\nann_root: .\n"
 MODULE = {"blip": "", "vlm": "model"}  # the submodule of the captioner that has the adapter
 CAPTIONS = [["a red disc", "a ring"]]
+CPU = torch.device("cpu")
+about_equal = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -87,11 +85,14 @@ def runs(paths):
             captioner.train()(photos(config), CAPTIONS).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
-        path = paths / f"{kind}.pth"
-        content = {"model": trained_state(captioner), "config": config.model_dump()}
-        torch.save({**content, **adapter_config(captioner)}, path)
-        made[kind] = config, captioner.eval(), str(path)
+        made[kind] = config, captioner.eval(), save(captioner, config, paths / f"{kind}.pth")
     return made
+
+
+def save(captioner, config, path):
+    content = {"model": trained_state(captioner), "config": config.model_dump()}
+    torch.save({**content, **adapter_config(captioner)}, path)
+    return str(path)
 
 
 @pytest.fixture
@@ -129,16 +130,16 @@ def test_peft_and_every_program_read_what_was_saved(paths, kind, adapted, tmp_pa
     assert line.endswith("every key matched") and logits(again, config).equal(expected)
     folder = tmp_path / "adapter"
     assert run_program("captioning.export", path, folder, "--adapter").code == 0
-    run, captioner = load_trained(str(folder), None, torch.device("cpu"))
+    run, captioner = load_trained(str(folder), None, CPU)
     assert run == config and logits(captioner, config).equal(expected)
     plain = whole(paths, kind)
     plain_names = plain.state_dict().keys()
     PeftModel.from_pretrained(plain.get_submodule(MODULE[kind]), folder)
-    torch.testing.assert_close(logits(plain, config), expected)
+    about_equal(logits(plain, config), expected)
     # Without `lora`, the adapter is merged, and all weights are trained further.
     merged, line = captioner_from(load_config(paths / f"{kind}.yaml"), str(folder))
     assert line.startswith(f"loaded {folder}: its adapter is merged into ")
-    torch.testing.assert_close(logits(merged, config), expected, rtol=1e-4, atol=1e-5)
+    about_equal(logits(merged, config), expected)
     assert all(parameter.requires_grad for parameter in merged.parameters())
     assert trained_state(merged).keys() == plain_names
 
@@ -151,7 +152,7 @@ def test_an_adapter_that_peft_trained_is_read(paths, kind, tmp_path):
     peft_model.save_pretrained(tmp_path)
     found = trained_config(str(tmp_path), None, {"prompt": config.prompt})
     merged, _ = captioner_from(found, str(tmp_path))
-    torch.testing.assert_close(logits(merged, found), logits(plain, config), rtol=1e-4, atol=1e-5)
+    about_equal(logits(merged, found), logits(plain, config))
 
 
 def test_an_adapter_of_transformers_blip_is_read(paths, tmp_path, monkeypatch):
@@ -164,10 +165,10 @@ def test_an_adapter_of_transformers_blip_is_read(paths, tmp_path, monkeypatch):
     peft_model = get_peft_model(model, LoraConfig(**lora, init_lora_weights=False))
     peft_model.save_pretrained(tmp_path / "adapter")
     peft_model.merge_and_unload().save_pretrained(tmp_path / "base")
-    config, expected = load_trained(str(tmp_path / "base"), None, torch.device("cpu"))
+    config, expected = load_trained(str(tmp_path / "base"), None, CPU)
     save_hf(whole(paths, "blip"), tmp_path / "base")
-    found = load_trained(str(tmp_path / "adapter"), None, torch.device("cpu"))[1]
-    torch.testing.assert_close(logits(found, config), logits(expected, config))
+    found = load_trained(str(tmp_path / "adapter"), None, CPU)[1]
+    about_equal(logits(found, config), logits(expected, config))
     again = captioner_of(str(tmp_path / "adapter"))
     torch.testing.assert_close(again.state_dict(), found.state_dict())
     cached = tmp_path / "models--owner--name"  # as huggingface_hub keeps it
@@ -186,15 +187,13 @@ def test_the_merged_export_has_the_weights_of_the_formula(paths, kind, adapted, 
     if kind == "blip":
         merged, before = read(target)["model"], read(base_of(paths, kind))["model"]
         again = captioner_from(load_config(paths / "blip.yaml"), str(target))[0]
-        torch.testing.assert_close(logits(captioner_of(path), config), logits(again, config))
+        about_equal(logits(captioner_of(path), config), logits(again, config))
     else:
         load_parts(str(target))  # the processor is there, too
         models = (load_model(str(name), pretrained=True) for name in (target, paths / "model"))
         merged, before = (model.state_dict() for model in models)
         again = captioner_from(load_config(paths / "vlm.yaml", [f"vlm={target}"]), None)[0]
-    torch.testing.assert_close(
-        logits(again, config), logits(captioner, config), rtol=1e-4, atol=1e-5
-    )
+    about_equal(logits(again, config), logits(captioner, config))
     adapter = read(path)["model"]
     assert merged.keys() == before.keys()
     for key, value in before.items():
@@ -210,7 +209,7 @@ def test_inference_merges_a_copy_and_training_goes_on_unchanged(adapted):
     before = {key: value.clone() for key, value in captioner.state_dict().items()}
     copy = captioner.for_inference(torch.float32, False)
     expected = logits(captioner, config)
-    torch.testing.assert_close(logits(copy, config), expected, rtol=1e-4, atol=1e-5)
+    about_equal(logits(copy, config), expected)
     assert all(value.equal(before[key]) for key, value in captioner.state_dict().items())
 
 
@@ -245,42 +244,31 @@ def test_an_adapter_of_four_bits_is_merged_into_whole_weights(paths, tmp_path):
     captioner.train()(photos(config), CAPTIONS).loss.backward()
     learns = {name for name, p in captioner.named_parameters() if p.grad is not None}
     assert learns and all("lora_" in name for name in learns)
-    content = {"model": trained_state(captioner), "config": config.model_dump()}
-    torch.save({**content, **adapter_config(captioner)}, tmp_path / "run.pth")
-    assert captioner_from(config, str(tmp_path / "run.pth"))[1].endswith("every key matched")
-    assert run_program("captioning.export", tmp_path / "run.pth", tmp_path / "merged").code == 0
-    states = (
-        load_model(str(each), True).state_dict() for each in (tmp_path / "merged", paths / "model")
-    )
-    torch.testing.assert_close(*states)  # it has learned nothing
+    path = save(captioner, config, tmp_path / "run.pth")
+    assert captioner_from(config, path)[1].endswith("every key matched")
+    assert run_program("captioning.export", path, tmp_path / "merged").code == 0
+    merged, base = (load_model(str(name), True) for name in (tmp_path / "merged", paths / "model"))
+    torch.testing.assert_close(merged.state_dict(), base.state_dict())  # it has learned nothing
 
 
-def test_four_bits_without_their_library_are_one_line(paths, monkeypatch):
-    monkeypatch.setattr("vlm.library.find_spec", lambda name: None)
-    config = load_config(paths / "vlm.yaml", [LORA, "lora.load_in_4bit=true"])
-    with raises_line(UserError, "lora.load_in_4bit needs bitsandbytes: pip install bitsandbytes"):
-        captioner_from(config, None)
+def test_mistakes_are_one_line(paths, tmp_path, monkeypatch):
+    base = str(paths / "base.pth")
 
+    def refuses(kind, weights, line, *flags):
+        with raises_line(UserError, line):
+            captioner_from(load_config(paths / f"{kind}.yaml", [LORA, *flags]), weights)
 
-def test_mistakes_are_one_line(paths, tmp_path):
-    base, signed = paths / "base.pth", "https://host/a.pth?SECRET"
-
-    def message(kind, flags, weights):
-        with raises_line(UserError) as error:
-            captioner_from(load_config(paths / f"{kind}.yaml", [*flags]), weights)
-        return str(error.value)
-
-    assert "lora is set, but pretrained is not: " in message("blip", [LORA], None)
-    found = message("blip", [LORA, f"pretrained={signed}"], str(base))
-    assert "pretrained is an address with a user or a query" in found
-    found = message("vlm", [LORA], str(base))
-    assert found.startswith(f"{base} holds a whole model, but lora adapts the model given by vlm")
+    refuses("blip", None, "lora is set, but pretrained is not: ")
+    secret = "pretrained is an address with a user or a query"
+    refuses("blip", base, secret, "pretrained=https://host/a.pth?SECRET")
+    refuses("vlm", base, f"{base} holds a whole model, but lora adapts the model given by vlm")
     # A layer that does not exist, no regular expression, and another name of the head's weight.
     for layers in ("['wq']", "'*.q'", "['word_embeddings']"):
-        found = message(
-            "blip", [LORA, f"pretrained={base}", f"lora.target_modules={layers}"], str(base)
-        )
-        assert found.startswith(f"lora with target_modules {layers} does not fit this model: ")
+        line = f"lora with target_modules {layers} does not fit this model: "
+        refuses("blip", base, line, f"pretrained={base}", f"lora.target_modules={layers}")
+    monkeypatch.setattr("vlm.library.find_spec", lambda name: None)
+    line = "lora.load_in_4bit needs bitsandbytes: pip install bitsandbytes"
+    refuses("vlm", None, line, "lora.load_in_4bit=true")
     refused("captioning.export", base, tmp_path / "x", "--adapter", part=f"error: {base} has whole")
 
 
@@ -291,6 +279,7 @@ def test_mistakes_are_one_line(paths, tmp_path):
         ("base", "run.pth has an adapter of gone.pth, but "),
         ("vlm", "run.pth does not fit this model: Target modules"),
         ("config", "run.pth does not fit this model: '<='"),
+        ("weight", "run.pth has an adapter of another model: 1 keys differ, such as "),
     ],
 )
 def test_an_adapter_that_does_not_fit_is_one_line(paths, runs, change, line, tmp_path):
@@ -301,6 +290,8 @@ def test_an_adapter_that_does_not_fit_is_one_line(paths, runs, change, line, tmp
         content["adapter_config"]["base_model_name_or_path"] = "gone.pth"
     elif change == "vlm":
         kind = "vlm"
+    elif change == "weight":
+        content["model"].popitem()
     else:
         content["adapter_config"]["r"] = "two"
     torch.save(content, tmp_path / "run.pth")
