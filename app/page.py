@@ -69,21 +69,21 @@ def build_page(service: CaptionService, limits: Namespace) -> gr.Blocks:
 
         # The values are validated by `CaptionService`: after an error in Gradio's preprocessing,
         # all calls of a batch would fail. `app.guard` relies on the first two functions.
-        given = {"inputs_kwargs": controls, "preprocess": False}
-        batch = {**given, "batch": True, "max_batch_size": limits.max_batch}
+        options = {"inputs_kwargs": controls, "preprocess": False}
+        batch_options = {**options, "batch": True, "max_batch_size": limits.max_batch}
         show = _answering(service, lambda answer: view.render("results.html", answer=answer))
-        button.click(show, photo, results, scroll_to_output=True, **batch, **PRIVATE)
+        button.click(show, photo, results, scroll_to_output=True, **batch_options, **PRIVATE)
         gr.Button(visible=False).click(
             _answering(service, Answer.record),
             photo,
             gr.JSON(label="captions", visible=False),
             api_name="caption",
             api_description='The captions of a photo, or {"error": one line}.',
-            **batch,
+            **batch_options,
         )
         caption_all = _captioning_all(service, limits.max_photos)
         all_button.click(
-            caption_all, files, [archive, results], scroll_to_output=True, **given, **PRIVATE
+            caption_all, files, [archive, results], scroll_to_output=True, **options, **PRIVATE
         )
         photo.clear(lambda: EMPTY_RESULTS, None, results, **PRIVATE)
         drawn.click(lambda sample: sample[0], drawn, photo, **PRIVATE)

@@ -215,12 +215,12 @@ class _Forward:
 
     def targets(self, labels, shift_labels=None, segments=None, weights=None, position_ids=None):
         """Return the label that each position predicts, and its segment and weight; (B, N) each."""
-        ahead = int(self.is_shifted)
+        shift = int(self.is_shifted)
         are_next_tokens = shift_labels is not None or re.fullmatch(UNSHIFTED, self.name)
-        place = (ahead, 0) if are_next_tokens else (0, ahead)
+        padding = (shift, 0) if are_next_tokens else (0, shift)
 
         def padded(x, value=0):  # (B, N + 1), aligned with tokens
-            return x if x is None or x.dim() == 1 else F.pad(x, place, value=value)
+            return x if x is None or x.dim() == 1 else F.pad(x, padding, value=value)
 
         labels = padded(labels if shift_labels is None else shift_labels, IGNORE)
         labels = labels.masked_fill(self._is_one_of(labels, MEDIA), IGNORE)
@@ -241,8 +241,8 @@ class _Forward:
         if segments is None:
             segments = captions_of_turns(labels, texts)
             segments = segments if (segments > 1).any() else None
-        found = (labels, segments, weights)
-        return [x if x is None or x.dim() == 1 else x[:, ahead:] for x in found]
+        aligned = (labels, segments, weights)
+        return [x if x is None or x.dim() == 1 else x[:, shift:] for x in aligned]
 
     def _is_one_of(self, labels, keys) -> Tensor:
         """Return whether labels are token ids of the configuration."""

@@ -29,13 +29,13 @@ class SplitLine(NamedTuple):
 def split_by_score(line: dict[str, Any], threshold: float) -> SplitLine:
     """Split a line with ITM scores: keep captions with scores above the threshold."""
     scores = line.get("itms", [line["itm"]])
-    kept = [place for place, score in enumerate(scores) if score > threshold]
-    dropped = [place for place in range(len(scores)) if place not in kept]
+    kept = [index for index, score in enumerate(scores) if score > threshold]
+    dropped = [index for index in range(len(scores)) if index not in kept]
     return SplitLine(_with_captions_at(kept, line), _with_captions_at(dropped, line))
 
 
 def _with_captions_at(indices: list[int], line: dict[str, Any]) -> Optional[dict[str, Any]]:
-    """Return the line with only the captions at the indices `places`; None if there are none.
+    """Return the line with only the captions at these indices; None if there are none.
 
     Each list under a plural key, such as "itms", keeps the same indices.
     """
@@ -63,8 +63,10 @@ def threshold_of(expression: str) -> float:
 class ItmFilter:
     """Adds the ITM score of each caption to lines. The constructor raises UserError.
 
-    expression: of the filter. itm_model, device, dtype: the checkpoint, the device and the
-    precision of the scorer.
+    - expression: the filter's, such as "itm>0.5"; recorded with the captions
+    - itm_model: the scorer's checkpoint
+    - device: the scorer's
+    - dtype: the precision of the scorer
     """
 
     def __init__(self, expression: str, itm_model: str, device: torch.device, dtype: torch.dtype):
@@ -83,11 +85,11 @@ class ItmFilter:
         images: the inputs of those lines' images.
         """
         for start in range(0, len(lines), AT_ONCE):
-            some = lines[start : start + AT_ONCE]
-            captions = [captions_of(line) for line in some]
+            batch = lines[start : start + AT_ONCE]
+            captions = [captions_of(line) for line in batch]
             scores = self.scorer.scores(torch.stack(images[start : start + AT_ONCE]), captions)
-            for line, of_line in zip(some, scores.tolist()):
-                rounded = [round(score, DIGITS) for score in of_line]
+            for line, line_scores in zip(batch, scores.tolist()):
+                rounded = [round(score, DIGITS) for score in line_scores]
                 line.update(itm=rounded[0], settings={**line["settings"], **self.settings})
                 if len(rounded) > 1:
                     line["itms"] = rounded

@@ -21,7 +21,7 @@ from captioning.files.chat import STOP_CHECK_S, ChatServer, Reply, RequestFailed
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
-KEY = "CAPTION_API_KEY"  # environment variable with the server's API key
+KEY_VARIABLE = "CAPTION_API_KEY"  # environment variable with the server's API key
 PROMPT = "Describe this image in one sentence."
 CONCURRENCY = 32  # default
 DEFAULTS = {"num_workers": 2, "max_length": 256}  # of keys of the configuration
@@ -58,7 +58,7 @@ class ServedModel:
     collate = list
 
     def __post_init__(self):
-        self.read, self.server = as_data_url, ChatServer(self.url, "--url", KEY)
+        self.read, self.server = as_data_url, ChatServer(self.url, "--url", KEY_VARIABLE)
         self.origin = {"checkpoint": self.name, "settings": self.settings}
         self.report = f"captions of {self.name} at {self.server.url}, {self.batch_size} at once"
         self.num_return = self.settings.get("n", 1)
@@ -205,7 +205,7 @@ def loader(
     The server's address and key do not identify a run, since they change no caption, so that it can
     continue on another server. Raises UserError.
     """
-    ChatServer(arguments.url, "--url", KEY)
+    ChatServer(arguments.url, "--url", KEY_VARIABLE)
     values = {"seed": Config.model_fields["seed"].default, "sample": False, **DEFAULTS, **changes}
     seed, sample, readers = map(values.pop, ("seed", "sample", "num_workers"))
     settings = {"prompt": arguments.prompt or PROMPT, "max_tokens": values.pop("max_length")}

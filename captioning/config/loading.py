@@ -24,11 +24,13 @@ def load_config(
 ) -> Config:
     """Read a configuration from a YAML file, and apply overrides and flags.
 
-    overrides: see `parse_overrides`; "vit.depth=2" sets a value in a mapping. flags: {key: parsed
-    value}, which replace the file's values.
-    output_dir defaults to output/NAME for NAME.yaml. Raises UserError with one line that names each
-    wrong key, the value that was found and the allowed values. The line begins with the file, or
-    with "command line" if overrides and flags have set all wrong keys.
+    - path: the YAML file; output_dir defaults to output/NAME for NAME.yaml
+    - overrides: see `parse_overrides`; "vit.depth=2" sets a value in a mapping
+    - flags: {key: parsed value}, which replace the file's values
+
+    Raises UserError with one line that names each wrong key, its value and the allowed values. The
+    line begins with the file, or with "command line" if overrides and flags have set all wrong
+    keys.
     """
     values = parse_yaml(read_text(path), str(path))
     if not isinstance(values, dict):
@@ -73,9 +75,9 @@ def _parse_value(key: str, text: str, where: str) -> Any:
     if field is None and "." not in key:  # a key of a package: this imports all of them
         field = config_class().model_fields.get(key)
     types = _types(field.annotation) if field else ()
-    # Other YAML of these types, such as "- a", "a: b" or "# a", is rather text.
-    is_meant = text in ("", "null") or text[0] in "[{"
-    if str in types and not (is_meant and type(value) in types):
+    # A text such as "- a", "a: b" or "# a" is YAML of another type only by accident.
+    is_yaml = text in ("", "null") or text[0] in "[{"
+    if str in types and not (is_yaml and type(value) in types):
         return text
     if isinstance(value, UserError):
         raise value

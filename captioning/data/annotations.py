@@ -51,11 +51,11 @@ def read_annotations(
     Raises UserError, which names file and row, for missing or malformed entries and for two images
     with the same id.
     """
-    all_samples = read_samples(path, split, needs=["image"])
-    samples = [sample for sample in all_samples if sample.captions]
-    if len(samples) < len(all_samples):
-        first = next(sample.image for sample in all_samples if not sample.captions)
-        count = f"{len(all_samples) - len(samples):,} of {len(all_samples):,} images have no caption"
+    listed = read_samples(path, split, needs=["image"])
+    samples = [sample for sample in listed if sample.captions]
+    if len(samples) < len(listed):
+        first = next(sample.image for sample in listed if not sample.captions)
+        count = f"{len(listed) - len(samples):,} of {len(listed):,} images have no caption"
         line = f"{path}: {count}, such as {first}"
         if not skip_without_caption:
             raise UserError(

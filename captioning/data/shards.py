@@ -48,13 +48,13 @@ class Shards:
         return sum(summary["samples"] for summary in self.summaries)
 
     def __iter__(self) -> Iterator[Sample]:
-        return self._of_tars_with("samples")
+        return self._samples_of_tars_with("samples")
 
     def with_prompts(self) -> Iterator[Sample]:
         """Yield the samples of the tars that have prompts."""
-        return self._of_tars_with("prompts")
+        return self._samples_of_tars_with("prompts")
 
-    def _of_tars_with(self, count: str) -> Iterator[Sample]:
+    def _samples_of_tars_with(self, count: str) -> Iterator[Sample]:
         for number, summary in enumerate(self.summaries):
             if summary[count]:
                 yield from (row for row in self.rows(number) if isinstance(row, Sample))
@@ -78,23 +78,23 @@ class ShardDataset(TrainingDataset):
     shuffle_buffer: int = 50_000
 
     def __post_init__(self):
-        known = self.samples.summaries
-        first = next((summary["first"] for summary in known if summary["errors"]), None)
+        tars = self.samples.summaries
+        first = next((tar["first"] for tar in tars if tar["errors"]), None)
         if first and not self.skip_bad_images:
-            count = sum(summary["errors"] for summary in known)
+            count = sum(tar["errors"] for tar in tars)
             more = f", and {count - 1} more" if count > 1 else ""
             raise UserError(f"{first}{more}: correct it, or set skip_bad_images=true")
         unit = "captions" if self.captions_per_image == 1 else "samples"
-        self._sizes = [summary[unit] + summary["errors"] for summary in known]  # items of each tar
-        self._up_to = list(accumulate(self._sizes))  # number of items up to the end of each tar
-        # {tar: its samples and errors, and the number of items up to the end of each of them},
-        # least recently used first
+        self._sizes = [tar[unit] + tar["errors"] for tar in tars]  # items of each tar
+        self._ends = list(accumulate(self._sizes))  # of the tars, in items
+        # {tar: its samples and errors, and the end of each of them in items}, least recently used
+        # first
         self._rows = OrderedDict()
         # {span of an image: bytes of the image, or the error of reading them}
         self._prefetched = {}
 
     def __len__(self) -> int:
-        return self._up_to[-1]
+        return self._ends[-1]
 
     def order(self, seed: int, epoch: int, first: int = 0) -> Iterator[int]:
         """Return the shuffled items of an epoch from position `first` on.
@@ -102,17 +102,17 @@ class ShardDataset(TrainingDataset):
         The tars are shuffled and divided into groups that fill `shuffle_buffer`. Then the items of
         each group are shuffled.
         """
-        done = 0
+        num_before = 0
         for number, tars in enumerate(self._groups(seed, epoch)):
             size = sum(self._sizes[tar] for tar in tars)
-            if done + size > first:
+            if num_before + size > first:
                 ranges = (
-                    range(self._up_to[tar] - self._sizes[tar], self._up_to[tar]) for tar in tars
+                    range(self._ends[tar] - self._sizes[tar], self._ends[tar]) for tar in tars
                 )
                 items = list(chain.from_iterable(ranges))
-                places = permutation(size, derived_seed("group", seed, epoch, number))
-                yield from (items[place] for place in places[max(first - done, 0) :])
-            done += size
+                shuffled = permutation(size, derived_seed("group", seed, epoch, number))
+                yield from (items[offset] for offset in shuffled[max(first - num_before, 0) :])
+            num_before += size
 
     def _groups(self, seed: int, epoch: int) -> Iterator[list[int]]:
         group, size = [], 0
@@ -151,11 +151,11 @@ class ShardDataset(TrainingDataset):
 
         The list is empty if captions_per_image is above 1.
         """
-        tar, item = group_and_position(self._up_to, index)
-        rows, items_up_to = self._rows_of(tar)
+        tar, item = group_and_position(self._ends, index)
+        rows, item_ends = self._rows_of(tar)
         if self.captions_per_image > 1:
             return rows[item], []
-        position, caption = group_and_position(items_up_to, item)
+        position, caption = group_and_position(item_ends, item)
         return rows[position], [caption]
 
     def _rows_of(self, tar: int) -> tuple[list[Union[Sample, str]], list[int]]:
@@ -163,15 +163,15 @@ class ShardDataset(TrainingDataset):
             rows = self.samples.rows(tar)
             # With captions_per_image 1, each caption is an item, and each error is one item.
             sizes = (len(row.captions) if isinstance(row, Sample) else 1 for row in rows)
-            items_up_to = list(accumulate(sizes))
-            items = items_up_to[-1] if self.captions_per_image == 1 else len(rows)
+            item_ends = list(accumulate(sizes))
+            items = item_ends[-1] if self.captions_per_image == 1 else len(rows)
             if items != self._sizes[tar]:
                 raise UserError(f"{self.samples.tars[tar]}: it has changed since training began")
-            self._rows[tar] = rows, items_up_to
+            self._rows[tar] = rows, item_ends
             # Keep the rows of two groups in memory: a batch may be at the end of one group and at
             # the beginning of the next group.
-            most = 2 * self.shuffle_buffer + self._sizes[tar]
-            while len(self._rows) > 1 and sum(self._sizes[tar] for tar in self._rows) > most:
+            max_rows = 2 * self.shuffle_buffer + self._sizes[tar]
+            while len(self._rows) > 1 and sum(self._sizes[tar] for tar in self._rows) > max_rows:
                 self._rows.popitem(last=False)
         self._rows.move_to_end(tar)
         return self._rows[tar]

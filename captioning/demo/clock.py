@@ -17,30 +17,31 @@ from captioning.training.selection import evaluation_name
 
 PACE = 1200  # images per second that all runs train together, on two cores
 SCORING_S = 8  # from the end of training to the report
-PRIOR_S = 20  # the estimate of the pace begins as if PACE had been measured for so long
-POLL_S = 1.0  # seconds between two looks at the runs' files
+PRIOR_S = 20  # the estimate of the pace begins as if PACE had been measured for this long
+POLL_S = 1.0  # seconds between two readings of the runs' logs
 EXAMPLES = 2  # images whose first captions are printed
 
 
 class Clock(Observer):
     """Estimates the time left of all runs from the images that they have trained on.
 
-    - runs: those that are followed
-    - images: of the training split
-    - first: an MLE run and a SMILE run. When both have captioned the validation split for the first
-      time, their captions of a few images of `data` are printed.
+    - runs: all runs of the demo
+    - images: the number of images in the training split
+    - first_runs: an MLE run and a SMILE run. When both have captioned the validation split for the
+      first time, some of their captions are printed
+    - data: the folder of the images
     """
 
     def __init__(
-        self, runs: Iterable[SweepRun], images: int, first: Iterable[SweepRun], data: Path
+        self, runs: Iterable[SweepRun], images: int, first_runs: Iterable[SweepRun], data: Path
     ):
         configs = {run.folder: run.config() for run in runs}
         self.batch_sizes = {folder: config.batch_size for folder, config in configs.items()}
-        self.done = {}  # {folder of a run: images that it has been trained on}
+        self.trained_images = {}  # {folder of a run: number of images so far}
         self.data, self.polled_at = data, -POLL_S
-        files = [run.folder / "result" / f"{evaluation_name(0)}.json" for run in first]
-        # Those of an earlier demo are not printed again.
-        self.first = [] if all(file.exists() for file in files) else files
+        files = [run.folder / "result" / f"{evaluation_name(0)}.json" for run in first_runs]
+        # Captions that an earlier call has printed are not printed again.
+        self.awaited_files = [] if all(file.exists() for file in files) else files
         self.bar = tqdm(
             total=sum(images * config.max_epoch for config in configs.values()) + SCORING_S * PACE,
             bar_format="{desc}: {percentage:.0f}%, about {remaining} to go in all",
@@ -59,16 +60,16 @@ class Clock(Observer):
         self.polled_at = time.monotonic()
         for folder, batch_size in self.batch_sizes.items():
             log = read_log(folder / "log.jsonl")
-            done = max((line["step"] for line in log if line["event"] == "step"), default=0)
-            done *= batch_size
-            # The first share may be an earlier demo's, which tells nothing of the pace.
-            if not self.done.get(folder):
-                self.bar.initial += done
-            self.bar.update(done - self.done.get(folder, 0))
-            self.done[folder] = done
-        if self.first and all(file.exists() for file in self.first):
-            mle, smile = map(read_predictions, self.first)
-            self.first = []
+            images = max((line["step"] for line in log if line["event"] == "step"), default=0)
+            images *= batch_size
+            # Images of an earlier call do not count for the pace: they took no time in this one.
+            if not self.trained_images.get(folder):
+                self.bar.initial += images
+            self.bar.update(images - self.trained_images.get(folder, 0))
+            self.trained_images[folder] = images
+        if self.awaited_files and all(file.exists() for file in self.awaited_files):
+            mle, smile = map(read_predictions, self.awaited_files)
+            self.awaited_files = []
             lines = ["\nthe first captions of the captioners that are being trained:"]
             for image_id in list(mle)[:: len(mle) // EXAMPLES][:EXAMPLES]:
                 path = self.data / image_name(image_id)

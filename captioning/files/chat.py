@@ -59,8 +59,8 @@ class Reply(NamedTuple):
 
 
 def _pause_s(state: tenacity.RetryCallState) -> float:
-    asked_for = state.outcome.exception().pause_s
-    return max(FIRST_PAUSE_S * 2 ** (state.attempt_number - 1), min(asked_for, MAX_PAUSE_S))
+    server_pause_s = state.outcome.exception().pause_s
+    return max(FIRST_PAUSE_S * 2 ** (state.attempt_number - 1), min(server_pause_s, MAX_PAUSE_S))
 
 
 def _sleep(seconds: float) -> None:

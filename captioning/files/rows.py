@@ -34,7 +34,7 @@ METADATA = ("metadata.jsonl", "metadata.csv")  # names of a caption file in a fo
 _FLICKR = re.compile(r"([^\t|]+?)(?:#\d+\t|\s*\|\s*\d+(?:\s*\||\s)\s*)(.*)")
 
 # The place of a row, such as "line 3", and its columns, see `row_of`.
-_Place = tuple[str, Any]
+_PlacedRow = tuple[str, Any]
 
 
 def is_list(path: StrPath) -> bool:
@@ -64,7 +64,7 @@ def read(
         yield row_of(columns, f"{path}: {place}", column, needs)
 
 
-def _rows(path: str, split: Optional[str]) -> Iterator[_Place]:
+def _rows(path: str, split: Optional[str]) -> Iterator[_PlacedRow]:
     suffix = os.path.splitext(path)[1].lower()
     if tables.is_table(path):
         return tables.rows(path)
@@ -90,7 +90,7 @@ def _rows(path: str, split: Optional[str]) -> Iterator[_Place]:
     )
 
 
-def _folder_rows(folder: str) -> Iterator[_Place]:
+def _folder_rows(folder: str) -> Iterator[_PlacedRow]:
     photo = None
     for photo in map(Path, images_in(folder)):
         name, text = str(photo.relative_to(folder)), photo.with_suffix(".txt")
@@ -110,7 +110,7 @@ def _lines(path: str) -> Iterator[str]:
         raise UserError(f"{path}: not UTF-8 text: {error.reason}: convert it") from None
 
 
-def _text_rows(path: str, suffix: str) -> Iterator[_Place]:
+def _text_rows(path: str, suffix: str) -> Iterator[_PlacedRow]:
     lines = _lines(path)
     first = next(lines, "")
     lines = enumerate(chain([first], lines), start=1)
@@ -123,7 +123,7 @@ def _text_rows(path: str, suffix: str) -> Iterator[_Place]:
     return ((f"line {number}", line.strip()) for number, line in lines if line.strip())
 
 
-def _flickr_rows(lines: Iterable[tuple[int, str]], path: str) -> Iterator[_Place]:
+def _flickr_rows(lines: Iterable[tuple[int, str]], path: str) -> Iterator[_PlacedRow]:
     for number, line in lines:
         if match := _FLICKR.fullmatch(line.rstrip("\r\n")):
             yield f"line {number}", {"image": match[1], "caption": match[2]}
@@ -134,7 +134,7 @@ def _flickr_rows(lines: Iterable[tuple[int, str]], path: str) -> Iterator[_Place
             )
 
 
-def _table_rows(lines: Iterable[str], delimiter: str, path: str) -> Iterator[_Place]:
+def _table_rows(lines: Iterable[str], delimiter: str, path: str) -> Iterator[_PlacedRow]:
     reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
@@ -156,15 +156,15 @@ def _table_rows(lines: Iterable[str], delimiter: str, path: str) -> Iterator[_Pl
         raise UserError(f"{path}: not valid CSV at line {line}: {error}") from None
 
 
-def _coco_rows(document: dict, path: str, split: Optional[str]) -> Iterator[_Place]:
+def _coco_rows(document: dict, path: str, split: Optional[str]) -> Iterator[_PlacedRow]:
     """Yield a row for each of `images`, then for each other id that has captions.
 
     The captions of an image are in `annotations`, or, in Karpathy's format, in its `sentences`.
     """
     # The authors of the split also train on "restval", the rest of COCO's validation images.
-    wanted = ("train", "restval") if split == "train" else (split,)
-    found = map(document.get, ("images", "annotations"))
-    images, annotations = (value if isinstance(value, list) else () for value in found)
+    splits = ("train", "restval") if split == "train" else (split,)
+    values = map(document.get, ("images", "annotations"))
+    images, annotations = (value if isinstance(value, list) else () for value in values)
     captions = defaultdict(list)
     for number, entry in enumerate(annotations, start=1):
         where = f"{path}: row {number} of annotations"
@@ -173,14 +173,14 @@ def _coco_rows(document: dict, path: str, split: Optional[str]) -> Iterator[_Pla
     for number, entry in enumerate(images, start=1):
         place = f"row {number} of images"
         row = row_of(entry, f"{path}: {place}")
-        found = captions.pop(row.get("image_id"), None)
+        texts = captions.pop(row.get("image_id"), None)
         if "sentences" in row:
             try:
-                found = [sentence["raw"] for sentence in row["sentences"]]
+                texts = [sentence["raw"] for sentence in row["sentences"]]
                 row["image"] = os.path.join(row.get("filepath", ""), row["image"])
             except (KeyError, TypeError):
                 raise UserError(f"{path}: {place} lacks filename, or sentences with raw") from None
-        if split is None or row.get("split", split) in wanted:
-            yield place, {**row, "caption": found} if found else row
-    for image_id, found in captions.items():
-        yield f"captions of image_id {image_id!r}", {"image_id": image_id, "caption": found}
+        if split is None or row.get("split", split) in splits:
+            yield place, {**row, "caption": texts} if texts else row
+    for image_id, texts in captions.items():
+        yield f"captions of image_id {image_id!r}", {"image_id": image_id, "caption": texts}

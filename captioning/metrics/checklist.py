@@ -84,11 +84,14 @@ def checklist_scores(answers: Sequence[Optional[Sequence[str]]]) -> Scores:
     answers: for each caption, one answer per question, or None if the judge gave no valid reply.
     """
     valid = [each or [] for each in answers]
-    asked = [len(each) for each in valid]
-    said = [len(each) - each.count(NOT_SAID) for each in valid]
-    right = [each.count(YES) for each in valid]
+    num_questions = [len(each) for each in valid]
+    num_answered = [len(each) - each.count(NOT_SAID) for each in valid]
+    num_yes = [each.count(YES) for each in valid]
     return Scores.from_ratios(
-        {"checklist_coverage": (said, asked), "checklist_precision": (right, said)},
+        {
+            "checklist_coverage": (num_answered, num_questions),
+            "checklist_precision": (num_yes, num_answered),
+        },
         settings={"checklist_question": QUESTION, "checklist_unread": answers.count(None)},
         details={"checklist_answers": answers},
     )

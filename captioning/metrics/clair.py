@@ -149,8 +149,8 @@ class Clair(Judge):
         prompts = [
             judge_prompt(text, captions.references[i]) for i, text in captions.predictions.items()
         ]
-        found = self.verdicts(dict.fromkeys(prompts, read_reply))
-        verdicts = [found[prompt] or Verdict(None, None) for prompt in prompts]
+        verdict_of = self.verdicts(dict.fromkeys(prompts, read_reply))
+        verdicts = [verdict_of[prompt] or Verdict(None, None) for prompt in prompts]
         scores = [verdict.score for verdict in verdicts]
         return Scores.from_means(
             {"CLAIR": scores},

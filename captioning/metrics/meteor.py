@@ -1,6 +1,7 @@
 """Computes METEOR 1.5 (Denkowski & Lavie 2014) with the Java program in pycocoevalcap.
 
-The program counts matches. The formula is computed here, also of the sums over resamples.
+The program counts matches. The formula is computed here, because confidence intervals need it for
+the sums of many resamples.
 """
 
 import os
@@ -25,7 +26,7 @@ _WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 _JAVA = ("-XX:+UseSerialGC", "-Xmx2G", "-jar")
 _PROGRAM = ("-", "-", "-stdio", "-l", "en", "-norm")
 # The environment variable with the path of the socket of `shared_process`.
-ADDRESS = "CAPTIONING_METEOR"
+ADDRESS_VARIABLE = "CAPTIONING_METEOR"
 
 
 def meteor_scores(captions: Sequence[str], references: Sequence[Sequence[str]]) -> Scores:
@@ -44,7 +45,7 @@ def count_matches(captions: Sequence[str], references: Sequence[Sequence[str]]) 
     text = "".join(" ||| ".join(["SCORE", *group, caption]) + "\n" for caption, group in groups)
     # The program loads its tables in seconds, and takes milliseconds per caption.
     seconds = 120 + 0.1 * len(captions)
-    lines = _ask_shared(text, seconds) if ADDRESS in os.environ else []
+    lines = _ask_shared(text, seconds) if ADDRESS_VARIABLE in os.environ else []
     if len(lines) != len(captions):
         lines = run_java(*_command(), text=text, seconds=seconds)[0].splitlines()
     try:
@@ -85,8 +86,8 @@ def meteor_of_sums(sums: np.ndarray) -> np.ndarray:
 def shared_process(start: bool = False) -> Iterator[None]:
     """Let this process and those that it starts in the block share one Java program.
 
-    Its start takes six seconds of CPU time, and it needs 600 MB. start: whether to start it at
-    once, not for the first captions. Where it fails, a caller starts its own.
+    Starting it takes six seconds of CPU time, and it needs 600 MB. If it fails, each caller starts
+    its own. start: whether to start it at once instead of with the first captions.
     """
     programs = []
     # Only this user can enter a temporary folder.
@@ -96,18 +97,18 @@ def shared_process(start: bool = False) -> Iterator[None]:
                 programs.append(_start())
         server = Thread(target=_serve, args=(listener, programs), daemon=True)
         server.start()
-        os.environ[ADDRESS] = listener.address
+        os.environ[ADDRESS_VARIABLE] = listener.address
         try:
             yield
         finally:
-            Client(os.environ.pop(ADDRESS)).send("")
+            Client(os.environ.pop(ADDRESS_VARIABLE)).send("")
             for program in programs:
                 end_java(program)
             server.join()
 
 
 def _serve(listener: Listener, programs: list[subprocess.Popen]) -> None:
-    """Answer one process after another, until one sends nothing. programs: the last one is used."""
+    """Answer one process at a time until an empty text arrives. The last of `programs` is used."""
     while True:
         with suppress(OSError, EOFError, JavaError), listener.accept() as connection:
             lines = connection.recv().splitlines(keepends=True)
@@ -125,7 +126,7 @@ def _serve(listener: Listener, programs: list[subprocess.Popen]) -> None:
 
 def _ask_shared(text: str, seconds: float) -> list[str]:
     """Return the lines of the shared program; too few if it fails."""
-    with suppress(OSError, EOFError), Client(os.environ[ADDRESS]) as connection:
+    with suppress(OSError, EOFError), Client(os.environ[ADDRESS_VARIABLE]) as connection:
         connection.send(text)
         if connection.poll(seconds):
             return connection.recv().splitlines()

@@ -37,7 +37,7 @@ class Perplexity(Evaluator):
         source, device = self.config.ppl_model, self.settings.device
         model, tokenizer = load_pretrained("ppl_model", source, "AutoModelForCausalLM")
         model.to(device)
-        start, most = tokenizer.eos_token_id, model.config.max_position_embeddings
+        start, max_tokens = tokenizer.eos_token_id, model.config.max_position_embeddings
         ids = {
             text: tokenizer(encodable(text), verbose=False).input_ids
             for text in captions.texts
@@ -48,7 +48,9 @@ class Perplexity(Evaluator):
         def compute(texts):
             # Attention is causal and padding is not scored, so that the value of a text does not
             # depend on the other texts of the batch.
-            tokens = [torch.tensor([start, *ids[text]][:most], device=device) for text in texts]
+            tokens = [
+                torch.tensor([start, *ids[text]][:max_tokens], device=device) for text in texts
+            ]
             padded = pad_sequence(tokens, batch_first=True, padding_value=start)  # (B, N)
             states = model.base_model(padded[:, :-1], use_cache=False)[0]  # (B, N - 1, W)
             # The logits (N - 1, V) of all texts of a batch might not fit in memory.
@@ -63,15 +65,17 @@ class Perplexity(Evaluator):
         texts = sorted(ids, key=len)
         values = in_batches(texts, compute, self.settings.batch_size, "GPT-2") if texts else ()
         by_text = dict(zip(texts, map(float, values)))
-        each = list(map(by_text.get, captions.texts))
-        kept = [value for value in each if value is not None]
+        per_caption = list(map(by_text.get, captions.texts))
+        defined = [value for value in per_caption if value is not None]
         return Scores(
-            {"PPL": mean_estimate(kept)} if kept else {},
-            {"PPL": each},
+            {"PPL": mean_estimate(defined)} if defined else {},
+            {"PPL": per_caption},
             {
                 "ppl_model": source,
-                "ppl_truncated": sum(len(ids.get(text, ())) >= most for text in captions.texts),
-                "ppl_empty": each.count(None),
+                "ppl_truncated": sum(
+                    len(ids.get(text, ())) >= max_tokens for text in captions.texts
+                ),
+                "ppl_empty": per_caption.count(None),
             },
-            {} if kept else {"PPL": "no caption has a word"},
+            {} if defined else {"PPL": "no caption has a word"},
         )

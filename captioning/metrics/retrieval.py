@@ -132,15 +132,15 @@ def read_pool(path: Path, root: Optional[Path] = None) -> tuple[list[Path], Opti
     """
     features = None
     if path.is_dir():
-        found = map(Path, images_in(str(path)))
-        files = [image for image in found if image.is_file()]  # leaves out broken links
+        paths = map(Path, images_in(str(path)))
+        files = [image for image in paths if image.is_file()]  # leaves out broken links
     elif path.suffix == ".npz":
         files, features = _read_features(path)
     elif rows.is_list(path) and not is_table(path):
         row_folder = root or path.parent
         listed = rows.read(path, needs=["image"])
-        found = ((row_folder if len(row) > 1 else path.parent) / row["image"] for row in listed)
-        files = list(dict.fromkeys(found))
+        paths = ((row_folder if len(row) > 1 else path.parent) / row["image"] for row in listed)
+        files = list(dict.fromkeys(paths))
     else:
         raise UserError(f"pool: {path} is not a folder, a list of images or an .npz file")
     if not files:

@@ -57,10 +57,13 @@ def clip_gradients(
 def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: int) -> float:
     """Return the learning rate of optimizer step `step` in epoch `epoch`, by `lr_schedule`.
 
-    epoch: from 0. step: from 0 over the whole run. steps: the number of steps per epoch. plateaus:
-    the number of plateaus so far, see `Validation.plateaus`. In the first
-    `warmup_steps`, the rate grows linearly from warmup_lr to init_lr. Afterwards it depends on the
-    schedule:
+    - epoch: counted from 0
+    - step: counted from 0 over the whole run
+    - steps: the number of steps per epoch
+    - plateaus: the number of plateaus so far, see `Validation.plateaus`
+
+    In the first `warmup_steps`, the rate grows linearly from warmup_lr to init_lr. Afterwards it
+    depends on the schedule:
 
     - cosine: the rate is constant within an epoch. Over epochs it falls by a half cosine from
       init_lr in epoch 0; one epoch after the last it would be min_lr. Source: the BLIP repository

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from captioning.bulk import served, work
-from captioning.bulk.served import KEY, MAX_SIDE, as_data_url
+from captioning.bulk.served import KEY_VARIABLE, MAX_SIDE, as_data_url
 from captioning.bulk.work import Batch
 from captioning.files import chat
 from captioning.metrics.itm import ItmScorer
@@ -38,7 +38,7 @@ def server(monkeypatch, photos, loaded):
     """
     monkeypatch.setattr(chat, "FIRST_PAUSE_S", 0)
     monkeypatch.setattr(work, "KEEP_S", 0)
-    monkeypatch.setenv(KEY, SECRET)
+    monkeypatch.setenv(KEY_VARIABLE, SECRET)
     names = {path.read_bytes(): path.stem for path in photos.rglob("*.png")}
 
     def answer():

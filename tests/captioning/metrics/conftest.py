@@ -13,7 +13,7 @@ from tests.captioning.chat_server import serving
 @pytest.fixture
 def own_meteor(monkeypatch):
     """Let each score start its own Java, that which is on PATH then."""
-    monkeypatch.delenv(meteor.ADDRESS, raising=False)
+    monkeypatch.delenv(meteor.ADDRESS_VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="session")

@@ -100,7 +100,7 @@ def test_a_shared_program_scores_for_forks_and_is_replaced(fake_java, monkeypatc
             time.sleep(0.01)
         assert meteor_scores(CAPTIONS, REFERENCES) == alone
     _, second = started.read_text().split()
-    assert not is_running(second) and meteor.ADDRESS not in os.environ
+    assert not is_running(second) and meteor.ADDRESS_VARIABLE not in os.environ
 
 
 def test_a_shared_program_that_fails_is_no_answer(fake_java):
