@@ -27,7 +27,7 @@ def test_errors_of_the_user_are_one_line(tmp_path, monkeypatch):
         line = refused("app", "x.pth", part="needs Gradio")
         assert "Python 3.10" in line and "-e .[app]" in line
     pytest.importorskip("gradio", reason="the web page needs Python 3.10 or later")
-    refused("app", "no.pth", "--port", "0", part="checkpoint no.pth does not exist")
+    refused("app", "no.pth", "--port", "0", part="no.pth does not exist")
     refused("app", "--port", "0", part="bash scripts/demo.sh")
 
 
