@@ -34,8 +34,7 @@ OPTIONAL_KEYS = {
     "text_decoder.bert.embeddings.position_ids",
 }
 ADAPTER = "adapter_config"  # the key of peft's configuration in a checkpoint with an adapter
-# A peft folder that `captioning.export` writes has the run's configuration in this file.
-RUN_CONFIG = "run_config.json"
+RUN = "run.json"  # the other entries of a checkpoint, in a peft folder that we wrote
 # The entry of a checkpoint with `CaptionTokenizer.files`.
 TOKENIZER_FILES = "tokenizer_files"
 
@@ -119,7 +118,9 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Tru
         reason = first_line(error).partition(". ")[0]
         if "weights_only" in str(error):  # torch's message explains how to run code in the file
             reason = "it has more than tensors, numbers and text, or is not a checkpoint"
-        raise CheckpointError(f"{path} is damaged: {reason}") from error
+        raise CheckpointError(
+            f"{path} is damaged ({reason}): write or download it again"
+        ) from error
 
 
 def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict[str, Any]:
@@ -149,19 +150,17 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict[str, An
         state = {PREFIXES.sub("", key): value for key, value in state.items()}
         if path.stem == "adapter_model":
             content[ADAPTER] = _read_json(path.with_name("adapter_config.json"))
-            if path.with_name(RUN_CONFIG).exists():
-                config = _read_json(path.with_name(RUN_CONFIG))
-                content["config"] = {**config, **_tokenizer_in(path.parent)}
-        if next(iter(HF_NAMES)) in state:
+            run = path.with_name(RUN)
+            content.update(_read_json(run) if run.exists() else {})
+        elif next(iter(HF_NAMES)) in state:
             config = settings_of(_read_json(path.with_name("config.json")))
-            content["config"] = {**config, **_tokenizer_in(path.parent)}
+            content["config"] = {**config, "tokenizer": str(path.parent)}
             state = {rename(key, HF_NAMES): value for key, value in state.items()}
         return {**content, "model": state}
+    except CheckpointError:
+        raise
     except Exception as error:  # safetensors also raises other errors than OSError
-        is_explained = isinstance(error, CheckpointError)
-        problem = error if is_explained else f"{path} cannot be read: {first_line(error)}"
-        hint = "; if its download broke off, remove it" if "://" in source else ""
-        raise CheckpointError(f"{problem}{hint}") from error
+        raise CheckpointError(f"{path} cannot be read: {first_line(error)}") from error
 
 
 def _read_file(path: Path, trust_checkpoint: bool) -> Any:
@@ -179,12 +178,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _tokenizer_in(folder: Path) -> dict[str, str]:
-    """Return {"tokenizer": folder} if the folder has a vocabulary, otherwise {}."""
-    has_vocabulary = any((folder / name).exists() for name in ("vocab.txt", "tokenizer.json"))
-    return {"tokenizer": str(folder)} if has_vocabulary else {}
-
-
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return `settings_in` of transformers' config.json. Raises ValueError for another model.
 
@@ -198,12 +191,9 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     text = {**sizes, "num_attention_heads": 8, **config["text_config"]}
     defaults = {**sizes, "image_size": 384, "patch_size": 16, "layer_norm_eps": 1e-5}
     vision = {**defaults, **config["vision_config"]}
-    if vision["hidden_act"] != "gelu":
-        raise ValueError(f"hidden_act is {vision['hidden_act']}; only gelu is supported")
     vit = {ours: vision[theirs] for ours, theirs in HF_VIT.items()}
     vit["mlp_ratio"] = vision["intermediate_size"] / vision["hidden_size"]
     return {
-        "tokenizer": "bert-base-uncased",
         "vit": vit,
         "image_size": vision["image_size"],
         "med_config": {key: text[key] for key in sizes},
@@ -239,17 +229,15 @@ def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overr
     """
     if not {PATCH_WEIGHT, POSITION_EMBEDDING} <= state.keys():
         raise CheckpointError(f"{name} has no image encoder of BLIP")
-    patches = state[POSITION_EMBEDDING].size(1) - 1
+    width, _, patch_size, _ = state[PATCH_WEIGHT].shape
     settings = {
         "tokenizer": "bert-base-uncased",
-        "vit": "large" if len(state[PATCH_WEIGHT]) == 1024 else "base",
-        "image_size": state[PATCH_WEIGHT].size(2) * round(patches**0.5),
+        "vit": "large" if width == 1024 else "base",
+        "image_size": patch_size * math.isqrt(state[POSITION_EMBEDDING].size(1) - 1),
         "med_config": {},
     }
-    config = run_config(content)
-    for key in (*settings, "prompt", "first_token_shift"):
-        if config.get(key) is not None:
-            settings[key] = config[key]
+    keys = (*settings, "prompt", "first_token_shift")
+    settings.update({key: run_config(content)[key] for key in keys if key in run_config(content)})
     settings["tokenizer"] = tokenizer_in(content, settings["tokenizer"])
     settings.update({key: value for key, value in overrides.items() if value is not None})
     return settings

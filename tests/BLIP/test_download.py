@@ -94,7 +94,7 @@ def test_a_truncated_checkpoint_is_one_line(server, hub_folder, tmp_path):
     save_file({"w": torch.ones(256_000)}, tmp_path / "whole.safetensors")
     for path in sorted(tmp_path.glob("whole.*")):
         server.content = path.read_bytes()[:500_000]
-        with raises_line(ValueError, str(hub_folder), "if its download broke off, remove it"):
+        with raises_line(ValueError, str(hub_folder)):
             read_checkpoint(f"{server.url}/{path.name}")
 
 

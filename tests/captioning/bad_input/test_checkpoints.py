@@ -43,14 +43,16 @@ def nested():
 STATE = {"w": torch.ones(300)}
 WHOLE = saved({"model": STATE})
 NO_STATE = "{} is not a state dict and has none as 'model'"
-BLOCKED = "{} is damaged: it has more than tensors, numbers and text, or is not a checkpoint"
+BLOCKED = (
+    "{} is damaged (it has more than tensors, numbers and text, or is not a checkpoint): write"
+)
 # name: content, the beginning of what is said
 UNREADABLE = {
     "none.pth": (None, "{} does not exist"),
     ".": (None, "{} is a folder without model.safetensors"),
-    "empty.pth": (b"", "{} is damaged: "),
-    "cut.pth": (WHOLE[: len(WHOLE) // 2], "{} is damaged: "),
-    "cut at its end.pth": (WHOLE[:-10], "{} is damaged: "),
+    "empty.pth": (b"", "{} is damaged ("),
+    "cut.pth": (WHOLE[: len(WHOLE) // 2], "{} is damaged ("),
+    "cut at its end.pth": (WHOLE[:-10], "{} is damaged ("),
     "page.pth": (b"<html>404</html>", BLOCKED),
     "a pickle.pth": (pickle.dumps([1]), "{} "),
     "a list in itself.pth": (in_itself(), NO_STATE),
