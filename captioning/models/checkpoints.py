@@ -31,6 +31,7 @@ from captioning.runtime.errors import UserError, one_line
 
 BEST = "checkpoint_best.pth"
 MIN_KEPT = 2  # newest checkpoints that are always kept, since one may be damaged
+KEYS = {"model", "optimizer", "config", "epoch"}  # of every checkpoint to resume from
 _STEM = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")  # file name without suffix: epoch, step
 
 
@@ -179,13 +180,11 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises UserError for an incomplete checkpoint.
     """
-    kinds = {"model": dict, "optimizer": dict, "config": dict, "epoch": int}
     try:
         content = read_pickled(path, mapped=False)
-        for name, kind in kinds.items():
-            part = content.get(name) if isinstance(content, dict) else None
-            if not isinstance(part, kind) or (name == "model" and not holds_tensors(part)):
-                raise ValueError(f"{path} is not a checkpoint of a run: it has no valid {name}")
+        is_of_run = isinstance(content, dict) and KEYS <= content.keys()
+        if not is_of_run or not holds_tensors(content["model"]):
+            raise ValueError(f"{path} is not a checkpoint of a run")
         check_finite(content["model"], str(path))
     except FileNotFoundError as error:
         raise UserError(
