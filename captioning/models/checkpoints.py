@@ -182,7 +182,7 @@ def read(path: Path) -> dict[str, Any]:
     """
     try:
         content = read_pickled(path, mapped=False)
-        is_of_run = isinstance(content, dict) and KEYS <= content.keys()
+        is_of_run = isinstance(content, dict) and content.keys() >= KEYS
         if not is_of_run or not holds_tensors(content["model"]):
             raise ValueError(f"{path} is not a checkpoint of a run")
         check_finite(content["model"], str(path))

@@ -116,14 +116,26 @@ def test_the_loss_of_the_folder_is_blips_if_padding_is_excluded(make_captioner, 
 
 
 @torch.no_grad()
-def test_a_folder_that_transformers_made_gives_its_logits(make_captioner, vocabulary, tmp_path):
-    """Its default of layer_norm_eps, 1e-5, is not BLIP's."""
+def test_a_folder_that_transformers_made_gives_its_logits_and_captions(
+    make_captioner, vocabulary, tmp_path
+):
+    """Its default of layer_norm_eps, 1e-5, is not BLIP's, and it has no prompt."""
     config = hf_config(make_captioner())
-    del config["vision_config"]["layer_norm_eps"]
+    del config["vision_config"]["layer_norm_eps"], config["prompt"]
+    config["text_config"]["initializer_range"] = 0.3
     model = transformers.BlipForConditionalGeneration(transformers.BlipConfig(**config)).eval()
     model.save_pretrained(tmp_path / "hf")
     command = ["from-hf", str(tmp_path / "hf"), str(tmp_path / "again.pth")]
     assert main([*command, "--tokenizer", str(vocabulary)]) == 0
-    again = captioner_of(str(tmp_path / "again.pth"))
-    assert again.visual_encoder.norm.eps == 1e-5
-    assert_same_logits(again, model, inputs_of(again, scale=0.01))  # so that the epsilon matters
+    for found in (
+        captioner_of(str(tmp_path / "again.pth")),
+        captioner_of(str(tmp_path / "hf"), tokenizer=str(vocabulary)),
+    ):
+        assert found.visual_encoder.norm.eps == 1e-5
+        inputs = inputs_of(found, scale=0.01)  # so that the epsilon matters
+        assert_same_logits(found, model, inputs)
+        images = inputs["pixel_values"]
+        expected = model.generate(pixel_values=images, num_beams=1, do_sample=False, **LENGTHS)
+        settings = DecodingSettings(num_beams=1, **LENGTHS)
+        ids = found.generate_details(images, settings).token_ids[:, 0]
+        assert len(ids[0]) > 10 and ids.tolist() == expected[:, : ids.size(1)].tolist()
