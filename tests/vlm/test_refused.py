@@ -52,7 +52,6 @@ REFUSED = {
     "model=sat lora={r:4} vlm=": "lora is for models blip and vlm; this one is sat",
     "model=blip lora={load_in_4bit:true} vlm=": "lora.load_in_4bit is true, which is for model vlm",
     "lora={rank:4}": "unknown key 'lora.rank'",
-    "lora.r=0": "lora.r: found 0; input should be greater than 0",
 }
 
 
