@@ -23,13 +23,6 @@ def uncached(logits):
     return step
 
 
-def markov(vocabulary=7, seed=0):
-    """Return logits by last token (V, V), and a step function that reads them."""
-    generator = torch.Generator().manual_seed(seed)
-    table = 2 * torch.randn(vocabulary, vocabulary, generator=generator)
-    return table, lambda tokens, rows: table[tokens[..., -1]]
-
-
 class PrefixModel:
     """Computes logits that depend on all tokens of a row and on its prompt."""
 

@@ -99,17 +99,12 @@ def test_transformers_4_15_gives_the_same_tokens(seed):
         ({"diversity_penalty": 1.0}, "diversity_penalty is 1.0, which makes groups"),
         ({"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups is 3 with num_beams 4"),
         ({"num_beams": 4, "num_beam_groups": 2, "sample": True}, "with num_beams 4 and sample"),
+        ({"max_length": 3, "min_length": 1}, "max_length is 3, but the prompt alone is 3 tokens"),
     ],
 )
 def test_impossible_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        DecodingSettings(**wrong)
-
-
-def test_a_prompt_of_max_length_is_refused():
-    chosen = DecodingSettings(max_length=3, min_length=1)
-    with pytest.raises(ValueError, match="max_length is 3, but the prompt alone is 3 tokens"):
-        decode(None, torch.ones(1, 3).long(), END, PAD, chosen)
+        decode(None, torch.ones(1, 3).long(), END, PAD, DecodingSettings(**wrong))
 
 
 def test_if_every_word_is_banned_there_still_is_a_caption_of_a_bad_score():
