@@ -80,9 +80,11 @@ class BlipCaptioner(CaptionGenerator):
     ) -> ObjectiveOutput:
         """Compute the objective on k captions of each image. Each image is encoded once.
 
-        image: (B, 3, S, S), normalised. captions: B lists of k strings, without the prompt.
-        prompts: B prompts; None stands for the captioner's own prompt. Raises ValueError if there
-        are not B lists of equal length.
+        - image: (B, 3, S, S), normalised
+        - captions: B lists of k strings, without the prompt
+        - prompts: B prompts; None stands for the captioner's own prompt
+
+        Raises ValueError if there are not B lists of equal length.
         """
         tokens, attention_mask, labels, prompt_length = self._encode(image, captions, prompts)
         embeds = self.visual_encoder(image)

@@ -17,12 +17,12 @@ class StaticCache(NamedTuple):
     each of the k rows of an image fills one slot of the image's cache. Reordering beams changes
     only `mask`.
 
-    tokens: int64 (S, k), the input tokens of this step.
-    position: int64 (), the position of these tokens in their rows.
-    slots: int64 (k,), the slots of `past` to which this step writes keys and values.
-    mask: bool (S, k, capacity), true for the slots that a row attends to.
-    past: keys and values of self-attention, (S, heads, capacity, d), a pair for each layer.
-    image_kv: keys and values of cross-attention, (S, heads, P, d), a pair for each layer.
+    - tokens: int64 (S, k), the input tokens of this step
+    - position: int64 (), the position of these tokens in their rows
+    - slots: int64 (k,), the slots of `past` to which this step writes keys and values
+    - mask: bool (S, k, capacity), true for the slots that a row attends to
+    - past: keys and values of self-attention, (S, heads, capacity, d), a pair for each layer
+    - image_kv: keys and values of cross-attention, (S, heads, P, d), a pair for each layer
     """
 
     tokens: Tensor
@@ -55,8 +55,9 @@ class CompiledStepFactory:
     def cache_for(self, past: list[KeysValues], image_kv: list[KeysValues], rows: int, steps: int):
         """Return the cache. Reallocate it if it is too small or has another layout.
 
-        past, image_kv: keys and values of the prompts and of the images. rows: k, the number of
-        rows per image. steps: the maximum number of tokens to append to each row.
+        - past, image_kv: keys and values of the prompts and of the images
+        - rows: k, the number of rows per image
+        - steps: the maximum number of tokens to append to each row
         """
         images, heads, prompt, d = past[0][0].shape
         image_key = image_kv[0][0]

@@ -132,10 +132,10 @@ class Layer(nn.Module):
     ) -> Tensor:
         """Return the layer's output, given its keys and values. Decoding steps call this directly.
 
-        self_kv: keys and values of the caption.
-        image_kv: keys and values of the image; None skips cross-attention.
-        mask: bool, true where a token may attend in self-attention; it is broadcast to the shape of
-            the attention scores.
+        - self_kv: keys and values of the caption
+        - image_kv: keys and values of the image; None skips cross-attention
+        - mask: bool, true where a token may attend in self-attention; it is broadcast to the shape
+          of the attention scores
         """
         hidden = self.attention(hidden, self_kv, mask)
         if image_kv is not None:
@@ -169,10 +169,10 @@ def bert_states(
 ) -> Tensor:
     """Return the last layer's output, (R, n, H).
 
-    tokens: int64 (R, n).
-    attention_mask: int64 (R, n), 1 for a token and 0 for padding.
-    image_embeds: (B, P, width); None skips cross-attention.
-    is_causal: whether a token attends only to itself and to earlier tokens.
+    - tokens: int64 (R, n)
+    - attention_mask: int64 (R, n), 1 for a token and 0 for padding
+    - image_embeds: (B, P, width); None skips cross-attention
+    - is_causal: whether a token attends only to itself and to earlier tokens
     """
     mask = attention_mask.bool()[:, None, None, :]  # (R, 1, 1, n)
     mask = causal_mask(tokens) & mask if is_causal else mask  # (R, 1, n, n)

@@ -99,11 +99,14 @@ def append_tokens(
 ) -> Tensor:
     """Append one token to each row. Return the tokens' hidden states, (b * k, H).
 
-    tokens: int64 (b, k, 1). position: the position of the tokens in their rows. past, image_kv: for
-    each layer, the keys and values of self-attention (b, heads, capacity, d) and of cross-attention
-    (b, heads, P, d). slots: the k slots of `past` to which the keys and values of the tokens are
-    written. mask: bool (b, k, capacity), true for the slots that a row attends to. `CompiledStep`
-    compiles this function.
+    `CompiledStep` compiles this function.
+
+    - tokens: int64 (b, k, 1)
+    - position: the position of the tokens in their rows
+    - past, image_kv: for each layer, the keys and values of self-attention (b, heads, capacity, d)
+      and of cross-attention (b, heads, P, d)
+    - slots: the k slots of `past` to which the keys and values of the tokens are written
+    - mask: bool (b, k, capacity), true for the slots that a row attends to
     """
     images, rows, _ = tokens.shape
     hidden = decoder.bert["embeddings"](tokens.flatten(0, 1), position)

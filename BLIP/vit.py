@@ -29,9 +29,9 @@ class ImageEncoder(VisionTransformer):
     The first embedding is that of [CLS], and one embedding per patch follows. Raises ValueError for
     an unknown name and for impossible sizes.
 
-    vit: a key of VIT_SIZES, or sizes.
-    image_size: S.
-    grad_ckpt: recompute the last `ckpt_layer` blocks in the backward pass, to save memory.
+    - vit: a key of VIT_SIZES, or sizes
+    - image_size: S
+    - grad_ckpt: recompute the last `ckpt_layer` blocks in the backward pass, to save memory
     """
 
     def __init__(

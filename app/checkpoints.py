@@ -27,8 +27,10 @@ DEMO_RUNS = ("mle", "smile", "mle_smile")
 class Checkpoint:
     """A loaded checkpoint.
 
-    source: its path or address, without secrets. label: its name in the page, unique there. colour:
-    the colour of its card. captioner: in evaluation mode, on the device.
+    - source: its path or address, without secrets
+    - label: its name in the page, unique there
+    - colour: the colour of its card
+    - captioner: in evaluation mode, on the device
     """
 
     source: str
@@ -58,9 +60,12 @@ def load_checkpoints(
 ) -> list[Checkpoint]:
     """Load checkpoints and return them. Log a line for each.
 
-    sources: checkpoint files, folders of runs (for the best checkpoint of the run), URLs or hf://
-    addresses. config: a YAML file, used only for checkpoints that are not in a run's folder.
-    precision: fp32 or int8. Raises UserError.
+    - sources: checkpoint files, folders of runs (for the best checkpoint of the run), URLs or hf://
+      addresses
+    - config: a YAML file, used only for checkpoints that are not in a run's folder
+    - precision: fp32 or int8
+
+    Raises UserError.
     """
     paths = [checkpoints.resolve(source) for source in sources]
     names = [without_secrets(path) for path in paths]

@@ -31,8 +31,11 @@ class Beams(NamedTuple):
     def add(self, prompts: Tensor, tokens: Tensor, scores: Tensor) -> None:
         """Keep, for each of the p `prompts`, the k best of the ended captions and m candidates.
 
-        prompts: (p,), indices. tokens: (p, m, max_length). scores: (p, m); -inf means that there is
-        no candidate. A candidate does not replace a caption with an equal score.
+        - prompts: (p,), indices
+        - tokens: (p, m, max_length)
+        - scores: (p, m); -inf means that there is no candidate
+
+        A candidate does not replace a caption with an equal score.
         """
         scores = torch.cat([self.scores[prompts], scores], dim=1)
         tokens = torch.cat([self.tokens[prompts], tokens], dim=1)

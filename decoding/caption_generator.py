@@ -29,8 +29,8 @@ def captions_per_image(captions: Sequence[Sequence[str]], images: int) -> int:
 class TrainingTokens(NamedTuple):
     """R captions, each after its prompt.
 
-    tokens, attention_mask, labels: int64 (R, n). Prompts and padding have the label
-    IGNORE. prompt_length: the number of tokens of the shortest prompt.
+    - tokens, attention_mask, labels: int64 (R, n). Prompts and padding have the label IGNORE.
+    - prompt_length: the number of tokens of the shortest prompt
     """
 
     tokens: Tensor
@@ -69,11 +69,13 @@ class CaptionGenerator(nn.Module):
     """Implements the methods of `captioning.captioners.interface.Captioner` that most share.
 
     A subclass defines the other methods of that protocol, and `step_function` and `caption_text`,
-    which `generate_from` calls. image_size: S, the height and width of images in pixels.
-    inference_context: called for a context manager around decoding, for example to turn autocast
-    off. `encode` is outside of it, unless the subclass also uses it there.
-    shift: replaces the first word of a training caption by its piece ##word, see
-    `BLIP.tokenizer.FirstTokenShift`; None to leave captions unchanged.
+    which `generate_from` calls.
+
+    - image_size: S, the height and width of images in pixels
+    - inference_context: called for a context manager around decoding, for example to turn autocast
+      off. `encode` is outside of it, unless the subclass also uses it there.
+    - shift: replaces the first word of a training caption by its piece ##word, see
+      `BLIP.tokenizer.FirstTokenShift`; None to leave captions unchanged
     """
 
     image_size: int

@@ -140,11 +140,14 @@ def trimmed(ids: Tensor, prompt_length: int, end: int) -> Tensor:
 class Generated(NamedTuple):
     """Captions as text and token ids, with scores.
 
-    captions: B lists of num_return strings. Beams are sorted, the best first; samples are not.
-    token_ids: int64 (B, num_return, L); scores: float64 (B, num_return); see `Decoded`. own_scores:
-    with guidance, the scores under the captioner's own distribution, while `scores` are under the
-    guided distribution. rerank_scores: float64 (B, num_return), a reranker's scores, in
-    descending order. The last two are None where they do not apply.
+    - captions: B lists of num_return strings. Beams are sorted, the best first; samples are not.
+    - token_ids: int64 (B, num_return, L)
+    - scores: float64 (B, num_return); see `Decoded`
+    - own_scores: with guidance, the scores under the captioner's own distribution, while `scores`
+      are under the guided distribution
+    - rerank_scores: float64 (B, num_return), a reranker's scores, in descending order
+
+    The last two are None where they do not apply.
     """
 
     captions: list[list[str]]

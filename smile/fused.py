@@ -44,9 +44,13 @@ class Term(NamedTuple):
 class Head:
     """Computes losses at some positions, and adds up gradients.
 
-    hidden: (M, D); weight: (V, D); bias: (V,) or None. Logits are computed in `dtype`. Losses and
-    `grads`, the gradients of hidden, weight and bias, are float32 or wider; a gradient is None
-    where `needs_grad` is false. The factors of methods are the losses' gradients.
+    - hidden: (M, D)
+    - weight: (V, D)
+    - bias: (V,) or None
+
+    Logits are computed in `dtype`. Losses and `grads`, the gradients of hidden, weight and bias,
+    are float32 or wider; a gradient is None where `needs_grad` is false. The factors of methods are
+    the losses' gradients.
     """
 
     def __init__(self, hidden, weight, bias, dtype, needs_grad):
@@ -124,7 +128,8 @@ class Head:
     def subset_losses(self, positions, words, is_new, factors) -> Tensor:
         """Return the losses of a softmax over some words, where factors are not 0.
 
-        positions, factors: (G, R); words, is_new: (G, J).
+        - positions, factors: (G, R)
+        - words, is_new: (G, J)
         """
         d_hidden, d_weight, d_bias = self.grads
         losses, D = [], self.hidden.size(1)
@@ -152,7 +157,8 @@ class Head:
     def other_losses(self, positions, labels, losses: Callable, factors) -> Tensor:
         """Return the losses (C, L) of a function of all logits, where factors are not 0.
 
-        positions, labels, factors: (C, L). losses: see `Term`.
+        - positions, labels, factors: (C, L)
+        - losses: see `Term`
         """
         results = []
         step = max(self.positions // labels.size(1), 1)

@@ -180,10 +180,13 @@ class Objective(nn.Module):
     ) -> ObjectiveOutput:
         """Compute the fused linear loss: the loss of `forward`, without a tensor of all logits.
 
-        hidden: (B, N, D); weight, bias: the language head's, (V, D) and (V,) or None. Other
-        arguments are as in `forward`. Logits are hidden @ weight.T + bias, in autocast's dtype
-        under autocast. Loss and gradients equal those of `forward` up to rounding. There is no
-        second derivative. Hidden states at positions without a label are not read.
+        - hidden: (B, N, D)
+        - weight, bias: the language head's, (V, D) and (V,) or None
+        - other arguments: as in `forward`
+
+        Logits are hidden @ weight.T + bias, in autocast's dtype under autocast. Loss and gradients
+        equal those of `forward` up to rounding. There is no second derivative. Hidden states at
+        positions without a label are not read.
         """
         labels, factors, tokens = _prepare(hidden, labels, weights, reduction, len(weight))
         loss, losses = fused_losses(

@@ -177,7 +177,8 @@ def _read(
 ) -> Any:
     """Return the captioner's input for an image; see `work.Batch`. Raises UserError.
 
-    transform, takes_prompt: from `Preprocessing`. data: the file's content; None for a file.
+    - transform, takes_prompt: from `Preprocessing`
+    - data: the file's content; None for a file
     """
     return apply_transform(transform, load_image(name, data), name, prompt, takes_prompt)
 

@@ -41,10 +41,10 @@ FIELDS = (*SAMPLING, "repetition_penalty")
 class ServedModel:
     """A captioner with the interface of `CheckpointModel` that sends images to a server.
 
-    name: the model's name at the server.
-    settings: the prompt, and fields of each request. Each image's seed is derived from the seed.
-    batch_size: requests at once.
-    num_workers: processes that read images.
+    - name: the model's name at the server
+    - settings: the prompt, and fields of each request. Each image's seed is derived from the seed.
+    - batch_size: requests at once
+    - num_workers: processes that read images
 
     To check the server, the constructor requests a caption of a grey image. It raises UserError if
     the server does not answer, refuses, or returns another number of captions than requested.

@@ -26,11 +26,13 @@ KEEP_S = 10  # seconds between two writes of a unit's lines
 class Batch(NamedTuple):
     """Images of one unit.
 
-    offset: the number of images of the unit before them. entries: {"image", "image_id", "prompt"}
-    of each image, or with an "error" if it cannot be read. is_last: whether they are the unit's
-    last. image: the batched images of the entries without an "error"; None if there are none.
-    for_filter: the inputs of the model's filter for these images. failure: why the store of the
-    images can no longer be read; there are no entries then.
+    - offset: the number of images of the unit before them
+    - entries: {"image", "image_id", "prompt"} of each image, or with an "error" if it cannot be
+      read
+    - is_last: whether they are the unit's last
+    - image: the batched images of the entries without an "error"; None if there are none
+    - for_filter: the inputs of the model's filter for these images
+    - failure: why the store of the images can no longer be read; there are no entries then
     """
 
     unit: int
@@ -46,9 +48,10 @@ class Batch(NamedTuple):
 class Worker:
     """Captions units in this process.
 
-    on_images: called with a number of images that are captioned or have failed. done: the names of
-    the files of units that are done. left_out: the names of images in tars that were not captioned,
-    because their sample has another image.
+    - on_images: called with a number of images that are captioned or have failed
+    - done: the names of the files of units that are done
+    - left_out: the names of images in tars that were not captioned, because their sample has
+      another image
     """
 
     request: Request
@@ -172,7 +175,8 @@ def _ahead(batches: Iterator[Batch], pool: ThreadPoolExecutor) -> Iterator[Batch
 class _Images(Dataset):
     """Reads the images of a batch. A file that cannot be read gives its entry an "error".
 
-    model, filter: see `Worker`. last_read: address of the file most recently returned by a store.
+    - model, filter: see `Worker`
+    - last_read: address of the file most recently returned by a store
     """
 
     model: Any

@@ -42,9 +42,13 @@ def has_description(sidecar: bytes, name: str) -> bool:
 def with_description(caption: str, language: str, sidecar: bytes, name: str) -> str:
     """Return the new content of a sidecar, which has the caption in `language` and as the default.
 
-    language: a tag such as "en" or "pt-BR". sidecar: the present content of the file, or b"". All
-    other metadata in the file is kept. name: the file's name, for the error. Raises UserError if
-    the present content is not XML.
+    All other metadata in the file is kept.
+
+    - language: a tag such as "en" or "pt-BR"
+    - sidecar: the present content of the file, or b""
+    - name: the file's name, for the error
+
+    Raises UserError if the present content is not XML.
     """
     for prefix, uri in (*NAMES.items(), *_namespaces(sidecar)):
         with suppress(ValueError):  # prefixes such as ns0 are reserved

@@ -26,8 +26,9 @@ Prompts = Optional[list[Optional[str]]]  # for each image a prompt, or None for 
 class Tokenizer(Protocol):
     """Converts captions to token ids and back.
 
-    pad, end, unknown: ids of special tokens. If the tokenizer has a start token, the ids that
-    `encode_prompt` returns begin with it.
+    - pad, end, unknown: ids of special tokens
+
+    If the tokenizer has a start token, the ids that `encode_prompt` returns begin with it.
     """
 
     pad: int

@@ -48,9 +48,9 @@ class RequestFailed(UserError):
 class Reply(NamedTuple):
     """One choice of an answer.
 
-    text: the content without thoughts.
-    is_cut: whether the content ended at the limit of tokens.
-    has_thoughts: whether the content or a field beside it has thoughts.
+    - text: the content without thoughts
+    - is_cut: whether the content ended at the limit of tokens
+    - has_thoughts: whether the content or a field beside it has thoughts
     """
 
     text: str
@@ -79,9 +79,9 @@ def _fail(state: tenacity.RetryCallState) -> None:
 class ChatServer:
     """The server at `url`, such as https://api.openai.com/v1. Redirects are not followed.
 
-    url: /v1 is appended to an address without a path.
-    setting: the name of the option that contains `url`, for errors.
-    key_variable: the environment variable with the server's key, if any; the key is never logged.
+    - url: /v1 is appended to an address without a path
+    - setting: the name of the option that contains `url`, for errors
+    - key_variable: the environment variable with the server's key, if any; the key is never logged
 
     The constructor raises UserError for an address or a key that cannot be used.
     """

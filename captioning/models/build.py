@@ -42,10 +42,13 @@ def captioner_from(
 ) -> tuple[nn.Module, str]:
     """Return the captioner, and a log line that says what was loaded. Raises UserError.
 
-    checkpoint: the name of the weights to load; None for random weights, which depend only on the
-    seed. resumed: if `checkpoint` is None, the content of a checkpoint whose weights the caller
-    will load, or None. for_training: whether the captioner will be trained. An adapter in a
-    checkpoint is merged into its base weights, unless `lora` is set.
+    - checkpoint: the name of the weights to load; None for random weights, which depend only on the
+      seed
+    - resumed: if `checkpoint` is None, the content of a checkpoint whose weights the caller will
+      load, or None
+    - for_training: whether the captioner will be trained
+
+    An adapter in a checkpoint is merged into its base weights, unless `lora` is set.
     """
     package = package_of(config.model)
     torch.manual_seed(config.seed)
@@ -232,9 +235,12 @@ def trained_config(
     """Return the configuration that `load_trained` uses, without loading weights.
 
     Without `config`, it is the one in the checkpoint of a run. A BLIP that another program trained
-    has default values, except for its sizes; its image_root is empty. checkpoint, config: see
-    `load_trained`. changes: {key: value} that replace values of the configuration. Raises
-    UserError.
+    has default values, except for its sizes; its image_root is empty.
+
+    - checkpoint, config: see `load_trained`
+    - changes: {key: value} that replace values of the configuration
+
+    Raises UserError.
     """
     changes = changes or {}
     if config is not None:

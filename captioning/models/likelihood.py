@@ -26,8 +26,11 @@ UNSCALED = TEMPERATURES.index(1.0)
 class Likelihood(NamedTuple):
     """The likelihood of captions.
 
-    tokens: the number of labelled tokens. nll: the negative log-likelihood at each of TEMPERATURES.
-    smile: the SMILE loss at temperature 1. nll and smile are means over labelled tokens, in nats.
+    - tokens: the number of labelled tokens
+    - nll: the negative log-likelihood at each of TEMPERATURES
+    - smile: the SMILE loss at temperature 1
+
+    nll and smile are means over labelled tokens, in nats.
     """
 
     tokens: int
@@ -94,8 +97,10 @@ def unigram_nll(
 ) -> float:
     """Return the mean negative log-likelihood of captions under a unigram model, in nats per token.
 
-    training: the samples from whose captions the unigram model counts tokens, with add-one
-    smoothing. samples: the samples whose captions are evaluated. captioner: has the tokenizer.
+    - training: the samples from whose captions the unigram model counts tokens, with add-one
+      smoothing
+    - samples: the samples whose captions are evaluated
+    - captioner: has the tokenizer
     """
     logprobs = (1 + _count_tokens(captioner, training, config)).log()
     logprobs -= logprobs.logsumexp(0)

@@ -37,8 +37,9 @@ class Prediction(NamedTuple):
 class Token(NamedTuple):
     """A token of the caption, and the captioner's predictions of it.
 
-    label: the token's text. mle, smile: the token's losses in nats, so that exp(-loss) is its
-    probability: in a softmax over the vocabulary, or over the caption's words.
+    - label: the token's text
+    - mle, smile: the token's losses in nats, so that exp(-loss) is its probability: in a softmax
+      over the vocabulary, or over the caption's words
     """
 
     label: str

@@ -27,8 +27,9 @@ _ERROR = re.compile(r"(?:^|[\r\n])error: ([^\r\n]*)")
 class Job(NamedTuple):
     """A job.
 
-    run: a picklable function that returns an exit code, or None for 0. log: the file to which the
-    job's output is appended. environment: variables that are set besides those of this process.
+    - run: a picklable function that returns an exit code, or None for 0
+    - log: the file to which the job's output is appended
+    - environment: variables that are set besides those of this process
     """
 
     name: str

@@ -68,9 +68,10 @@ SCENE_WORDS = {**dict(_with_synonyms(GROUNDS)), **{count: count for count in COU
 class Fact(NamedTuple):
     """A fact that a word states.
 
-    what: the property or relation. subject: the index of the mention with the property, or of the
-    first mention of a relation; None for a fact about the scene. other: the index of the second
-    mention of a relation; otherwise None.
+    - what: the property or relation
+    - subject: the index of the mention with the property, or of the first mention of a relation;
+      None for a fact about the scene
+    - other: the index of the second mention of a relation; otherwise None
     """
 
     what: str
