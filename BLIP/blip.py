@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 import torch
 from torch import Tensor, nn
 
-from BLIP.checkpoint import TOKENIZER_FILES
+from BLIP.checkpoint import FILES
 from BLIP.compiled_step import CompiledStepFactory
 from BLIP.inference import float_linear, replace_linears, shared_copy
 from BLIP.int8 import HalfEmbedding, int8_linear
@@ -200,7 +200,8 @@ class BlipCaptioner(CaptionGenerator):
             part.compile()
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        return {TOKENIZER_FILES: self.tokenizer.files}
+        sizes = self.text_decoder.config.model_dump()
+        return {FILES: {"tokenizer": self.tokenizer.files, "med_config": sizes}}
 
     def shards(self) -> list[nn.Module]:
         """Return the encoder's blocks and the decoder's layers.

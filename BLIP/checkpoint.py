@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 import torch
 from safetensors.torch import load_file
@@ -35,8 +35,9 @@ OPTIONAL_KEYS = {
 }
 ADAPTER = "adapter_config"  # the key of peft's configuration in a checkpoint with an adapter
 RUN = "run.json"  # the other entries of a checkpoint, in a peft folder that we wrote
-# The entry of a checkpoint with `CaptionTokenizer.files`.
-TOKENIZER_FILES = "tokenizer_files"
+# The entry of a checkpoint with the content of the files that its configuration names: under
+# "tokenizer" `CaptionTokenizer.files`, under "med_config" a dict.
+FILES = "files"
 
 # What files of other programs call the state dict, and what wrappers of modules put before keys.
 STATE_NAMES = ("model", "state_dict", "model_state_dict")
@@ -238,18 +239,20 @@ def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overr
     }
     keys = (*settings, "prompt", "first_token_shift")
     settings.update({key: run_config(content)[key] for key in keys if key in run_config(content)})
-    settings["tokenizer"] = tokenizer_in(content, settings["tokenizer"])
+    for key in ("tokenizer", "med_config"):
+        settings[key] = file_content(content, key, settings[key])
     settings.update({key: value for key, value in overrides.items() if value is not None})
     return settings
 
 
-def tokenizer_in(content: Optional[Mapping[str, Any]], name: str) -> Union[str, dict[str, str]]:
-    """Return the argument of `CaptionTokenizer`: its files in a checkpoint if there are some.
+def file_content(content: Optional[Mapping[str, Any]], key: str, value: Any) -> Any:
+    """Return what a checkpoint has in place of a file that a configuration names, else `value`.
 
-    name: the tokenizer of the configuration. It is returned if it is not the checkpoint's.
+    key, value: of the configuration. `value` is returned if it is not the checkpoint's.
     """
-    files = (content or {}).get(TOKENIZER_FILES)
-    return files if files and run_config(content).get("tokenizer", name) == name else name
+    files = (content or {}).get(FILES, {})
+    is_same = key in files and run_config(content).get(key, value) == value
+    return files[key] if is_same else value
 
 
 def load_weights(model: nn.Module, state: StateDict, name: str) -> str:

@@ -7,6 +7,7 @@ import torch
 from pydantic import BaseModel, Field, model_validator
 from torch import nn
 
+from BLIP.checkpoint import file_content
 from BLIP.download import without_secrets
 from BLIP.int8 import check_int8
 from BLIP.sizes import MED_CONFIG, VitSizes, check_image_size
@@ -65,7 +66,8 @@ def build(config: Any, context: Any) -> nn.Module:
     # Every argument except `objective` has the name of its configuration key.
     names = signature(BlipCaptioner).parameters.keys() - {"objective"}
     arguments = {name: getattr(config, name) for name in names}
-    arguments["tokenizer"] = context.word_pieces(config.tokenizer).files
+    for key in ("tokenizer", "med_config"):
+        arguments[key] = file_content(context.content, key, arguments[key])
     return BlipCaptioner(objective=config.build_objective(), **arguments)
 
 

@@ -24,10 +24,10 @@ from torch import Tensor
 from BLIP.blip import BlipCaptioner
 from BLIP.card import write_card
 from BLIP.checkpoint import (
+    FILES,
     HF_NAMES,
     HF_VIT,
     OPTIONAL_KEYS,
-    TOKENIZER_FILES,
     WORD_EMBEDDING,
     CheckpointError,
     atomic_write,
@@ -183,7 +183,7 @@ def _convert_from_hf(folder: str, checkpoint: str, tokenizer: Optional[str]) -> 
     model, config = _model(folder, tokenizer=tokenizer)
     entries = {"model": model.state_dict(), "config": config}
     with atomic_write(Path(checkpoint)) as file:
-        torch.save({**entries, TOKENIZER_FILES: model.tokenizer.files}, file)
+        torch.save({**entries, FILES: {"tokenizer": model.tokenizer.files}}, file)
     return f"wrote {checkpoint}"
 
 

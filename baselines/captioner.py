@@ -164,10 +164,10 @@ class ClassicCaptioner(CaptionGenerator):
         self.decoder.teacher_forcing = teacher_forcing(self.config, epoch)
 
     def saved_beside_weights(self) -> dict[str, Any]:
-        """Return {"vocabulary": words}, or {"tokenizer_files"} of a word-piece tokenizer."""
+        """Return {"vocabulary": words}, or {"files"} of a word-piece tokenizer."""
         if isinstance(self.tokenizer, Vocabulary):
             return {"vocabulary": self.tokenizer.words}
-        return {"tokenizer_files": self.tokenizer.files}
+        return {"files": {"tokenizer": self.tokenizer.files}}
 
 
 def coverage_penalty(attention: Tensor, is_scored: Tensor) -> Tensor:

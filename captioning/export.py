@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from BLIP.card import write_card
-from BLIP.checkpoint import ADAPTER, RUN, TOKENIZER_FILES, read_checkpoint, run_config
+from BLIP.checkpoint import ADAPTER, FILES, RUN, read_checkpoint, run_config
 from captioning.files.stores import without_secrets
 from captioning.files.writing import write_json
 from captioning.models.build import captioner_from, trained_config
@@ -59,7 +59,7 @@ def export(checkpoint: str, target: Path, adapter: bool, license: str) -> None:
                 path.mkdir()
                 save_file(content["model"], path / "adapter_model.safetensors", {"format": "pt"})
                 write_json(content[ADAPTER], path / "adapter_config.json")
-                run = {key: content[key] for key in ("config", TOKENIZER_FILES) if key in content}
+                run = {key: content[key] for key in ("config", FILES) if key in content}
                 write_json(run, path / RUN)
             elif hasattr(captioner, "save_pretrained"):
                 captioner.save_pretrained(path)

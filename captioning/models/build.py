@@ -14,11 +14,11 @@ from BLIP.adapter import add_adapter, is_blip, load_trained_state, merge_adapter
 from BLIP.checkpoint import (
     ADAPTER,
     check_finite,
+    file_content,
     load_weights,
     read_checkpoint,
     run_config,
     settings_in,
-    tokenizer_in,
 )
 from captioning.captioners.interface import BuildContext, Captioner, CaptionerPackage, Tokenizer
 from captioning.captioners.registry import package_of
@@ -62,11 +62,12 @@ def captioner_from(
         base, base_name = content, name
         if adapter or config.lora:
             base, base_name = _base(config, package, content, name)
+        built_from = None if base is None else {**base, **content}
         context = BuildContext(
-            content=base,
+            content=built_from,
             name=base_name,
             captions=partial(training_captions, config),
-            word_pieces=partial(word_pieces, {**(base or {}), **(content or {})}),
+            word_pieces=partial(word_pieces, built_from),
             mean=MEAN,
             std=STD,
         )
@@ -142,7 +143,7 @@ def word_pieces(content: Optional[Mapping[str, Any]], name: str) -> Tokenizer:
 
     Its module is imported only if a captioner uses it.
     """
-    return load("BLIP.tokenizer:CaptionTokenizer")(tokenizer_in(content, name))
+    return load("BLIP.tokenizer:CaptionTokenizer")(file_content(content, "tokenizer", name))
 
 
 def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from BLIP.convert import save_hf
+from captioning.config import load_config
 from captioning.models.build import load_trained
 from tests.programs import refused, run_program
 from tests.tiny import CAPTIONERS, write_vocabulary
@@ -89,21 +90,26 @@ def test_a_checkpoint_away_from_home_has_its_vocabulary(
     monkeypatch.chdir(home)
     write_vocabulary(home / "vocab.txt")
     settings = [*CAPTIONERS[model], "tokenizer=vocab.txt", "lr_schedule=exponential"]
-    settings += ["vocabulary=wordpiece"] if model == "lstm" else []
+    settings += ["vocabulary=wordpiece"] if model == "lstm" else ["med_config=sizes.json"]
+    sizes = load_config(scenes_config).med_config
+    (home / "sizes.json").write_text(json.dumps({**sizes, "num_attention_heads": 2}))
     train = ["captioning.train", "--config", scenes_config, "--output_dir", "run", *settings]
     succeeds(*train, "max_epoch=1")
     photos = scenes / "images"
     expected = captions("run", photos, tmp_path / "a.jsonl")
     (home / "vocab.txt").rename(home / "gone.txt")
+    (home / "sizes.json").rename(home / "gone.json")
     succeeds(*train, "max_epoch=2")
     shutil.move(home / "run" / "checkpoint_00.pth", tmp_path / "away.pth")
     monkeypatch.chdir(tmp_path)
     assert captions("away.pth", photos, tmp_path / "b.jsonl") == expected
     # An earlier version wrote no vocabulary.
     content = torch.load("away.pth")
-    assert content.pop("tokenizer_files")["vocab.txt"] == (home / "gone.txt").read_text()
+    files = content.pop("files")["tokenizer"]
+    assert files["vocab.txt"] == (home / "gone.txt").read_text()
     torch.save(content, "old.pth")
     part = "tokenizer: vocab.txt is not a BERT vocabulary"
     refused("captioning.caption", "old.pth", photos, "--out", "c.jsonl", part=part)
     (home / "gone.txt").rename(tmp_path / "vocab.txt")
+    (home / "gone.json").rename(tmp_path / "sizes.json")
     assert captions("old.pth", photos, tmp_path / "c.jsonl") == expected
