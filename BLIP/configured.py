@@ -71,6 +71,10 @@ def build(config: Any, context: Any) -> nn.Module:
     return BlipCaptioner(objective=config.build_objective(), **arguments)
 
 
+def build_tokenizer(config: Any, context: Any) -> Any:
+    return context.word_pieces(config.tokenizer)
+
+
 def origin(config: Any) -> str:
     return "the weights are random"
 

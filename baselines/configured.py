@@ -90,7 +90,7 @@ def build(config: Any, context: Any) -> nn.Module:
         )
     weights = "none" if restored else config.encoder_weights
     encoder = ImageEncoder(config, weights, (context.mean, context.std))
-    tokenizer = _build_tokenizer(config, context)
+    tokenizer = build_tokenizer(config, context)
     captioner = ClassicCaptioner(config, encoder, tokenizer, config.build_objective())
     if restored:
         encoder.network.rename_torchvision(context.content.get("model", {}), "encoder.network.")
@@ -105,7 +105,7 @@ def build(config: Any, context: Any) -> nn.Module:
     return captioner
 
 
-def _build_tokenizer(config: Any, context: Any):
+def build_tokenizer(config: Any, context: Any):
     """Build BERT's tokenizer if `vocabulary` is wordpiece, otherwise a `Vocabulary`.
 
     The words of the `Vocabulary` come from the checkpoint if it has a vocabulary, otherwise from

@@ -2,6 +2,7 @@
 
 python -m captioning.train --config configs/caption_coco.yaml
 torchrun --nproc_per_node 4 -m captioning.train --config configs/caption_coco.yaml batch_size=16
+python -m captioning.train --config configs/caption_coco.yaml --check
 python -m captioning.train --config configs/caption_coco.yaml --evaluate --eval_split test
 """
 
@@ -36,7 +37,9 @@ def parse_arguments(argv=None) -> argparse.Namespace:
     add = parser.add_argument
     add("--config", required=True, help="a YAML file, see configs/")
     add("--output_dir", help="the run's folder (default: output/NAME OF CONFIG)")
-    add("--evaluate", action="store_true", help="do not train: caption and score")
+    instead = parser.add_mutually_exclusive_group().add_argument
+    instead("--check", action="store_true", help="do not train: check settings and data")
+    instead("--evaluate", action="store_true", help="do not train: caption and score")
     add(
         "--eval_split", choices=("val", "test"), default="val", help="the split of --evaluate (val)"
     )
@@ -111,6 +114,8 @@ def main(argv=None) -> int:
 
 def _train_or_evaluate(arguments: argparse.Namespace) -> None:
     config = read_config(arguments)
+    if arguments.check:
+        return fine_tune(config, distributed.start("cpu"), check_only=True)
     device = distributed.start(config.device)
     check_precision(config, device)
     if arguments.evaluate:

@@ -73,6 +73,17 @@ def build(config: Any, context: Any):
     return VlmCaptioner(model, prompt_processor, config.build_objective(), config.max_tokens)
 
 
+def build_tokenizer(config: Any, context: Any) -> Any:
+    from vlm.tokenization import CaptionTokenizer
+
+    prompt_processor, *_ = preprocessing(config)
+    end = 0  # any token, since the generation config, which has the end, comes with the weights
+    parts = prompt_processor.parts
+    return CaptionTokenizer(
+        parts.tokenizer, prompt_processor.turn, [end], prompt_processor.image_token
+    )
+
+
 def origin(config: Any) -> str:
     return f"the weights are those of {config.vlm}"
 

@@ -217,6 +217,9 @@ class CaptionerPackage(Protocol):
     def build(self, config: Any, context: BuildContext) -> Captioner:
         """Return the captioner of a configuration, with random weights and without LoRA."""
 
+    def build_tokenizer(self, config: Any, context: BuildContext) -> Tokenizer:
+        """Return a tokenizer that converts captions as the one in `build` does."""
+
     def origin(self, config: Any) -> str:
         """Return where the weights of `build` come from, to complete the line "no checkpoint: "."""
 

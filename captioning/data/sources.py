@@ -115,22 +115,6 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
     return splits[split]
 
 
-def check_before_training(
-    config, train: Union[Sequence[Sample], Shards], val: Sequence[Sample]
-) -> None:
-    """Check that the photos of all splits exist, and log what `split` divides. Raises UserError.
-
-    train, val: the samples. The test split is read only if a key names its file.
-    """
-    test = read_split(config, "test") if config.test_file or "test" in (config.split or ()) else ()
-    if config.split:
-        parts = {"train": train, "val": val, "test": test}
-        counts = ", ".join(f"{len(part):,} {name}" for name, part in parts.items() if part)
-        log_line(f"split of {config.train_file}: {counts} photos")
-    of_files = [] if isinstance(train, Shards) else train  # tars are indexed already
-    check_images(config, (*of_files, *val, *test))
-
-
 def check_images(config, samples: Iterable[Sample]) -> None:
     """Check that the photos exist. With skip_bad_images, count missing ones. Raises UserError."""
     images = dict.fromkeys(sample.image for sample in samples)

@@ -63,14 +63,7 @@ def captioner_from(
         if adapter or config.lora:
             base, base_name = _base(config, package, content, name)
         built_from = None if base is None else {**base, **content}
-        context = BuildContext(
-            content=built_from,
-            name=base_name,
-            captions=partial(training_captions, config),
-            word_pieces=partial(word_pieces, built_from),
-            mean=MEAN,
-            std=STD,
-        )
+        context = _context(config, built_from, base_name)
         fills_weights = base is not None and (checkpoint or adapter)
         with SkipInit() if fills_weights else nullcontext():
             captioner = package.build(config, context)
@@ -89,6 +82,25 @@ def captioner_from(
             load_trained_state(captioner, adapter["model"], name)
             report = f"loaded {name}: every key matched"
     return captioner, report
+
+
+def tokenizer_of(config: Config) -> Tokenizer:
+    """Return the tokenizer of a new captioner, without building the captioner. Raises UserError."""
+    with value_errors_as_user_errors():
+        return package_of(config.model).build_tokenizer(config, _context(config))
+
+
+def _context(
+    config: Config, content: Optional[Mapping[str, Any]] = None, name: str = ""
+) -> BuildContext:
+    return BuildContext(
+        content=content,
+        name=name,
+        captions=partial(training_captions, config),
+        word_pieces=partial(word_pieces, content),
+        mean=MEAN,
+        std=STD,
+    )
 
 
 def _add_lora(config: Config, package: CaptionerPackage, captioner: nn.Module, base: str) -> None:

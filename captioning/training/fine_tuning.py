@@ -11,8 +11,8 @@ from captioning.config import Config
 from captioning.config.objectives import describe_training
 from captioning.data.loader import Prefetcher
 from captioning.data.shards import Shards
-from captioning.data.sources import check_before_training, read_split
-from captioning.models.build import captioner_from, preprocessing_of
+from captioning.data.sources import read_split
+from captioning.models.build import captioner_from, preprocessing_of, tokenizer_of
 from captioning.models.precision import Precision
 from captioning.models.prompts import check_prompts
 from captioning.runtime import distributed, signals
@@ -26,19 +26,20 @@ from captioning.training.checkpointing import (
     progress_of,
     resume_content,
 )
+from captioning.training.data_check import check_captions, check_data
 from captioning.training.log import RunLog, record_run
 from captioning.training.output_folder import OutputFolder
 from captioning.training.schedule import build_optimizer, scheduled_rate
 from captioning.training.selection import summary
 from captioning.training.step import NotFiniteError, TrainingStep, token_means
 from captioning.training.validation import Validation
-from captioning.training.vocabulary import unknown_words
 
 
-def fine_tune(config: Config, device: torch.device) -> None:
+def fine_tune(config: Config, device: torch.device, check_only: bool = False) -> None:
     """Train until all epochs are done or the run stops early, on one or several devices.
 
-    Raises UserError, and Stopped after a signal. The same call resumes the run.
+    Raises UserError, and Stopped after a signal. The same call resumes the run. check_only: only
+    check settings, data and metrics, without weights.
     """
     # Settings, data and metrics: whatever is wrong with them is found before a model is loaded.
     if config.precision == "int8":
@@ -56,8 +57,10 @@ def fine_tune(config: Config, device: torch.device) -> None:
             f"accumulation_steps is {config.accumulation_steps}, but an epoch has only "
             f"{len(loader)} batches; lower accumulation_steps or batch_size"
         )
-    val = validation.samples
-    distributed.run_on_main(lambda: check_before_training(config, samples, val))
+    distributed.run_on_main(lambda: check_data(config, samples, validation.samples))
+    if check_only:
+        distributed.run_on_main(lambda: check_captions(config, samples, tokenizer_of(config)))
+        return
 
     # The state to begin with. Files are written only from here on.
     output.begin()
@@ -91,8 +94,7 @@ def fine_tune(config: Config, device: torch.device) -> None:
     annotated = samples.with_prompts() if isinstance(samples, Shards) else samples
     check_prompts(annotated, captioner, config, "max_tokens")
     check_prompts(validation.samples, captioner, config, "max_length")
-    if line := unknown_words(config, samples, captioner.tokenizer):
-        log_line(line)
+    distributed.run_on_main(lambda: check_captions(config, samples, captioner.tokenizer))
     precision = Precision(config.precision, device)
     learner = SelfCritical(captioner, config, rewards) if rewards else captioner
     model = distribute(learner, captioner, config, device, precision.dtype)

@@ -9,7 +9,7 @@ from tokenizers import BertWordPieceTokenizer
 
 from BLIP.tokenizer import CaptionTokenizer
 from captioning.data.annotations import Sample
-from captioning.training.vocabulary import IMAGES, unknown_words
+from captioning.training.data_check import IMAGES, check_captions
 from tests.markers import slow
 from tests.programs import run_program
 from tests.tiny import SPECIAL_TOKENS, TINY_RUN
@@ -86,14 +86,14 @@ def test_unknown_tokens_are_named_before_the_first_step(written):
     assert done.err.index(line) < done.err.index("epoch 1/1")
 
 
-def test_the_share_of_unknown_tokens_is_that_of_evenly_spaced_images(vocabulary):
-    tokenizer, config = (
-        CaptionTokenizer(str(vocabulary)),
-        SimpleNamespace(max_words=5, max_tokens=9),
-    )
+def test_the_share_of_unknown_tokens_is_that_of_evenly_spaced_images(vocabulary, capsys):
+    tokenizer = CaptionTokenizer(str(vocabulary))
+    config = SimpleNamespace(max_words=5, max_tokens=9, model="blip", prompt="a ")
     samples = [Sample("a.png", ("the red cat", "the ball"), 1)] * (2 * IMAGES)
-    assert unknown_words(config, samples, tokenizer) is None
-    samples[:IMAGES] = [Sample("b.png", ("a cat in the zoo",), 2)] * IMAGES
-    assert unknown_words(config, samples, tokenizer).startswith("10.0% of ")  # 1 of 5 + 5
-    few = [*samples[IMAGES:], *[samples[0]] * 100]  # 100 of 10,500 tokens
-    assert unknown_words(config, few, tokenizer) is None
+    check_captions(config, samples, tokenizer)
+    few = [*samples[IMAGES:], *[Sample("b.png", ("a cat in the zoo",), 2)] * 100]  # 1 of 105
+    check_captions(config, few, tokenizer)
+    assert capsys.readouterr().err == ""
+    samples[:IMAGES] = [few[-1]] * IMAGES
+    check_captions(config, samples, tokenizer)
+    assert capsys.readouterr().err.startswith("10.0% of ")  # 1 of 5 + 5

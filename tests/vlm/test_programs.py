@@ -34,6 +34,7 @@ def results(scenes, tmp_path_factory):
     best, out = run / "checkpoint_best.pth", folder / "captions.jsonl"
     shown = told = ""
     for (name, *arguments), code in [
+        ([*train, run, "max_tokens=5", "--check"], 0),
         ([*train, run, "max_epoch=1", "checkpoint_every=2"], 0),
         ([*train, run, "max_epoch=2", "checkpoint_every=2"], 0),
         ([*train, run, "max_epoch=2", "prompt=What is there?"], 2),
@@ -53,6 +54,7 @@ def results(scenes, tmp_path_factory):
 
 def test_a_resumed_run_is_bit_identical_and_has_the_same_prompt(results):
     folder, _, said = results
+    assert "training cuts" in said.splitlines()[1]
     assert f"no checkpoint: the weights are those of {folder / 'model'}" in said
     assert f"resuming from {folder / 'run' / 'checkpoint_00.pth'}" in said
     paths = (folder / name / "checkpoint_01.pth" for name in ("run", "whole"))

@@ -25,9 +25,9 @@ class FakeCaptioner(CaptionGenerator):
 
     max_positions, image_size = None, 4
 
-    def __init__(self, words, objective, prompt, width, max_tokens=40):
+    def __init__(self, tokenizer, objective, prompt, width, max_tokens=40):
         super().__init__()
-        self.tokenizer = Vocabulary(words)
+        self.tokenizer = tokenizer
         self.objective = objective.with_tokens(self.tokenizer.pad, self.tokenizer.end)
         self.prompt, self.prompt_ids = prompt, self.tokenizer.encode_prompt(prompt)
         self.max_tokens = max_tokens
@@ -90,10 +90,14 @@ class FakeCaptioner(CaptionGenerator):
 
 
 def build(config, context):
-    words = context.content["fake_words"] if context.content else None
-    words = words or Vocabulary.count(context.captions(), prompt=config.prompt).words
-    objective = config.build_objective()
-    return FakeCaptioner(words, objective, config.prompt, config.fake_width, config.max_tokens)
+    objective, tokenizer = config.build_objective(), build_tokenizer(config, context)
+    return FakeCaptioner(tokenizer, objective, config.prompt, config.fake_width, config.max_tokens)
+
+
+def build_tokenizer(config, context):
+    if context.content:
+        return Vocabulary(context.content["fake_words"])
+    return Vocabulary.count(context.captions(), prompt=config.prompt)
 
 
 def origin(config):

@@ -10,7 +10,7 @@ import pytest
 from captioning.config import load_config
 from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import read_references
-from captioning.data.sources import check_before_training, read_split, references
+from captioning.data.sources import read_split, references
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
 from tests.captioning.data.caption_formats import FORMATS, coco, karpathy, write_captions
@@ -90,10 +90,8 @@ def test_lists_name_the_photos_of_splits_and_the_rest_trains(folder, configured,
         read_split(config, "test")
     (folder / "train.txt").write_text("".join(f"{name}\n" for name in NAMES[10:]))
     config = configured(train_file=train_file, split={"val": "val.txt", "train": "train.txt"})
-    check_before_training(config, *(read_split(config, name) for name in ("train", "val")))
-    log = capsys.readouterr().err
-    assert "split: 9 of 40 photos are in no list" in log
-    assert log.endswith("split of captions.txt: 30 train, 1 val photos\n")
+    assert [len(read_split(config, name)) for name in ("train", "val")] == [30, 1]
+    assert "split: 9 of 40 photos are in no list" in capsys.readouterr().err
     for test, message in {
         "none.jpg\nother.jpg\n": "2 of 2 photos have no captions in train_file, the",
         NAMES[5]: f"{NAMES[5]} is also in the list of val: a ",

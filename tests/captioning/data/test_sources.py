@@ -2,13 +2,12 @@
 
 import hashlib
 import json
-import os
 from types import SimpleNamespace
 
 import pytest
 
 from BLIP.download import DownloadError
-from captioning.data.sources import SHA256, annotation_paths, check_before_training, read_split
+from captioning.data.sources import SHA256, annotation_paths, read_split
 from captioning.data.sources import references as references_of
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
@@ -92,49 +91,6 @@ def test_a_split_of_several_files_has_the_images_of_all_in_their_order(tmp_path,
     config = configured("custom", train_file=["a.json", "again.json"])
     with pytest.raises(UserError, match=r"a\.json and .*again\.json both have image id 1: "):
         read_split(config, "train")
-
-
-@pytest.fixture
-def three(tmp_path, configured):
-    """Return a function that makes a configuration of a file and a photo per split, but one."""
-    for split in ("train", "val", "test"):
-        write(tmp_path / f"{split}.json", [{"image": f"{split}.jpg", "caption": "a"}])
-
-    def make(missing, **keys):
-        for split in ("train", "val", "test"):
-            (tmp_path / f"{split}.jpg").touch()
-        (tmp_path / f"{missing}.jpg").unlink(missing_ok=True)
-        files = {f"{split}_file": f"{split}.json" for split in ("train", "val", "test")}
-        config = configured("custom", **{**files, **keys}, image_root=str(tmp_path))
-        return config, read_split(config, "train"), read_split(config, "val")
-
-    return make
-
-
-@pytest.mark.parametrize("missing", ["train", "val", "test"])
-def test_a_missing_photo_of_any_split_is_told_before_training(three, tmp_path, missing, capsys):
-    line = f"1 of 3 photos do not exist, such as {tmp_path}/{missing}.jpg"
-    with raises_line(UserError, start=f"{line}: correct image_root, or set skip_bad_images=true"):
-        check_before_training(*three(missing))
-    check_before_training(*three(missing, skip_bad_images=True))
-    assert capsys.readouterr().err == f"{line}\n"
-    check_before_training(*three(None))
-    check_before_training(*three("test", test_file=None))  # not trained on, and not named
-    assert capsys.readouterr().err == ""
-
-
-def test_more_than_100_000_photos_are_looked_for_with_a_bar(three, monkeypatch, capsys):
-    config, train, val = three(None)
-    many = [train[0]._replace(image=f"x{number}.jpg") for number in range(100_001)]
-    seen = set(many[number].image for number in (0, 77_777))
-    exists = os.path.isfile
-    monkeypatch.setattr(
-        "os.path.isfile",
-        lambda path: os.path.basename(path) not in seen if "/x" in str(path) else exists(path),
-    )
-    with pytest.raises(UserError, match=r"^2 of 100,003 photos do not exist, such as .*x0\.jpg"):
-        check_before_training(config, many, val)
-    assert "checking photos: 100%" in capsys.readouterr().err
 
 
 def test_bad_rows_are_skipped_and_counted_where_images_may_be_bad(tmp_path, configured, capsys):

@@ -1,0 +1,99 @@
+"""What is said of a run's data before its first step, and --check, which does that alone."""
+
+import json
+import os
+
+import pytest
+import torch
+
+from captioning.config import load_config
+from captioning.models.build import captioner_from, tokenizer_of
+from tests.programs import one_error_line, unchanged
+from tests.tiny import CAPTIONERS
+
+
+@pytest.fixture
+def check(tmp_path, scenes, scenes_config, run_program):
+    """Return a function that checks files with a row per image, and returns what is said."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+
+    def run(*arguments, code=0, **rows):
+        for split in ("train", "val", "test"):
+            default = [{"image": f"{split}{n}.png", "caption": ["a red star"]} for n in range(9)]
+            rows.setdefault(split, default)
+            (folder / f"scenes_{split}.json").write_text(json.dumps(rows[split]))
+            for row in rows[split][:30]:
+                (folder / row["image"]).touch()
+        given = (f"image_root={folder}", f"ann_root={folder}", f"tokenizer={scenes}/vocab.txt")
+        flags = ("--config", scenes_config, "--output_dir", tmp_path / "run", "--check")
+        if run.remove:
+            (folder / run.remove).unlink()
+        with unchanged(tmp_path):
+            ended = run_program("captioning.train", *flags, *given, *arguments)
+        assert ended.code == code, ended.err
+        return ended.err
+
+    run.remove = None
+    return run
+
+
+def test_a_check_counts_images_and_captions_and_loads_no_weights(check):
+    counts = (f"{split} 9 images with 9 captions" for split in ("train", "val", "test"))
+    log = check("pretrained=/no/weights.pth", "device=cuda")
+    assert log == f"data: {', '.join(counts)}\n"
+    assert "data: train 9 images with 9 captions, val 9 images with 9 captions\n" in check(
+        "test_file="
+    )
+    one_error_line(check("objective=nil", code=2), "objective")
+    one_error_line(check("tokenizer=/nowhere", code=2), "tokenizer: /nowhere is not")
+
+
+def test_each_kind_of_flaw_is_a_line_with_a_count_and_an_example(check):
+    captions = [["a red star"]] * 20 + [["a red star " * 20], ["a Hund"], ["a Hund", ""], []]
+    train = [{"image": f"{n}.png", "caption": given} for n, given in enumerate(captions)]
+    log = check("skip_bad_images=true", train=train).splitlines()
+    assert log[0].endswith("scenes_train.json: 1 of 24 captions are blank, such as of 22.png")
+    assert "1 of 24 images have no caption, such as 23.png: they are left out" in log[1]
+    assert log[2].startswith("data: train 23 images with 23 captions, val 9 images")
+    assert log[3].startswith("training cuts 1 of 23 captions, such as 'a red star a red")
+    assert "unknown to the vocabulary, such as 'Hund'" in log[4] and len(log) == 5
+    # A caption of 20 words: whole, cut by max_words and cut by max_tokens, which counts the prompt
+    # "a picture of ", a start and an end.
+    train = [{"image": f"{n}.png", "caption": ["red " * 20]} for n in range(9)]
+    for keys, is_cut in {(20, 25): False, (19, 25): True, (20, 24): True}.items():
+        words, tokens = keys
+        log = check(f"max_words={words}", f"max_tokens={tokens}", train=train)
+        assert ("training cuts 9 of 9" in log) == is_cut, log
+
+
+@pytest.mark.parametrize("missing", ["train", "val", "test"])
+def test_a_missing_photo_of_any_split_is_told_before_training(check, tmp_path, missing):
+    check.remove = f"{missing}3.png"
+    line = f"1 of 27 photos do not exist, such as {tmp_path}/data/{missing}3.png"
+    log = check(code=2)
+    one_error_line(log, f"{line}: correct image_root, or set skip_bad_images=true")
+    assert f"{line}\n" in check("skip_bad_images=true")
+    if missing == "test":
+        check("test_file=")  # not trained on, and not named
+
+
+def test_more_than_100_000_photos_are_looked_for_with_a_bar(check, monkeypatch):
+    train = [{"image": f"{n}.png", "caption": "a red star"} for n in range(9)]
+    train += [{"image": f"x{n}.png", "caption": "a red star"} for n in range(100_001)]
+    exists = os.path.isfile
+    monkeypatch.setattr(
+        "os.path.isfile",
+        lambda path: not str(path).endswith("x77777.png") if "/x" in str(path) else exists(path),
+    )
+    log = check(train=train, code=2)
+    assert "checking photos: 100%" in log
+    assert "error: 1 of 100,028 photos do not exist, such as" in log and "x77777.png" in log
+
+
+@pytest.mark.parametrize("captioner", CAPTIONERS)
+def test_a_check_has_the_tokenizer_of_training(scenes_config, captioner):
+    config = load_config(scenes_config, CAPTIONERS[captioner])
+    texts, trained = ["a red star", "Blue, and a hund"], captioner_from(config, None)[0].tokenizer
+    for found, expected in zip(tokenizer_of(config).encode(texts, 9), trained.encode(texts, 9)):
+        torch.testing.assert_close(found, expected)
