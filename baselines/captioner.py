@@ -91,7 +91,7 @@ class ClassicCaptioner(CaptionGenerator):
 
     def _predict(
         self, image: Tensor, captions: list[list[str]], prompts: Prompts
-    ) -> tuple[Tensor, Tensor, Optional[Tensor]]:
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits (R, N, V), labels (R, N) and the attention (R, N, P) of the decoder."""
         captions_per_image(captions, len(image))
         *tensors, prompt_length = training_tokens(self, captions, prompts)
@@ -118,7 +118,7 @@ class ClassicCaptioner(CaptionGenerator):
         without attention.
         """
         logits, attention = self._read(encoded, ids[None])
-        return logits[0], None if attention is None else attention[0]
+        return logits[0], attention[0] if attention.size(2) else None
 
     def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
         """Return the log-likelihood of each token of captions (B, k, n) after the prompt.
@@ -134,7 +134,7 @@ class ClassicCaptioner(CaptionGenerator):
         )
         return -losses.view(labels.shape)
 
-    def _read(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
+    def _read(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (R, n - p, V), -inf for excluded ids, and the attention (R, n - p, P)."""
         logits, attention = self.decoder(ids[:, :-1], encoded, self.prompt_ids.size(-1))
         return logits.float().index_fill(-1, self.excluded, -math.inf), attention
@@ -148,11 +148,11 @@ class ClassicCaptioner(CaptionGenerator):
         self.objective.compile()
 
     def parameter_groups(self) -> list[tuple[list[nn.Parameter], Optional[float]]]:
-        groups = []
-        if self.config.encoder_lr:
-            groups.append((list(self.encoder.network.parameters()), self.config.encoder_lr))
-        if self.config.embedding_lr is not None:
-            groups.append(([self.decoder.embedding.weight], self.config.embedding_lr))
+        rates = [
+            (self.encoder.network, self.config.encoder_lr or None),  # 0: frozen
+            (self.decoder.embedding, self.config.embedding_lr),
+        ]
+        groups = [(list(part.parameters()), rate) for part, rate in rates if rate is not None]
         grouped = {parameter for parameters, _ in groups for parameter in parameters}
         rest = [p for p in self.parameters() if p.requires_grad and p not in grouped]
         return [(rest, None), *groups]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from baselines.decoder import DecoderOutput, RecurrentDecoder, StepOutput, Tensors
+from baselines.decoder import AttentionDecoder, DecoderOutput, RecurrentDecoder, Tensors
 
 
 class PooledDecoder(RecurrentDecoder):
@@ -42,31 +42,17 @@ class PooledDecoder(RecurrentDecoder):
         hidden = self.from_image(annotations.mean(1))
         return [annotations], [hidden, torch.zeros_like(hidden)] if self.is_lstm else [hidden]
 
-    def step(self, word: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
-        outputs, state = self._run_cell(word.unsqueeze(1), state)
-        return outputs.squeeze(1), state, None
-
-    def unroll(
-        self, tokens: Tensor, memory: Tensors, state: Tensors, prompt_length: int
-    ) -> DecoderOutput:
-        if self.samples_words:
-            return super().unroll(tokens, memory, state, prompt_length)
-        return self.dropout(self._run_cell(self.embed(tokens), state)[0]), None
-
-    def _run_cell(self, words: Tensor, state: Tensors) -> tuple[Tensor, Tensors]:
-        """Run torch's RNN or LSTM over n words. words: (R, n, E); state: tensors (R, H).
-
-        Returns the outputs (R, n, H) and the next state. Autocast is turned off. On a CPU, autocast
-        would call oneDNN's LSTM, which fails on processors without bfloat16 or float16
-        instructions. On a GPU, autocast would use float16 even if its dtype is bfloat16.
-        """
+    def read(self, words: Tensor, memory: Tensors, state: Tensors) -> DecoderOutput:
         state = [part[None].to(words.dtype) for part in state]
+        # On a CPU, autocast would call oneDNN's LSTM, which fails on processors without bfloat16 or
+        # float16 instructions. On a GPU, autocast would use float16 even if its dtype is bfloat16.
         with torch.autocast(words.device.type, enabled=False):
             outputs, state = self.cell(words, state if self.is_lstm else state[0])
-        return outputs, [part[0] for part in state] if self.is_lstm else [state[0]]
+        state = [part[0] for part in state] if self.is_lstm else [state[0]]
+        return self.dropout(outputs), state, words[..., :0]
 
 
-class AttentionLSTM(RecurrentDecoder):
+class AttentionLSTM(AttentionDecoder):
     """An LSTM that attends to the image by scaled dot-product attention before each word.
 
     A (P, H) is an affine map of the annotations. The attention is a = softmax(A h / sqrt(H)), the
@@ -86,7 +72,7 @@ class AttentionLSTM(RecurrentDecoder):
         projected = self.from_image(annotations)  # (B, P, H)
         return [projected], [projected.mean(1)] * 2
 
-    def step(self, word: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
+    def step(self, word: Tensor, memory: Tensors, state: Tensors) -> DecoderOutput:
         (projected,), (hidden, cell) = memory, state
         query = hidden.unflatten(0, (len(projected), -1))  # (B, R / B, H)
         scores = query @ projected.mT / math.sqrt(hidden.size(1))
@@ -99,7 +85,7 @@ class AttentionLSTM(RecurrentDecoder):
         return hidden, [hidden, cell], attention.flatten(0, 1)
 
 
-class ShowAttendTell(RecurrentDecoder):
+class ShowAttendTell(AttentionDecoder):
     """Show, Attend and Tell with soft attention (Xu et al. 2015, arXiv 1502.03044).
 
     V (P, D) are the annotations and h is the hidden state of the top layer. For each word,
@@ -132,7 +118,7 @@ class ShowAttendTell(RecurrentDecoder):
         states = self.first_state(annotations.mean(1))
         return [annotations, self.key(annotations)], states.chunk(2 * len(self.layers), -1)
 
-    def step(self, word: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
+    def step(self, word: Tensor, memory: Tensors, state: Tensors) -> DecoderOutput:
         annotations, keys = memory  # (B, P, D), (B, P, A)
         hidden = state[-2]  # h of the top layer; the state is (h, c, h, c, ...), layer by layer
         query = self.query(hidden).unflatten(0, (len(keys), -1))  # (B, R / B, A)

@@ -65,11 +65,12 @@ class Keys(BaseModel):
             )
         if self.num_layers > 1 and self.model in ("rnn", "lstm", "attn"):
             raise ValueError(f"num_layers is {self.num_layers}; {self.model} has one layer")
-        k = self.teacher_forcing_k
-        if self.teacher_forcing == "exponential" and k >= 1:
-            raise ValueError(f"teacher_forcing_k is {k}; with exponential it must be below 1")
-        if self.teacher_forcing == "inverse_sigmoid" and k < 1:
-            raise ValueError(f"teacher_forcing_k is {k}; with inverse_sigmoid it must be 1 or more")
+        schedule, k = self.teacher_forcing, self.teacher_forcing_k
+        if (schedule == "exponential" and k >= 1) or (schedule == "inverse_sigmoid" and k < 1):
+            raise ValueError(
+                f"teacher_forcing_k is {k} with {schedule}; it must be below 1 with exponential, "
+                "and 1 or more with inverse_sigmoid"
+            )
         return self
 
 
@@ -97,9 +98,7 @@ def build(config: Any, context: Any) -> nn.Module:
         return captioner
     embedding = captioner.decoder.embedding
     if config.word_vectors:
-        load_word_vectors(
-            embedding, list(map(tokenizer.token, range(len(tokenizer)))), config.word_vectors
-        )
+        load_word_vectors(embedding, tokenizer, config.word_vectors)
     if config.normalise_embeddings:
         embedding.weight.data = F.normalize(embedding.weight.data, dim=1)
     return captioner

@@ -15,14 +15,11 @@ import torch
 from torch import Tensor, nn
 
 Tensors = Sequence[Tensor]
-DecoderOutput = tuple[Tensor, Optional[Tensor]]  # logits or head inputs, attention
-StepOutput = tuple[Tensor, Tensors, Optional[Tensor]]  # head input, next state, attention
+DecoderOutput = tuple[Tensor, Tensors, Tensor]  # head input, next state, attention
 
 
 class RecurrentDecoder(nn.Module, ABC):
     """A decoder that reads the words of a caption one by one.
-
-    Subclasses define `initial_state` and `step`.
 
     - config: has the keys of `baselines.configured.Keys`.
     - output_dim: the width of the head's input.
@@ -44,58 +41,63 @@ class RecurrentDecoder(nn.Module, ABC):
         """Return the memory and the initial state for annotations (B, P, D).
 
         The memory is tensors (B, ...) that do not change from word to word. The state is tensors
-        (B, H) that each step replaces.
+        (B, H) that each word replaces.
         """
 
     @abstractmethod
-    def step(self, word: Tensor, memory: Tensors, state: Tensors) -> StepOutput:
-        """Read one word of each caption. word: its vectors (R, E); state: tensors (R, H).
+    def read(self, words: Tensor, memory: Tensors, state: Tensors) -> DecoderOutput:
+        """Read n words of each caption. words: (R, n, E), after dropout. state: tensors (R, H).
 
-        Returns the head's input before dropout (R, O), the next state, and the attention (R, P),
-        which is None for a decoder without attention.
+        Returns the head's inputs (R, n, O), after dropout, the next state, and the attention
+        (R, n, P). P is 0 for a decoder without attention.
         """
-
-    @property
-    def samples_words(self) -> bool:
-        """Whether scheduled sampling replaces words of the caption."""
-        return self.training and self.teacher_forcing < 1
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens))
 
-    def forward(self, tokens: Tensor, annotations: Tensor, prompt_length: int = 1) -> DecoderOutput:
+    def forward(
+        self, tokens: Tensor, annotations: Tensor, prompt_length: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """Return next-token logits (R, n - p + 1, V) and the attention (R, n - p + 1, P).
 
         tokens: int64 (R, n), which begin with the p = `prompt_length` tokens of the prompt.
         Scheduled sampling never replaces a token of the prompt. annotations: (B, P, D). The first
-        logits predict the token after the prompt. The attention is None for a decoder without
-        attention.
+        logits predict the token after the prompt. P is 0 for a decoder without attention.
         """
         memory, state = self.initial_state(annotations)
         state = [part.repeat_interleave(len(tokens) // len(part), 0) for part in state]
-        outputs, attention = self.unroll(tokens, memory, state, prompt_length)
-        start = prompt_length - 1
-        return self.head(outputs[:, start:]), None if attention is None else attention[:, start:]
-
-    def unroll(
-        self, tokens: Tensor, memory: Tensors, state: Tensors, prompt_length: int
-    ) -> DecoderOutput:
-        """Return the head's inputs (R, n, O) at all tokens, and the attention (R, n, P).
-
-        Dropout is applied to the head's inputs, also when scheduled sampling computes the most
-        likely word from them.
-        """
+        is_sampling = self.training and self.teacher_forcing < 1
         outputs, attention = [], []
-        for position, word in enumerate(self.embed(tokens).unbind(1)):
-            if self.samples_words and position >= prompt_length:
+        for words in self.embed(tokens).split(1 if is_sampling else tokens.size(1), 1):
+            if is_sampling and len(outputs) >= prompt_length:
                 with torch.no_grad():
-                    predicted = self.head(outputs[-1]).argmax(-1)  # (R,)
-                is_forced = torch.rand_like(word[:, :1]) < self.teacher_forcing
-                word = word.where(is_forced, self.embed(predicted))
-            head_input, state, weights = self.step(word, memory, state)
-            outputs.append(self.dropout(head_input))
+                    predicted = self.head(outputs[-1]).argmax(-1)  # (R, 1)
+                is_forced = torch.rand_like(words[..., :1]) < self.teacher_forcing
+                words = words.where(is_forced, self.embed(predicted))
+            output, state, weights = self.read(words, memory, state)
+            outputs.append(output)
             attention.append(weights)
-        return torch.stack(outputs, 1), None if weights is None else torch.stack(attention, 1)
+        start = prompt_length - 1
+        return self.head(torch.cat(outputs, 1)[:, start:]), torch.cat(attention, 1)[:, start:]
+
+
+class AttentionDecoder(RecurrentDecoder):
+    """A decoder whose attention depends on the state, so that words cannot be read at once."""
+
+    @abstractmethod
+    def step(self, word: Tensor, memory: Tensors, state: Tensors) -> DecoderOutput:
+        """Read one word (R, E) of each caption.
+
+        Returns the head's input before dropout (R, O), the next state, and the attention (R, P).
+        """
+
+    def read(self, words: Tensor, memory: Tensors, state: Tensors) -> DecoderOutput:
+        outputs, attention = [], []
+        for word in words.unbind(1):
+            output, state, weights = self.step(word, memory, state)
+            outputs.append(self.dropout(output))
+            attention.append(weights)
+        return torch.stack(outputs, 1), state, torch.stack(attention, 1)
 
 
 class RecurrentStep:
@@ -116,9 +118,9 @@ class RecurrentStep:
                 kept = rows[:, 0] * images // len(self.state[0])
                 self.memory = [part[kept] for part in self.memory]
             self.state = [part[rows.flatten()] for part in self.state]
-        for word in self.decoder.embed(tokens.flatten(0, 1)).unbind(1):
-            head_input, self.state, _ = self.decoder.step(word, self.memory, self.state)
-        logits = self.decoder.head(head_input).index_fill(-1, self.excluded, -math.inf)
+        words = self.decoder.embed(tokens.flatten(0, 1))
+        outputs, self.state, _ = self.decoder.read(words, self.memory, self.state)
+        logits = self.decoder.head(outputs[:, -1]).index_fill(-1, self.excluded, -math.inf)
         return logits.unflatten(0, tokens.shape[:2])
 
 

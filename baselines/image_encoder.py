@@ -1,6 +1,5 @@
 """Encodes images for the classic captioners: a network's feature map becomes annotation vectors."""
 
-from textwrap import shorten
 from typing import Any
 
 import torch
@@ -20,30 +19,15 @@ class ImageEncoder(nn.Module):
       is frozen, including its BatchNorm statistics.
     - weights, normalisation: see `TimmNetwork`.
 
-    Raises ValueError for a network or weights that `TimmNetwork` refuses, and for an image size
-    that the network does not accept.
+    Raises ValueError for what `TimmNetwork` refuses.
     """
 
     def __init__(self, config: Any, weights: str = "none", normalisation: Normalisation = NEUTRAL):
         super().__init__()
-        size, name = config.image_size, config.encoder
-        self.network = TimmNetwork(name, weights, size, normalisation).eval()
-        try:
-            feature_map = self.network(torch.zeros(1, 3, size, size))
-        except Exception as error:  # of many types
-            raise ValueError(
-                f"image_size is {size}, which encoder {name} does not support: "
-                f"{shorten(str(error) or repr(error), 200)}"
-            ) from error
-        # Parameters that do not influence the map, such as those of the head, are frozen: DDP would
-        # wait for their gradients.
-        self.finetune = config.encoder_lr > 0
-        parameters = list(self.network.parameters())
-        gradients = torch.autograd.grad(feature_map.sum(), parameters, allow_unused=True)
-        for parameter, gradient in zip(parameters, gradients):
-            parameter.requires_grad_(self.finetune and gradient is not None)
-        channels, dim = feature_map.size(1), config.encoder_dim
-        self.dim, self.grid = dim or channels, config.encoder_size
+        self.network = TimmNetwork(config, weights, normalisation)
+        self.finetune, self.grid = config.encoder_lr > 0, config.encoder_size
+        channels, dim = self.network.channels, config.encoder_dim
+        self.dim = dim or channels
         self.projection = nn.Conv2d(channels, dim, 1) if dim else nn.Identity()
         self.norm = nn.BatchNorm1d(self.dim) if config.encoder_norm else nn.Identity()
         self.train()

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from textwrap import shorten
+from typing import Any
 
 import timm
 import torch
@@ -23,40 +24,56 @@ class TimmNetwork(nn.Module):
 
     For a vision transformer, the map consists of the patch tokens.
 
-    - name: timm/NAME, or the name of one of torchvision's networks that timm has: resnet, resnext,
-      wide_resnet, densenet and regnet. timm computes the same features, bit by bit.
+    - config: a run's configuration. `encoder` is timm/NAME, or the name of one of torchvision's
+      networks that timm has: resnet, resnext, wide_resnet, densenet and regnet. timm computes the
+      same features, bit by bit. If `encoder_lr` is 0, all parameters are frozen.
     - weights: "none" (random), "default" (downloaded), or a file with a state dict, of
       torchvision's network for a name of torchvision's.
-    - image_size: the height and width of the images, for networks that are built for one size.
     - normalisation: of the images. `forward` changes it to that of the weights.
 
-    Raises ValueError for an unknown name, and for weights that cannot be read or do not fit.
+    Raises ValueError for an unknown name, for weights that cannot be read or do not fit, and for an
+    `image_size` that the network does not accept.
     """
 
-    def __init__(self, name: str, weights: str, image_size: int, normalisation: Normalisation):
+    def __init__(self, config: Any, weights: str, normalisation: Normalisation):
         super().__init__()
-        self.body = _build(_timm_name(name), weights, image_size)
-        self.body.reset_classifier(0)
-        if name.startswith("regnet_"):  # the order of tensors in checkpoints is torchvision's
-            for block in self.body.modules():
-                block._modules = dict(
-                    sorted(block._modules.items(), key=lambda item: item[0] != "downsample")
-                )
-        target = [self.body.pretrained_cfg[key] for key in ("mean", "std")]
-        # `scale` and `shift` normalise for torchvision's names, and `mean` and `std`, which are in
-        # checkpoints, for timm's: the order of operations of earlier checkpoints.
-        own, folded = (target, NEUTRAL) if name.startswith(TIMM) else (NEUTRAL, target)
-        given, own, folded = (
-            torch.tensor(p).view(2, 3, 1, 1) for p in (normalisation, own, folded)
-        )
-        self.register_buffer("mean", own[0])
-        self.register_buffer("std", own[1])
-        self.register_buffer("scale", given[1] / folded[1], persistent=False)
-        self.register_buffer("shift", (given[0] - folded[0]) / folded[1], persistent=False)
+        given = torch.tensor(normalisation).view(2, 3, 1, 1)
+        self.register_buffer("normalisation", given, persistent=False)
+        self.is_torchvisions = not config.encoder.startswith(TIMM)
+        name, size = _timm_name(config.encoder), config.image_size
+        try:
+            self.body = _build(name, weights, size)
+            self.body.reset_classifier(0)
+            if config.encoder.startswith("regnet_"):  # checkpoints have torchvision's order
+                for block in self.body.modules():
+                    children = block._modules.items()
+                    block._modules = dict(sorted(children, key=lambda c: c[0] != "downsample"))
+            for key in ("mean", "std"):
+                self.register_buffer(key, torch.tensor(self.body.pretrained_cfg[key]).view(3, 1, 1))
+            feature_map = self.eval()(torch.zeros(1, 3, size, size))
+        except Exception as error:  # of many types
+            raise ValueError(
+                f"encoder {name}, of timm, does not work with image_size {size} and "
+                f"encoder_weights {weights} (default needs the internet): "
+                f"{shorten(str(error) or repr(error), 200)}"
+            ) from error
+        self.channels = feature_map.size(1)
+        # Parameters that do not influence the map, such as those of the head, are frozen: DDP would
+        # wait for their gradients.
+        parameters = list(self.parameters())
+        gradients = torch.autograd.grad(feature_map.sum(), parameters, allow_unused=True)
+        for parameter, gradient in zip(parameters, gradients):
+            parameter.requires_grad_(config.encoder_lr > 0 and gradient is not None)
 
     def forward(self, image: Tensor) -> Tensor:
-        pixels = image * self.scale + self.shift
-        features = self.body.forward_features((pixels - self.mean) / self.std)
+        mean, std = self.normalisation
+        # The order of operations is that of earlier checkpoints, so that their runs go on with the
+        # same features, bit by bit.
+        if self.is_torchvisions:
+            image = image * (std / self.std) + (mean - self.mean) / self.std
+        else:
+            image = (image * std + mean - self.mean) / self.std
+        features = self.body.forward_features(image)
         if features.ndim == 3:  # (B, n, C): prefix tokens such as [CLS], then patch tokens
             patches = features[:, getattr(self.body, "num_prefix_tokens", 0) :]
             side = math.isqrt(patches.size(1))
@@ -76,34 +93,24 @@ class TimmNetwork(nn.Module):
 
 
 def _timm_name(name: str) -> str:
-    if name.startswith(TIMM):
-        return name[len(TIMM) :]
+    """Return timm's name, with torchvision's weights for a name of torchvision's."""
     base = name
     if name.startswith("regnet_"):  # such as regnet_x_400mf
         base = f"regnet{name[7]}_{REGNETS.get(name[9:])}"
     for known in timm.list_pretrained("*.tv*_in1k"):  # for two sets of weights, first the later
         if known.partition(".")[0] in (base, f"{base}_tv"):
             return known
-    raise ValueError(
-        f"encoder: {name!r} is none of torchvision's resnet, resnext, wide_resnet, densenet and "
-        "regnet that timm has; choose one, such as resnet50 or regnet_x_400mf, or timm/NAME"
-    )
+    return name.removeprefix(TIMM)
 
 
 def _build(name: str, weights: str, image_size: int) -> nn.Module:
     options = {}
-    try:
-        # Most networks accept images of any size; the others are built for one size.
-        if getattr(timm.models.get_pretrained_cfg(name), "fixed_input_size", False):
-            options["img_size"] = image_size
-        if weights not in ("none", "default"):
-            # With this overlay, timm loads the state dict instead of downloading one. It also
-            # resizes position embeddings, and renames the tensors of torchvision's RegNets.
-            state = timm.models.load_state_dict(weights, weights_only=True)
-            options["pretrained_cfg_overlay"] = {"state_dict": state, "custom_load": False}
-        return timm.create_model(name, pretrained=weights != "none", **options)
-    except Exception as error:  # of many types
-        raise ValueError(
-            f"encoder: timm cannot build {name} for image_size {image_size} with encoder_weights "
-            f"{weights} (default needs the internet): {shorten(str(error) or repr(error), 200)}"
-        ) from error
+    # Most networks accept images of any size; the others are built for one size.
+    if getattr(timm.models.get_pretrained_cfg(name), "fixed_input_size", False):
+        options["img_size"] = image_size
+    if weights not in ("none", "default"):
+        # With this overlay, timm loads the state dict instead of downloading one. It also resizes
+        # position embeddings, and renames the tensors of torchvision's RegNets.
+        state = timm.models.load_state_dict(weights, weights_only=True)
+        options["pretrained_cfg_overlay"] = {"state_dict": state, "custom_load": False}
+    return timm.create_model(name, pretrained=weights != "none", **options)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import regex  # unlike that of `re`, its \w includes vowel signs and combining accents
 import torch
@@ -35,6 +36,7 @@ class Vocabulary:
     pad, start, end, unknown = range(len(SPECIAL_TOKENS))
 
     def __init__(self, words: Sequence[str]):
+        self.words = list(words)
         self.tokens = [*SPECIAL_TOKENS, *words]
         self.ids = {token: token_id for token_id, token in enumerate(self.tokens)}
 
@@ -60,11 +62,6 @@ class Vocabulary:
                 f"vocabulary_size {size} and min_word_count {min_count} leave no word for captions"
             )
         return cls(words)
-
-    @property
-    def words(self) -> list[str]:
-        """The words without special tokens. Vocabulary(words) builds the same vocabulary."""
-        return self.tokens[len(SPECIAL_TOKENS) :]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -95,15 +92,15 @@ class Vocabulary:
         return join_characters(" ".join(word for word in words if word not in SPECIAL_TOKENS))
 
 
-def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str) -> None:
-    """Copy pre-trained vectors of `tokens` from a file into an embedding.
+def load_word_vectors(embedding: nn.Embedding, tokenizer: Any, path: str) -> None:
+    """Copy pre-trained vectors of the tokenizer's tokens from a file into an embedding.
 
-    tokens: the text of each id of the embedding. A token that the file lacks keeps its vector. The
-    file has GloVe's format (Pennington et al. 2014): each line is a word and its numbers, separated
-    by spaces. Raises ValueError for a file that cannot be read, for a vector with another width or
-    other text than numbers, and for a file with none of the tokens.
+    A token that the file lacks keeps its vector. The file has GloVe's format (Pennington et al.
+    2014): each line is a word and its numbers, separated by spaces. Raises ValueError for a file
+    that cannot be read or has none of the tokens, and for a token without `embed_dim` numbers.
     """
-    ids, width = {token: n for n, token in enumerate(tokens)}, embedding.embedding_dim
+    width = embedding.embedding_dim
+    ids = {tokenizer.token(token_id): token_id for token_id in range(len(tokenizer))}
     vectors = {}  # {id: vector}
     try:
         with open(path, encoding="utf-8") as lines:
@@ -112,9 +109,8 @@ def load_word_vectors(embedding: nn.Embedding, tokens: Sequence[str], path: str)
                 word, *values = line.rstrip().rsplit(" ", width)
                 if word in ids:
                     vectors[ids[word]] = [float(value) for value in values]
-        widths = {len(vector) for vector in vectors.values()}
-        if widths != {width}:
-            raise ValueError(f"embed_dim is {width}; its words have {widths or 'no'} numbers")
+        if {len(vector) for vector in vectors.values()} != {width}:
+            raise ValueError(f"it has no {width} numbers (embed_dim) for each of the words")
     except (OSError, ValueError) as error:
         raise ValueError(f"word_vectors: cannot read {path}: {error}") from error
     embedding.weight.data[[*vectors]] = torch.tensor([*vectors.values()])

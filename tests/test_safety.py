@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from baselines.image_encoder import ImageEncoder
-from baselines.vocabulary import load_word_vectors
+from baselines.vocabulary import Vocabulary, load_word_vectors
 from BLIP import read_checkpoint
 from captioning.metrics.clip_features import read_cached
 from captioning.metrics.openai_clip import read_openai_clip
@@ -91,7 +91,7 @@ def test_no_source_calls_what_runs_code_or_reads_files_that_can(repository):
 
 
 def word_vectors(path):
-    return load_word_vectors(torch.nn.Embedding(3, 2), ["a", "b", "c"], path)
+    return load_word_vectors(torch.nn.Embedding(5, 2), Vocabulary(["a"]), path)
 
 
 @pytest.mark.parametrize(

@@ -169,7 +169,7 @@ def test_weights_of_a_file_are_loaded_and_those_of_another_network_refused(tmp_p
     for name, content in (("timm/test_efficientnet", None), ("timm/test_resnet", b"hello")):
         if content:
             path.write_bytes(content)
-        with raises_line(ValueError, f"timm cannot build {name[5:]}", f"weights.{suffix}"):
+        with raises_line(ValueError, f"encoder {name[5:]}, of timm", f"weights.{suffix}"):
             make(name, str(path))
 
 
@@ -178,12 +178,12 @@ def refuse(*args, **kwargs):
 
 
 REFUSED = {  # encoder and encoder_weights, and parts of the error
-    "timm/nothing_of_this_name none": "timm cannot build nothing_of_this_name",
-    "shufflenet_v2_x0_5 none": "encoder: 'shufflenet_v2_x0_5' is none of torch...or timm/NAME",
-    "timm/vit_tiny_patch16_224 none": "image_size is 10, which encoder timm/vit_tiny_patch16_224",
-    "timm/halonet26t none": "image_size is 10, which encoder timm/halonet26t does not support",
-    "resnet18 default": "resnet18.tv_in1k ...encoder_weights default (default needs the internet)",
-    "resnet18 nowhere.pth": "resnet18.tv_in1k ...encoder_weights nowhere.pth",
+    "timm/nothing none": "encoder nothing, of timm, does not work with...Unknown model (nothing)",
+    "shufflenet_v2_x0_5 none": "encoder shufflenet_v2_x0_5, of timm, does not work...Unknown model",
+    "timm/vit_tiny_patch16_224 none": "image_size 10 ...: Calculated padded input size",
+    "timm/halonet26t none": "encoder halonet26t, of timm, does not work with image_size 10",
+    "resnet18 default": "resnet18.tv_in1k...encoder_weights default (default needs the internet)",
+    "resnet18 nowhere.pth": "resnet18.tv_in1k...encoder_weights nowhere.pth",
 }
 
 

@@ -55,26 +55,24 @@ def test_impossible_limits_are_refused():
             Vocabulary.count(CAPTIONS, **limits)
 
 
-TOKENS = ["<UNK>", "dog", "cat", "naïve"]
-
-
 def test_known_words_take_their_vectors_and_others_stay(tmp_path):
     path = tmp_path / "glove.txt"
     text = "the 9 9 9\ndog at home.com 4 5 6\ndog 0.5 -1 2e-1\nnaïve 1 2 3\n. 1 1 1\n"
     path.write_text(text, encoding="utf-8")
-    embedding = nn.Embedding(4, 3)
+    embedding = nn.Embedding(7, 3)
     before = embedding.weight.detach().clone()
-    load_word_vectors(embedding, TOKENS, path)
+    load_word_vectors(embedding, Vocabulary(["dog", "cat", "naïve"]), path)
     expected = torch.tensor([[0.5, -1, 0.2], [1, 2, 3]])
-    torch.testing.assert_close(embedding.weight[[1, 3]].detach(), expected)
-    assert torch.equal(embedding.weight[[0, 2]], before[[0, 2]])
+    torch.testing.assert_close(embedding.weight[[4, 6]].detach(), expected)
+    assert torch.equal(embedding.weight[[0, 1, 2, 3, 5]], before[[0, 1, 2, 3, 5]])
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("the 1 2\ncat 1 2\n", "embed_dim is 3; its words have {2} numbers"),
-        ("the 1 2 3 4\ncat 1 2 3 4\n", "embed_dim is 3; its words have no numbers"),
+        ("the 1 2\ncat 1 2\n", "it has no 3 numbers (embed_dim)"),
+        ("cat 1 2 3\ndog 1 2\n", "it has no 3 numbers (embed_dim)"),
+        ("the 1 2 3 4\ncat 1 2 3 4\n", "it has no 3 numbers (embed_dim)"),
         ("cat 1 2 x\n", "could not convert"),
         (None, "cannot read ...glove.txt"),
     ],
@@ -84,4 +82,4 @@ def test_a_file_of_word_vectors_that_does_not_fit_is_one_line(tmp_path, text, me
     if text is not None:
         path.write_text(text)
     with raises_line(ValueError, *message.split("..."), start="word_vectors: "):
-        load_word_vectors(nn.Embedding(4, 3), TOKENS, path)
+        load_word_vectors(nn.Embedding(6, 3), Vocabulary(["dog", "cat"]), path)

@@ -81,8 +81,11 @@ LINES = [
     ("null_image=zeros drop_image=0.2", "null_image is 'zeros', which commit 46748d31 was the"),
     ("attention_penalty=4", "attention_penalty is 4.0, but model blip has no attention; it is for"),
     ("model=lstm num_layers=2", "num_layers is 2; lstm has one layer"),
-    ("model=sat teacher_forcing=exponential", "teacher_forcing_k is 10.0; with exponential it"),
-    ("model=sat teacher_forcing=inverse_sigmoid teacher_forcing_k=0.5", "teacher_forcing_k is 0.5"),
+    ("model=sat teacher_forcing=exponential", "teacher_forcing_k is 10.0 with exponential;"),
+    (
+        "model=sat teacher_forcing=inverse_sigmoid teacher_forcing_k=0.5",
+        "teacher_forcing_k is 0.5 ",
+    ),
     ("teacher_forcing_middle=2", "teacher_forcing_middle is 2, which commit 46748d31 was the last"),
     ("model=lstm first_token_shift=true", "first_token_shift is for model blip; this one is lstm"),
     ("vlm=other", "vlm is for model vlm; this one is blip"),

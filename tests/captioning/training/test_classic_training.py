@@ -99,10 +99,7 @@ def test_a_run_that_ended_early_is_left_as_it_is(run, scored, capsys):
     ("more", "message"),
     [
         ("encoder_lr=0", "encoder_weights is none and encoder_lr is 0: the image encoder would ke"),
-        (
-            "image_size=0x10 encoder=timm/halonet26t",
-            "image_size is 16, which encoder timm/halonet26t",
-        ),
+        ("image_size=20 encoder=timm/halonet26t", "encoder halonet26t, of timm, does not work wi"),
         ("max_length=1 min_length=1", "max_length is 1; with this prompt, of 1 tok"),
     ],
 )
