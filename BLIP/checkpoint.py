@@ -44,7 +44,8 @@ STATE_NAMES = ("model", "state_dict", "model_state_dict")
 PREFIXES = re.compile(r"^(module\.|_orig_mod\.)+|(?<=\.)_orig_mod\.")
 # The files of a folder of peft or transformers.
 WEIGHTS = (
-    *("adapter_model.safetensors", "model.safetensors", "model.safetensors.index.json"),
+    *("adapter_model.safetensors", "adapter_model.bin"),
+    *("model.safetensors", "model.safetensors.index.json"),
     *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 # Maps parts of transformers' parameter names in the image encoder to the parts that replace them
@@ -138,7 +139,7 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict[str, An
     if path.is_dir():
         path = next(filter(Path.exists, (path / name for name in WEIGHTS)), path)
     if not path.is_file():
-        problem = f"is a folder without {WEIGHTS[1]}" if path.is_dir() else "does not exist"
+        problem = f"is a folder without {WEIGHTS[2]}" if path.is_dir() else "does not exist"
         raise CheckpointError(f"{without_secrets(source)} {problem}")
     try:
         content = _read_file(path, trust_checkpoint)

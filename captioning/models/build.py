@@ -10,17 +10,15 @@ from PIL import Image
 from pydantic import ValidationError
 from torch import nn
 
-from BLIP.adapter import add_adapter, is_blip, load_trained_state, merge_adapter, read_base
 from BLIP.checkpoint import (
     ADAPTER,
-    check_finite,
     file_content,
     load_weights,
     read_checkpoint,
     run_config,
     settings_in,
 )
-from captioning.captioners.interface import BuildContext, Captioner, CaptionerPackage, Tokenizer
+from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
 from captioning.captioners.registry import package_of
 from captioning.config import Config, explained, load_config, parse_config
 from captioning.data.dataset import preprocess_caption
@@ -28,6 +26,7 @@ from captioning.data.image import MEAN, STD, Preprocessing, decode, evaluation_t
 from captioning.data.sources import read_split
 from captioning.files.stores import without_secrets
 from captioning.models.checkpoints import resolve
+from captioning.models.lora import adapt, base_of, base_settings
 from captioning.models.prompts import prompt_is_question
 from captioning.models.skip_init import SkipInit
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
@@ -58,29 +57,21 @@ def captioner_from(
         _check_division(config, content, name)
         if not for_training:
             _check_null_image(config, content, name)
-        adapter = content if ADAPTER in (content or {}) else None
         base, base_name = content, name
-        if adapter or config.lora:
-            base, base_name = _base(config, package, content, name)
+        has_adapter = config.lora is not None or ADAPTER in (content or {})
+        if has_adapter:
+            base, base_name = base_of(config, content, name)
         built_from = None if base is None else {**base, **content}
         context = _context(config, built_from, base_name)
-        fills_weights = base is not None and (checkpoint or adapter)
+        fills_weights = base is not None and (checkpoint or has_adapter)
         with SkipInit() if fills_weights else nullcontext():
             captioner = package.build(config, context)
         _check_lengths(config, captioner)
         report = f"no checkpoint: {package.origin(config)}"
         if fills_weights:
             report = f"loaded {name}: {load_weights(captioner, base['model'], base_name)}"
-        if config.lora:
-            _add_lora(config, package, captioner, base_name)
-            report += "; its weights are frozen, lora's are new"
-        if adapter and not config.lora:
-            merge_adapter(captioner.get_submodule(package.LORA_MODULE), adapter, name)
-            report = f"loaded {name}: its adapter is merged into {base_name}"
-        elif adapter and checkpoint:
-            check_finite(adapter["model"], name)
-            load_trained_state(captioner, adapter["model"], name)
-            report = f"loaded {name}: every key matched"
+        if has_adapter:
+            report = adapt(config, captioner, content, name, base_name)
     return captioner, report
 
 
@@ -101,39 +92,6 @@ def _context(
         mean=MEAN,
         std=STD,
     )
-
-
-def _add_lora(config: Config, package: CaptionerPackage, captioner: nn.Module, base: str) -> None:
-    """Add LoRA's layers to a captioner. base: the name of the frozen weights."""
-    adapter = {
-        "peft_type": "LORA",
-        "r": config.lora.r,
-        "lora_alpha": config.lora.alpha,
-        "lora_dropout": config.lora.dropout,
-        "target_modules": config.lora.target_modules,
-        "exclude_modules": list(package.LORA_EXCLUDED),
-        "base_model_name_or_path": base,
-    }
-    name = f"lora with target_modules {config.lora.target_modules!r}"
-    add_adapter(captioner.get_submodule(package.LORA_MODULE), adapter, name)
-
-
-def _base(
-    config: Config, package: CaptionerPackage, content: Optional[Mapping[str, Any]], name: str
-) -> tuple[Optional[Mapping[str, Any]], str]:
-    """Return content and name of the weights that LoRA adapts; no content if `build` loads them.
-
-    content, name: the checkpoint, which has an adapter or, for a new adapter, these weights.
-    """
-    is_adapter, key = ADAPTER in (content or {}), getattr(package, "LORA_BASE", "pretrained")
-    if key == "pretrained":
-        return read_base(content, name, config.trust_checkpoint) if is_adapter else (content, name)
-    if content is not None and not is_adapter:
-        raise UserError(
-            f"{name} holds a whole model, but lora adapts the model given by {key}: export {name} "
-            f"with python -m captioning.export, and set {key} to the result"
-        )
-    return None, getattr(config, key).removeprefix("hf://")
 
 
 def _check_null_image(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:
@@ -219,15 +177,6 @@ def _check_lengths(config: Config, captioner: Captioner) -> None:
             )
 
 
-def _base_of_adapter(content: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    """Return the content of an adapter's base, or only its configuration if it is not BLIP."""
-    if is_blip(content["model"]):
-        return read_base(content, name)[0]
-    base = content[ADAPTER].get("base_model_name_or_path")
-    values = {"model": "vlm", "vlm": base, "augmentation": "none", "output_dir": "output"}
-    return {"config": {"image_root": "", "ann_root": "", **values}}
-
-
 def load_trained(
     checkpoint: str, config: Optional[str], device: torch.device
 ) -> tuple[Config, nn.Module]:
@@ -262,7 +211,7 @@ def trained_config(
     with value_errors_as_user_errors():
         content = read_checkpoint(checkpoint, changes.get("trust_checkpoint", False))
         if ADAPTER in content and not run_config(content):  # of another program
-            content = _base_of_adapter(content, name)
+            content = base_settings(content, name)
     values = run_config(content)
     if "output_dir" not in values:
         try:
