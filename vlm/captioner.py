@@ -68,15 +68,15 @@ class VlmCaptioner(CaptionGenerator):
         self.model = use_smile(model, self.objective)
 
     def forward(self, image: ImageBatch, captions: list[list[str]]) -> ObjectiveOutput:
-        batch, labels = self.rows(image, captions)
+        batch, labels = self.training_batch(image, captions)
         loss = self.model(**batch, labels=labels, keep_logits=False).loss
         return ObjectiveOutput(loss, last_parts(self.model), (labels != IGNORE).sum())
 
     def predictions(self, image: ImageBatch, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
-        batch, labels = self.rows(image, captions)
+        batch, labels = self.training_batch(image, captions)
         return self._aligned(self.model(**batch).logits, labels)
 
-    def rows(self, image: ImageBatch, captions: list[list[str]]) -> tuple[dict, Tensor]:
+    def training_batch(self, image: ImageBatch, captions: list[list[str]]) -> tuple[dict, Tensor]:
         """Return the model's inputs and its labels (R, N), with one row per caption.
 
         Only the tokens of a caption and its end token have a label; all others have -100.

@@ -76,10 +76,8 @@ def load_model(name: str, pretrained: bool, four_bit: Optional[str] = None) -> n
 
     transformers.utils.logging.disable_progress_bar()
     config, source = load_parts(name).config, _source(name)
-    auto_class, options = (
-        transformers.AutoModelForImageTextToText,
-        {"dtype": torch.float32, **NO_CODE},
-    )
+    auto_class = transformers.AutoModelForImageTextToText
+    options = {"dtype": torch.float32, **NO_CODE}
     if not pretrained:
         model = auto_class.from_config(config, **options).eval()
         with suppress(OSError):  # without a file, keep the generation config derived from `config`

@@ -115,9 +115,9 @@ class PromptProcessor:
     def _chat_inputs(self, *images: Mapping[str, Any]) -> dict[str, Tensor]:
         options = {"tokenize": True, "return_dict": True, "return_tensors": "pt"}
         template = self.parts.processor.apply_chat_template
-        return dict(template([self._question(*images)], add_generation_prompt=True, **options))
+        return dict(template([self._user_message(*images)], add_generation_prompt=True, **options))
 
-    def _question(self, *images: Mapping[str, Any]) -> dict[str, Any]:
+    def _user_message(self, *images: Mapping[str, Any]) -> dict[str, Any]:
         return {"role": "user", "content": [*images, {"type": "text", "text": self.prompt}]}
 
     @cached_property
@@ -136,12 +136,12 @@ class PromptProcessor:
         name = self.parts.name
         if not self.prompt:
             raise ValueError(f"prompt is empty, but {name} is a chat model and needs a prompt")
-        question = self._question({"type": "image"})
+        user_message = self._user_message({"type": "image"})
         answer = {"role": "assistant", "content": [{"type": "text", "text": PLACEHOLDER}]}
         with one_line_errors(f"the chat template of {name}"):
             template = self.parts.processor.apply_chat_template
-            prompt = template([question], add_generation_prompt=True)
-            conversation = template([question, answer])
+            prompt = template([user_message], add_generation_prompt=True)
+            conversation = template([user_message, answer])
         before, placeholder, caption_suffix = conversation.rpartition(PLACEHOLDER)
         if not placeholder:
             raise ValueError(f"the chat template of {name} leaves out the assistant's message")

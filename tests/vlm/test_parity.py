@@ -57,7 +57,7 @@ def test_photos_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_fold
 @pytest.mark.parametrize("name", with_marks([*CHATS, "PaliGemmaForConditionalGeneration"]))
 def test_photos_with_captions_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
-    batch, labels = captioner.rows(batch_of(captioner, vlm_photos), CAPTIONS)
+    batch, labels = captioner.training_batch(batch_of(captioner, vlm_photos), CAPTIONS)
     expected = library_batch(name, vlm_folder, vlm_photos, [text for (text,) in CAPTIONS])
     for inputs in (batch, expected):  # the values at padding are never read
         real = inputs["attention_mask"] == 1
@@ -73,11 +73,12 @@ def test_photos_with_captions_are_the_processors_batch(name, make_vlm, vlm_folde
 def test_the_caption_and_the_end_are_scored_and_nothing_else(name, make_vlm, vlm_photos):
     captioner = make_vlm(name, max_tokens=4)
     # The image token would be one more image, and the end token another end.
-    captions = [["a red disc on sand", "grass <image><end> right"], ["two blue block", "snow"]]
-    batch, labels = captioner.rows(batch_of(captioner, vlm_photos[:2]), captions)
+    words = captioner.tokenizer.tokenizer
+    grass = f"grass {getattr(words, 'image_token', '<image>')}<end> right"
+    captions = [["a red disc on sand", grass], ["two blue block", "snow"]]
+    batch, labels = captioner.training_batch(batch_of(captioner, vlm_photos[:2]), captions)
     expected = ["a red disc <end>", "grass right <end>", "two blue block <end>", "snow <end>"]
     is_label, prefix = labels != -100, captioner.decoder_prefix
-    words = captioner.tokenizer.tokenizer
     for n, text in enumerate(expected):
         ids = words.convert_tokens_to_ids(text.split())
         assert labels[n][is_label[n]].tolist() == ids
@@ -100,7 +101,7 @@ def test_the_objective_is_that_of_the_logits(name, make_vlm, vlm_photos):
     torch.manual_seed(0)  # of dropout
     output = captioner.train()(image, captions)
     with torch.no_grad():
-        batch, labels = captioner.rows(image, captions)
+        batch, labels = captioner.training_batch(image, captions)
         torch.manual_seed(0)
         logits = undo(captioner.model)(**batch).logits
         logits = logits[:, -labels.size(1) :]  # GIT and BLIP-2 put the image in front
@@ -204,7 +205,7 @@ def test_the_attention_map_is_the_cross_attention_to_the_image(name, make_vlm, v
     ids = torch.tensor(captioner.tokenizer.ids("a red disc", 20))
     with torch.no_grad():
         _, attention_map = captioner.score_tokens(image, ids)
-        batch, _ = captioner.rows(image, [["a red disc"]])
+        batch, _ = captioner.training_batch(image, [["a red disc"]])
         implementation = captioner.model.config._attn_implementation
         captioner.model.set_attn_implementation("eager")
         output = captioner.model(**batch, output_attentions=True)
