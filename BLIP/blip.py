@@ -16,7 +16,7 @@ from BLIP.int8 import HalfEmbedding, int8_linear
 from BLIP.sizes import MED_CONFIG, VitSizes, read_med_config
 from BLIP.step import CachedStep
 from BLIP.text_decoder import TextDecoder
-from BLIP.tokenizer import CaptionTokenizer, FirstTokenShift
+from BLIP.tokenizer import CaptionTokenizer, first_pieces
 from BLIP.vit import ImageEncoder
 from decoding import DecodingSettings, Step, until_end
 from decoding.caption_generator import (
@@ -68,7 +68,7 @@ class BlipCaptioner(CaptionGenerator):
         self.prompt = prompt
         self.prompt_ids = self.tokenizer.encode_prompt(prompt)  # (n,)
         self.max_tokens = max_tokens
-        self.shift = FirstTokenShift(self.tokenizer) if first_token_shift else None
+        self.shift = first_pieces(self.tokenizer) if first_token_shift else None
         self.step_factory = CachedStep  # `for_inference` may replace it by a compiled step
         self.max_positions = sizes.max_position_embeddings
 

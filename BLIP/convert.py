@@ -100,7 +100,7 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
     Raises CheckpointError for a captioner with first_token_shift. The first token of its captions
     is a piece such as ##a, which transformers would append to the last word of the prompt.
     """
-    if getattr(model, "shift", None):
+    if getattr(model, "shift", None) is not None:
         raise CheckpointError(
             "the captioner was trained with first_token_shift, which transformers does not "
             "support; python -m BLIP.export does"
@@ -109,7 +109,8 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
     tokenizer = model.tokenizer
     config = hf_config(model)
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.write(folder)
+    tokenizer.bert.save_model(str(folder))  # vocab.txt
+    tokenizer.bert.save(str(folder / "tokenizer.json"))
     state = {k: v.contiguous() for k, v in to_hf_names(model.state_dict()).items()}
     with atomic_write(folder / "model.safetensors") as file:
         save_file(state, file, metadata={"format": "pt"})

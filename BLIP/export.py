@@ -55,17 +55,11 @@ class EncoderGraph(nn.Module):
 
 
 class DecoderGraph(nn.Module):
-    """The graph decoder_model_merged.
-
-    If the captioner has first_token_shift, the graph converts between a caption's first word and
-    its piece, so that inputs and outputs are words.
-    """
+    """The graph decoder_model_merged."""
 
     def __init__(self, captioner: BlipCaptioner):
         super().__init__()
         self.decoder = captioner.text_decoder
-        self.shift = captioner.shift
-        self.first_position = len(captioner.prompt_ids)
 
     def forward(
         self, input_ids: Tensor, encoder_hidden_states: Tensor, past: list[Tensor]
@@ -74,9 +68,6 @@ class DecoderGraph(nn.Module):
         num_past = past[0].size(2)  # t
         positions = torch.arange(num_past + input_ids.size(1))
         mask = positions <= positions[num_past:].unsqueeze(1)  # (n, t + n)
-        if self.shift:
-            is_first = positions[num_past:] == self.first_position
-            input_ids = torch.where(is_first, self.shift.piece[input_ids], input_ids)
         hidden = self.decoder.bert["embeddings"](input_ids, num_past)
         image = encoder_hidden_states.unbind(1)
         new_past = []
@@ -86,10 +77,6 @@ class DecoderGraph(nn.Module):
             new_past += [torch.cat(tensors, dim=2) for tensors in zip(past[pair], new_keys_values)]
             hidden = layer.attend(hidden, new_past[pair], image[pair], mask)
         logits = self.decoder.cls["predictions"](hidden[:, -1:])
-        if self.shift:
-            next_is_first = positions[-1] + 1 == self.first_position
-            shifted = self.shift.word_logits(logits[:, 0]).unsqueeze(1)
-            logits = torch.where(next_is_first, shifted, logits)
         return logits, *new_past
 
 

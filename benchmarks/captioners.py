@@ -1,7 +1,5 @@
 """Builds the captioners to measure: our BLIP, and transformers' BLIP with the same weights."""
 
-import tempfile
-from pathlib import Path
 from typing import Union
 
 import torch
@@ -9,7 +7,7 @@ from torch import Tensor, nn
 
 from BLIP import BlipCaptioner, build_captioner
 from BLIP.convert import hf_config, to_hf_names
-from BLIP.tokenizer import SPECIAL_TOKENS
+from captioning.scenes.make import SPECIAL_TOKENS
 from smile import Objective
 
 SMOOTHING = 0.1  # label smoothing of MLE, as in BLIP's configurations
@@ -35,11 +33,9 @@ def our_captioner(tiny: bool, objective: Union[str, dict[str, float]] = "mle") -
     torch.manual_seed(0)
     words = [*SPECIAL_TOKENS, *PROMPT]
     words += [f"w{index}" for index in range(len(words), VOCAB_SIZE[tiny])]
-    with tempfile.TemporaryDirectory() as folder:
-        vocabulary = Path(folder, "vocab.txt")
-        vocabulary.write_text("\n".join(words) + "\n")
-        sizes = TINY if tiny else {}
-        return build_captioner(str(vocabulary), objective=Objective(objective, SMOOTHING), **sizes)
+    tokenizer = {"vocab.txt": "\n".join(words)}
+    sizes = TINY if tiny else {}
+    return build_captioner(tokenizer, objective=Objective(objective, SMOOTHING), **sizes)
 
 
 def endless_captioner(tiny: bool) -> BlipCaptioner:

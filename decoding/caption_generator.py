@@ -58,8 +58,9 @@ def training_tokens(captioner: Any, captions: list[list[str]], prompts: Prompts)
         prompt_lengths += [length] * len(group)
     tokens, mask = captioner.tokenizer.encode(texts, captioner.max_tokens)
     caption_starts = torch.tensor(prompt_lengths)
-    if captioner.shift:
-        tokens = captioner.shift.apply(tokens, caption_starts)
+    if captioner.shift is not None:
+        rows = torch.arange(len(tokens))
+        tokens[rows, caption_starts] = captioner.shift[tokens[rows, caption_starts]]
     is_prompt = torch.arange(tokens.size(1)) < caption_starts.unsqueeze(1)
     labels = tokens.masked_fill((mask == 0) | is_prompt, IGNORE)
     return TrainingTokens(tokens, mask, labels, min(prompt_lengths))
@@ -74,8 +75,8 @@ class CaptionGenerator(nn.Module):
     - image_size: S, the height and width of images in pixels
     - inference_context: called for a context manager around decoding, for example to turn autocast
       off. `encode` is outside of it, unless the subclass also uses it there.
-    - shift: replaces the first word of a training caption by its piece ##word, see
-      `BLIP.tokenizer.FirstTokenShift`; None to leave captions unchanged
+    - shift: the id that replaces each id at the start of a training caption, see
+      `BLIP.tokenizer.first_pieces`; None to leave captions unchanged
     """
 
     image_size: int

@@ -36,6 +36,9 @@ async function readPhoto(file, { width, height }) {
   return canvas;
 }
 
+/** A space that the tokenizer puts between Chinese or Japanese characters, as in decoding/characters.py. */
+const SPACE = /(?<=[\u3000-\u30ff\u3400-\u9fff\uff00-\uff65]) (?=[\u3000-\u30ff\u3400-\u9fff\uff00-\uff65])/g;
+
 onmessage = async ({ data: { file, model, dtype, max_length } }) => {
   try {
     const captioner = await load(model, dtype);
@@ -43,7 +46,8 @@ onmessage = async ({ data: { file, model, dtype, max_length } }) => {
     const [{ generated_text }] = await captioner(photo, { max_length });
     const [prompt] = captioner.model.generation_config.decoder_start_token_id;
     const start = captioner.tokenizer.decode(prompt, { skip_special_tokens: true });
-    postMessage({ caption: generated_text.slice(start.length).trim() });
+    const caption = generated_text.slice(start.length).trim().replace(/^##/, ""); // a shifted first word
+    postMessage({ caption: caption.replace(SPACE, "") });
   } catch (error) {
     postMessage({ error: String(error?.message ?? error) });
   }
