@@ -141,7 +141,9 @@ def merge(request: Request, plan: Plan) -> Counter:
                     write(request.out, kept)
                 if dropped:
                     write(request.filtered, dropped)
-                counts["cut"] += kept is not None and any(kept.get("cuts", [kept.get("cut")]))
+                counts["cut"] += kept is not None and sum(
+                    kept.get("cuts", [kept.get("cut", False)])
+                )
                 counts["captioned" if kept else "filtered" if dropped else "failed"] += 1
         for name in set(request.outputs) - opened.keys():
             stores.remove(name)

@@ -31,8 +31,9 @@ def caption_images(
 
     Other ranks return None. All ranks call this. Each image is captioned on one rank. description:
     the text of the progress bar. With `save_candidates`, a result also has "candidates", see
-    `caption_lists`. With `skip_bad_images`, unreadable images are left out, and a log line says how
-    many. Raises UserError, and Stopped on all ranks if one was asked to stop.
+    `caption_lists`. "cut": True marks a caption that was cut at max_length. With `skip_bad_images`,
+    unreadable images are left out. Log lines count both. Raises UserError, and Stopped on all ranks
+    if one was asked to stop.
     """
     loader, batch_size = build_image_loader(samples, config, rank(), world_size())
     precision = Precision(config.precision, device)
@@ -52,6 +53,10 @@ def caption_images(
                 captions = caption_lists(generator, model, batch["image"], settings, prompts)
             for index, image_id, candidates in zip(batch["index"], batch["image_id"], captions):
                 result = {"image_id": image_id, "caption": candidates[0]["caption"]}
+                if candidates[0].get("cut"):
+                    result["cut"] = True
+                if candidates[0].get("cut"):
+                    result["cut"] = True
                 if config.save_candidates:
                     result["candidates"] = candidates
                 results[index] = result
@@ -63,6 +68,8 @@ def caption_images(
         results.update(rank_results)
     if skipped := sum(rank_skipped for _, rank_skipped in gathered):
         log_line(f"{skipped} of {len(samples)} images could not be read and have no caption")
+    if cut := sum("cut" in result for result in results.values()):
+        log_line(f"{cut} of {len(results)} captions were cut at max_length; they have cut: true")
     return [results[index] for index in sorted(results)]
 
 

@@ -188,6 +188,17 @@ def test_a_card_has_each_word_with_its_probability_and_attention_map_if_there_is
     assert "it has no attention map" in html and "data-attention" not in html
 
 
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_caption_that_was_cut_is_marked(ask, is_cut):
+    answer = ask()
+    answer.captions[0].record["cut"] = is_cut
+    for template, mark in (
+        ("results.html", "; cut at the longest length"),
+        ("batch.html", "(cut)"),
+    ):
+        assert (mark in view.render(template, answer=answer, answers=[answer])) == is_cut
+
+
 def test_a_zip_has_the_captions_of_good_photos_and_the_reasons_of_bad_ones(
     service, files, tmp_path
 ):
