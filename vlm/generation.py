@@ -47,17 +47,16 @@ def generate(
     """Generate captions. Return their ids, their scores, and their scores without guidance.
 
     inputs: the model's inputs for B photos, by name. ids: int64 (B * num_return, L), padded with -1
-    after `end`, which stands for each of `end_tokens`. Scores are float64 (B * num_return,). For
-    beam search, transformers computes them. Otherwise a score is the sum of log-probabilities /
-    length ** length_penalty, where sum and length include the end token. The last result is None if
-    guidance is off.
+    after the end token. Scores are float64 (B * num_return,). For beam search, transformers
+    computes them. Otherwise a score is the sum of log-probabilities / length ** length_penalty,
+    where sum and length include the end token. The last result is None if guidance is off.
     """
     output = model.generate(**inputs, generation_config=generation_config(settings, tokenizer))
     start = inputs["decoder_input_ids" if "decoder_input_ids" in inputs else "input_ids"].size(1)
     ids = output.sequences[:, start:]
     is_end = torch.isin(ids, ids.new_tensor(tokenizer.end_tokens)).int()
     after_end = is_end.cumsum(1) - is_end > 0
-    padded = ids.masked_fill(is_end.bool(), tokenizer.end).masked_fill(after_end, tokenizer.pad)
+    padded = ids.masked_fill(after_end, tokenizer.pad)
     if output.logits is None:
         return padded, output.sequences_scores.double(), None
 

@@ -83,10 +83,11 @@ def caption_lists(
     generator: the captioner, or a `Reranker` of the captioner. prompts: for each image its prompt,
     or None for the captioner's prompt. Raises UserError.
     """
-    own, end = captioner.prompt_ids, captioner.tokenizer.end
+    own, tokenizer = captioner.prompt_ids, captioner.tokenizer
+    ends = getattr(tokenizer, "end_tokens", [tokenizer.end])  # a VLM may generate several
     try:
         if not any(prompts or ()):
-            return scored_lists(generator.generate_details(images, settings), end)
+            return scored_lists(generator.generate_details(images, settings), ends)
         rows_of = defaultdict(list)  # {number of a prompt's tokens: rows}
         ids = [prompt_ids(captioner, text, "max_length", settings.max_length) for text in prompts]
         for row, prompt in enumerate(ids):
@@ -95,7 +96,7 @@ def caption_lists(
         for rows in rows_of.values():
             captioner.prompt_ids = torch.stack([ids[row] for row in rows])
             generated = generator.generate_details(images[rows], settings)
-            lists.update(zip(rows, scored_lists(generated, end)))
+            lists.update(zip(rows, scored_lists(generated, ends)))
         return [lists[row] for row in range(len(ids))]
     except SettingsError as error:
         raise UserError(str(error)) from error
@@ -103,16 +104,16 @@ def caption_lists(
         captioner.prompt_ids = own
 
 
-def scored_lists(generated: Generated, end: int) -> list[list[dict[str, Any]]]:
+def scored_lists(generated: Generated, ends: list[int]) -> list[list[dict[str, Any]]]:
     """Return a list of captions for each image, the best caption first.
 
     A caption is a dict with "caption", "score" and, if `generated` has them, "own_score" and
     "rerank_score"; for the scores, see `decoding.Generated`. If a caption of the image was cut at
-    max_length, all have "cut", a bool. end: the id of the end token, which a cut caption lacks.
+    max_length, all have "cut", a bool. ends: the ids of end tokens, which a cut caption lacks.
     """
     _, token_ids, *columns = generated
     names = ("score", "own_score", "rerank_score")
-    is_cut = (token_ids != end).all(-1).tolist()
+    is_cut = (~torch.isin(token_ids, token_ids.new_tensor(ends))).all(-1).tolist()
     columns = {n: scores.tolist() for n, scores in zip(names, columns) if scores is not None}
     lists = []
     for row, captions in enumerate(generated.captions):

@@ -7,9 +7,9 @@ from captioning.config import load_config
 from captioning.data.annotations import Sample, read_annotations
 from captioning.models.build import captioner_from
 from captioning.models.generation import caption_images
-from captioning.models.prompts import caption_lists, check_prompts
+from captioning.models.prompts import caption_lists, check_prompts, scored_lists
 from captioning.runtime.errors import UserError
-from decoding import DecodingSettings
+from decoding import DecodingSettings, Generated
 from tests.programs import raises_line
 
 PROMPTS = ["a big", "the", None, "a star on the", "on the"]
@@ -80,3 +80,11 @@ def test_evaluation_gives_each_image_its_own_prompt_if_there_is_room(scenes, sce
         with raises_line(UserError, f"{key} is {room}", start=start):
             check_prompts(asked, captioner, config.model_copy(update={key: room}), key)
         check_prompts(asked, captioner, config.model_copy(update={key: room + 1}), key)
+
+
+def test_a_caption_without_any_end_token_was_cut():
+    ids = torch.tensor([[[5, 6, 2, -1], [5, 9, -1, -1], [5, 6, 5, 6]]])
+    (captions,) = scored_lists(Generated([["a", "b", "c"]], ids, torch.zeros(1, 3)), [2, 9])
+    assert [caption["cut"] for caption in captions] == [False, False, True]
+    (captions,) = scored_lists(Generated([["a", "b"]], ids[:, :2], torch.zeros(1, 2)), [2, 9])
+    assert not any("cut" in caption for caption in captions)
