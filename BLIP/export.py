@@ -76,6 +76,8 @@ class DecoderGraph(nn.Module):
             new_keys_values = layer.attention.keys_values(hidden)
             new_past += [torch.cat(tensors, dim=2) for tensors in zip(past[pair], new_keys_values)]
             hidden = layer.attend(hidden, new_past[pair], image[pair], mask)
+        # Of a matrix hidden[:, -1], the head would become a Gemm, for which the quantiser transposes
+        # the word embeddings, too.
         logits = self.decoder.cls["predictions"](hidden[:, -1:])
         return logits, *new_past
 
@@ -203,12 +205,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     add_captioner_arguments(parser)
     parser.add_argument("folder")
-    parser.add_argument("--layout", default=LAYOUT, help=f"only {LAYOUT}")
-    parser.add_argument("--int8", action="store_true", help="no longer needed")
+    parser.add_argument("--layout", default=LAYOUT, help=argparse.SUPPRESS)
+    parser.add_argument("--int8", action="store_true", help=argparse.SUPPRESS)
     arguments = vars(parser.parse_args(argv))
-    folder = arguments.pop("folder")
-    layout = arguments.pop("layout")
-    int8 = arguments.pop("int8")
+    folder, layout, int8 = map(arguments.pop, ("folder", "layout", "int8"))
 
     def program():
         if int8 or layout != LAYOUT:
