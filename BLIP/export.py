@@ -76,8 +76,8 @@ class DecoderGraph(nn.Module):
             new_keys_values = layer.attention.keys_values(hidden)
             new_past += [torch.cat(tensors, dim=2) for tensors in zip(past[pair], new_keys_values)]
             hidden = layer.attend(hidden, new_past[pair], image[pair], mask)
-        # Of a matrix hidden[:, -1], the head would become a Gemm, for which the quantiser transposes
-        # the word embeddings, too.
+        # With hidden[:, -1], a matrix, the head would become a Gemm, and the quantiser would also
+        # transpose the word embeddings.
         logits = self.decoder.cls["predictions"](hidden[:, -1:])
         return logits, *new_past
 
