@@ -65,18 +65,14 @@ def hub_folder(monkeypatch, tmp_path):
     return tmp_path / "hub" / "checkpoints"
 
 
-def test_a_url_is_fetched_once(server, hub_folder):
+def test_a_url_is_fetched_once_into_the_cache(server, hub_folder, tmp_path):
     path, again = (fetch(f"{server.url}/model%20a.pth?download=1") for _ in range(2))
     assert path == again and path.parent == hub_folder and path.name.endswith("-model a.pth")
     assert path.read_bytes() == CONTENT and server.requests == 1
-    assert [each.name for each in hub_folder.iterdir()] == [path.name]
-    assert fetch(f"{server.url}/elsewhere/model%20a.pth") != path and server.requests == 2
-
-
-def test_names_do_not_lead_out_of_the_cache(server, hub_folder, tmp_path):
-    for name in ("%2e%2e%2f%2e%2e%2fout.pth", "..%2f..%2f..%2fout.pth", "a/%2e%2e", "%2Ftmp%2Fx"):
+    for name in ("elsewhere/model%20a.pth", "..%2f..%2f..%2fout.pth", "a/%2e%2e", "%2Ftmp%2Fx"):
         assert fetch(f"{server.url}/{name}").parent == hub_folder
-    assert {path.name for path in tmp_path.iterdir()} == {"hub"}
+    assert {path.name for path in tmp_path.iterdir()} == {"hub"} and server.requests == 5
+    assert len(list(hub_folder.iterdir())) == 5
 
 
 def test_a_file_with_another_hash_is_refused_and_the_next_one_is_whole(server, tmp_path):
@@ -96,13 +92,6 @@ def test_a_truncated_checkpoint_is_one_line(server, hub_folder, tmp_path):
         server.content = path.read_bytes()[:500_000]
         with raises_line(ValueError, str(hub_folder)):
             read_checkpoint(f"{server.url}/{path.name}")
-
-
-def test_a_server_with_an_unknown_certificate_is_refused(server, tmp_path, monkeypatch):
-    monkeypatch.delenv("SSL_CERT_FILE")
-    with pytest.raises(DownloadError, match="certificate verify failed"):
-        download(f"{server.url}/file.bin", tmp_path / "file.bin")
-    assert not (tmp_path / "file.bin").exists() and not server.requests
 
 
 def test_of_two_processes_one_fetches_a_file(server, tmp_path):
