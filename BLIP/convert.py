@@ -160,32 +160,26 @@ def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder
     write_json(processor_config, folder / "preprocessor_config.json")
 
 
-def _model(checkpoint: str, **arguments: Any) -> tuple[Union[BlipCaptioner, BlipItm], dict]:
-    """Return the model of a checkpoint, and the configuration in the checkpoint.
+def convert(command: str, checkpoint: str, target: str, license: str, **arguments: Any) -> str:
+    """Write the folder with its card, or the file. Return a line to print.
 
-    It is BLIP's filter if the checkpoint has the filter's head and no text decoder. arguments:
-    those of `captioner_of`.
+    The checkpoint is loaded as BLIP's filter if it has the filter's head and no text decoder,
+    otherwise as a captioner. arguments: those of `captioner_of`. Raises ValueError.
     """
-    content = read_checkpoint(checkpoint, arguments.get("trust_checkpoint", False))
-    if HEAD in content["model"] and WORD_EMBEDDING not in content["model"]:
-        return load_itm(checkpoint, **arguments)[0], run_config(content)
-    return captioner_of(checkpoint, **arguments), run_config(content)
-
-
-def _convert_to_hf(checkpoint: str, folder: str, license: str, **arguments: Any) -> str:
-    """Write the folder and its model card. Return a line to print."""
-    model, config = _model(checkpoint, **arguments)
-    save_hf(model, folder)
-    write_card(Path(folder), checkpoint, config, license, "transformers")
-    return f"wrote {folder}"
-
-
-def _convert_from_hf(folder: str, checkpoint: str, tokenizer: Optional[str]) -> str:
-    model, config = _model(folder, tokenizer=tokenizer)
-    entries = {"model": model.state_dict(), "config": config}
-    with atomic_write(Path(checkpoint)) as file:
+    content = read_checkpoint(checkpoint, arguments["trust_checkpoint"])
+    is_filter = HEAD in content["model"] and WORD_EMBEDDING not in content["model"]
+    if is_filter:
+        model, _ = load_itm(checkpoint, **arguments)
+    else:
+        model = captioner_of(checkpoint, **arguments)
+    if command == "to-hf":
+        save_hf(model, target)
+        write_card(Path(target), checkpoint, run_config(content), license, "transformers")
+        return f"wrote {target}"
+    entries = {"model": model.state_dict(), "config": run_config(content)}
+    with atomic_write(Path(target)) as file:
         torch.save({**entries, FILES: {"tokenizer": model.tokenizer.files}}, file)
-    return f"wrote {checkpoint}"
+    return f"wrote {target}"
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -196,16 +190,12 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    to_hf = commands.add_parser("to-hf", help="convert a checkpoint to a folder of transformers")
-    add_captioner_arguments(to_hf)
-    to_hf.add_argument("folder")
-    to_hf.add_argument("--license", default="unknown", help="for the card, such as bsd-3-clause")
-    from_hf = commands.add_parser("from-hf", help="convert a folder of transformers back")
-    from_hf.add_argument("folder")
-    from_hf.add_argument("checkpoint", help="the .pth file to write")
-    from_hf.add_argument("--tokenizer", help="if the folder has none: as in to-hf")
+    for command, target in {"to-hf": "folder", "from-hf": ".pth file"}.items():
+        parser_of_command = commands.add_parser(command, help=f"write a {target}")
+        add_captioner_arguments(parser_of_command)
+        parser_of_command.add_argument("target", help=f"the {target} to write")
+        parser_of_command.add_argument("--license", default="unknown", help="for a folder's card")
     arguments = vars(parser.parse_args(argv))
-    convert = {"to-hf": _convert_to_hf, "from-hf": _convert_from_hf}[arguments.pop("command")]
     return run_program(lambda: convert(**arguments))
 
 
