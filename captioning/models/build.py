@@ -168,12 +168,11 @@ def _check_lengths(config: Config, captioner: Captioner) -> None:
     prompt, positions = len(captioner.prompt_ids), captioner.max_positions
     for key, minimum in {"max_length": prompt + 1, "max_tokens": prompt + 2}.items():
         length = getattr(config, key)
-        if length < minimum or (positions is not None and length > positions):
-            limits = f"{minimum} or more" if positions is None else f"{minimum} to {positions}"
-            model = "" if positions is None else " and this decoder"
+        if not minimum <= length <= (positions or length):
+            limit = f"to {positions}, the decoder's limit" if positions else "or more"
             raise UserError(
-                f"{key} is {length}; with this prompt, of {prompt} tokens,{model} it must be "
-                f"{limits}"
+                f"{key} is {length}; with this prompt, of {prompt} tokens, it must be {minimum} "
+                f"{limit}"
             )
 
 

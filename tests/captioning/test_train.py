@@ -75,7 +75,7 @@ def test_a_checkpoint_with_objects_is_evaluated_only_if_it_is_trusted(run, train
     ("arguments", "message"),
     [
         (["--evaluate"], "nothing to evaluate: "),
-        (["--evaluate", "pretrained=absent.pth"], "checkpoint absent.pth does not exist"),
+        (["--evaluate", "pretrained=absent.pth"], "absent.pth does not exist"),
         (["max_length=4", "min_length=1"], "max_length is 4; with this prompt, of 4 tokens"),
         (["max_length=600"], "it must be 5 to 512"),
         (["max_tokens=5"], "max_tokens is 5; with this prompt"),
