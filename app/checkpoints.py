@@ -47,8 +47,8 @@ def find_demo_checkpoints() -> list[str]:
     Raises UserError if neither demo has checkpoints.
     """
     for demo in DEMOS:
-        if found := [best for run in DEMO_RUNS if (best := checkpoints.best(Path(demo, run)))]:
-            return [str(path) for path in found]
+        if paths := [best for run in DEMO_RUNS if (best := checkpoints.best(Path(demo, run)))]:
+            return [str(path) for path in paths]
     raise UserError(
         "no checkpoint was given, and the demo has left none: run bash scripts/demo.sh, or give a "
         "checkpoint: bash scripts/app.sh CHECKPOINT"

@@ -130,13 +130,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 def _with_overrides(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """Return the arguments with decoding flags of earlier versions as key=value."""
-    words, own = [], parser._option_string_actions
+    words, flags = [], parser._option_string_actions
     argv = iter(argv)
     for word in argv:
         flag, equals, value = word.partition("=")
         key = flag[2:].replace("-", "_")
         key = RENAMED.get(key, key)
-        if flag.startswith("--") and flag not in own and key in Config.model_fields:
+        if flag.startswith("--") and flag not in flags and key in Config.model_fields:
             value = value if equals else "true" if key == "sample" else next(argv, "")
             log_line(f"{flag} becomes {key}={value}: flags of configuration keys go")
             word = f"{key}={value}"

@@ -50,10 +50,10 @@ class Sidecars:
                 f"{image}: its sidecar {sidecar} would replace an input or output file: choose "
                 f"another --sidecar than {self.suffix}"
             )
-        other = self.images.setdefault(sidecar, image)
-        if other != image:
+        owner = self.images.setdefault(sidecar, image)
+        if owner != image:
             raise UserError(
-                f"{other} and {image} would both have the sidecar {sidecar}: rename one"
+                f"{owner} and {image} would both have the sidecar {sidecar}: rename one"
             )
         if stores.is_store(image) and not stores.is_bucket_address(image):
             raise UserError(f"--sidecar: {folder} is read-only: use --out alone")

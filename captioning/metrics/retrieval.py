@@ -172,11 +172,11 @@ def _joined(
     Two files of one name are the same image if their features are equal, up to the precision of
     different machines.
     """
-    kept, named = list(features), defaultdict(list)  # {file name: features of its images}
+    distinct, named = list(features), defaultdict(list)  # {file name: features of its images}
     for path, vector in zip(files, features):
         named[path.name].append(vector)
     for path, vector in zip(pool, pool_features):
-        if all(vector @ other < 1 - 1e-5 for other in named[path.name]):
-            kept.append(vector)
+        if all(vector @ known < 1 - 1e-5 for known in named[path.name]):
+            distinct.append(vector)
             named[path.name].append(vector)
-    return np.array(kept)
+    return np.array(distinct)

@@ -83,7 +83,7 @@ def caption_lists(
     generator: the captioner, or a `Reranker` of the captioner. prompts: for each image its prompt,
     or None for the captioner's prompt. Raises UserError.
     """
-    own, tokenizer = captioner.prompt_ids, captioner.tokenizer
+    default_prompt_ids, tokenizer = captioner.prompt_ids, captioner.tokenizer
     ends = getattr(tokenizer, "end_tokens", [tokenizer.end])  # a VLM may generate several
     try:
         if not any(prompts or ()):
@@ -101,7 +101,7 @@ def caption_lists(
     except SettingsError as error:
         raise UserError(str(error)) from error
     finally:
-        captioner.prompt_ids = own
+        captioner.prompt_ids = default_prompt_ids
 
 
 def scored_lists(generated: Generated, ends: list[int]) -> list[list[dict[str, Any]]]:

@@ -204,8 +204,8 @@ def mark_words(caption: str, scene: Scene) -> list[tuple[str, Optional[bool]]]:
     The mark is True if all facts of the word are true, False if not, None for a word without facts.
     """
     statement = read_caption(caption)
-    true = true_facts(statement, scene)
+    facts_of_scene = true_facts(statement, scene)
     return [
-        (word, all(fact in true for fact in facts) if facts else None)
+        (word, all(fact in facts_of_scene for fact in facts) if facts else None)
         for word, facts in statement.words
     ]
