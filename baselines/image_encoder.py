@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -38,9 +37,7 @@ class ImageEncoder(nn.Module):
         return self
 
     def forward(self, image: Tensor) -> Tensor:
-        with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
-            features = self.network(image)
-        features = self.projection(features)
+        features = self.projection(self.network(image))
         if self.grid and min(features.shape[2:]) < self.grid:
             features = F.interpolate(features, (self.grid, self.grid), mode="bilinear")
         elif self.grid:

@@ -67,9 +67,7 @@ def test_captions_are_cut_to_max_tokens():
 def test_the_coverage_penalty_is_the_mean_over_the_words_of_captions():
     attention = torch.tensor([[[0.75, 0.25], [0.5, 0.5], [0.9, 0.1]], [[1.0, 0], [0, 1], [1, 0]]])
     labelled = torch.tensor([[True, True, False], [True, True, True]])
-    first = ((1 - 1.25) ** 2 + (1 - 0.75) ** 2) / 2
-    second = ((1 - 2) ** 2 + 0) / 2
-    expected = (2 * first + 3 * second) / 5
+    expected = (2 * (0.25**2 + 0.25**2) / 2 + 3 * (1**2 + 0) / 2) / 5
     assert coverage_penalty(attention, labelled).item() == pytest.approx(expected)
 
 
