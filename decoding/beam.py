@@ -133,5 +133,5 @@ def _continue_groups(
         continuing = is_end.int().sort(dim=1, stable=True).indices[:, :group_size]
         chosen.append([field.gather(1, continuing) for field in (sums, beam, token)])
         worst = ended.scores[prompts, -1]
-        done = done | ((worst >= normalised[:, 0]) & worst.isfinite())
+        done |= (worst >= normalised[:, 0]) & worst.isfinite()
     return [*(torch.cat(fields, dim=1) for fields in zip(*chosen)), done]

@@ -128,8 +128,7 @@ def caption_lengths(ids: Tensor, prompt_length: int, end: int) -> Tensor:
 
     The result is int64 (...). prompt_length: the number of the prompt's tokens.
     """
-    caption = ids[..., prompt_length:]
-    return prompt_length + (until_end(caption, end) & (caption != end)).sum(-1)
+    return prompt_length + ((ids[..., prompt_length:] == end).cumsum(-1) == 0).sum(-1)
 
 
 def trimmed(ids: Tensor, prompt_length: int, end: int) -> Tensor:
