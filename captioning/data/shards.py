@@ -79,11 +79,12 @@ class ShardDataset(TrainingDataset):
 
     def __post_init__(self):
         tars = self.samples.summaries
-        first = next((tar["first"] for tar in tars if tar["errors"]), None)
-        if first and not self.skip_bad_images:
-            count = sum(tar["errors"] for tar in tars)
-            more = f", and {count - 1} more" if count > 1 else ""
-            raise UserError(f"{first}{more}: correct it, or set skip_bad_images=true")
+        if count := sum(tar["errors"] for tar in tars):
+            first = next(tar["first"] for tar in tars if tar["errors"])
+            line = f"{count:,} of the tars' samples cannot be used. The first: {first}"
+            if not self.skip_bad_images:
+                raise UserError(f"{line}, or set skip_bad_images=true")
+            log_once(line)
         unit = "captions" if self.captions_per_image == 1 else "samples"
         self._sizes = [tar[unit] + tar["errors"] for tar in tars]  # items of each tar
         self._ends = list(accumulate(self._sizes))  # of the tars, in items

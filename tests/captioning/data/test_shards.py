@@ -140,14 +140,19 @@ BAD = {
 
 
 @pytest.mark.parametrize("line", BAD)
-def test_a_bad_sample_is_refused_or_skipped_and_counted(photos, line):
+def test_a_bad_sample_is_refused_or_skipped_and_counted(photos, line, capsys):
     tar, image = str(photos / "bad.tar"), (photos / "9.png").read_bytes()
     good = {name: [(f"{name}.png", IMAGE), (f"{name}.txt", name.encode())] for name in "abd"}
     samples = [*good["a"], *good["b"], *BAD[line], *good["d"]]
     write_members(tar, [(n, image if data == IMAGE else data) for n, data in samples])
     with raises_line(UserError, f"{tar}/{line}"):
         loaded([tar], batch_size=4)
+    capsys.readouterr()
     (batch,) = loaded([tar], batch_size=4, skip=True)
+    told = (
+        f"1 of the tars' samples cannot be used. The first: {tar}/{line}" in capsys.readouterr().err
+    )
+    assert told == ("not a readable" not in line)  # which an index does not know
     assert batch["skipped"] == 1 and len(batch["image"]) == 4
     assert {caption for (caption,) in batch["captions"]} <= {"a", "b", "d"}
     assert len(list(Shards([tar]))) == 3 + ("not a readable" in line)
