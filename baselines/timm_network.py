@@ -54,7 +54,7 @@ class TimmNetwork(nn.Module):
         except Exception as error:  # of many types
             raise ValueError(
                 f"encoder {name}, of timm, does not work with image_size {size} and "
-                f"encoder_weights {weights} (default needs the internet): "
+                f"encoder_weights {weights} (see timm.list_models(); default needs the internet): "
                 f"{shorten(str(error) or repr(error), 200)}"
             ) from error
         self.channels = feature_map.size(1)

@@ -180,7 +180,7 @@ REFUSED = {  # encoder and encoder_weights, and parts of the error
     "shufflenet_v2_x0_5 none": "encoder shufflenet_v2_x0_5, of timm, does not work...Unknown model",
     "timm/vit_tiny_patch16_224 none": "image_size 10 ...: Calculated padded input size",
     "timm/halonet26t none": "encoder halonet26t, of timm, does not work with image_size 10",
-    "resnet18 default": "resnet18.tv_in1k...encoder_weights default (default needs the internet)",
+    "resnet18 default": "resnet18.tv_in1k...encoder_weights default (see timm.list_models(); defau",
     "resnet18 nowhere.pth": "resnet18.tv_in1k...encoder_weights nowhere.pth",
 }
 
