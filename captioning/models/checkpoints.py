@@ -38,17 +38,19 @@ _STEM = re.compile(r"checkpoint_(\d+)(?:_step(\d+))?")  # file name without suff
 def save(content: dict[str, Any], path: Path) -> None:
     """Write `content` with torch.save to a temporary file, then rename the file to `path`.
 
-    The file is renamed when it is on disk. Raises UserError; an earlier file at `path` is then
-    unchanged.
+    The file is renamed when it is on disk. Raises UserError, or KeyboardInterrupt when Ctrl-C is
+    pressed twice; an earlier file at `path` is then unchanged.
     """
     try:
         with atomic_write(path) as file:
             torch.save(content, file)
     except (OSError, RuntimeError) as error:
         reason = error
-        # torch raises a RuntimeError after the OSError of a full disk.
-        while not isinstance(reason, OSError) and reason.__context__:
+        # torch raises a RuntimeError after the OSError of a full disk, and after Ctrl-C.
+        while not isinstance(reason, (OSError, KeyboardInterrupt)) and reason.__context__:
             reason = reason.__context__
+        if isinstance(reason, KeyboardInterrupt):
+            raise reason from None
         raise UserError(
             f"cannot write {path}: {getattr(reason, 'strerror', None) or one_line(reason)}"
         ) from error

@@ -1,5 +1,6 @@
 """Checkpoints of a run: complete or absent, verified, the oldest removed."""
 
+import io
 import os
 import random
 import resource
@@ -165,3 +166,20 @@ def test_a_file_that_the_system_does_not_let_grow_is_one_line_and_no_file_change
                 os._exit(0 if str(error) == line else 3)
             os._exit(4)
         assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_ctrl_c_within_a_save_is_no_error_of_the_disk(tmp_path, monkeypatch, count):
+    """torch's writer raises a RuntimeError after it."""
+    save(tmp_path, 0)
+    writes = iter(range(1, 100))
+
+    class Interrupted(io.BytesIO):
+        def write(self, data):
+            if next(writes) == count:
+                raise KeyboardInterrupt
+            return super().write(data)
+
+    monkeypatch.setattr(checkpoints, "atomic_write", lambda _: Interrupted())
+    with unchanged(tmp_path), pytest.raises(KeyboardInterrupt):
+        save(tmp_path, 1)
