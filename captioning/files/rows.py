@@ -116,10 +116,11 @@ def _text_rows(path: str, suffix: str) -> Iterator[_PlacedRow]:
     lines = enumerate(chain([first], lines), start=1)
     if re.match(r"[^\t]+#\d+\t|image_name\s*\|", first):
         return _flickr_rows(lines, path)
-    header = set(re.split(r'[\s",]+', first))
+    header = set(re.split(r'[\s",;]+', first))
     has_both = all(header.intersection(COLUMNS[key]) for key in ("image", "captions"))
     if has_both or suffix in (".csv", ".tsv"):
-        return _table_rows((line for _, line in lines), "\t" if "\t" in first else ",", path)
+        delimiter = next((each for each in "\t,;" if each in first), ",")
+        return _table_rows((line for _, line in lines), delimiter, path)
     return ((f"line {number}", line.strip()) for number, line in lines if line.strip())
 
 

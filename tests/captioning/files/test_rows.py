@@ -125,6 +125,17 @@ def test_line_ends_within_texts_are_kept(tmp_path):
         assert row["captions"] == captions
 
 
+@pytest.mark.parametrize("suffix", ["csv", "txt"])
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+def test_a_table_has_the_delimiter_of_its_header(tmp_path, delimiter, suffix):
+    lines = [["image", "caption"], ["a.jpg", '"red, green; blue"'], ["b.jpg", "a dog"]]
+    text = "\ufeff" + "\r\n".join(map(delimiter.join, lines))
+    (tmp_path / f"a.{suffix}").write_text(text, "utf-8")
+    first, second = rows.read(tmp_path / f"a.{suffix}")
+    assert first["captions"] == ["red, green; blue"] and first["image"] == "a.jpg"
+    assert second["captions"] == ["a dog"] and second["image"] == "b.jpg"
+
+
 BAD = [
     (
         "a.csv",
