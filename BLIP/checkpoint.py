@@ -104,7 +104,8 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Tru
     omitted = []
     try:
         is_archive = zipfile.is_zipfile(path)  # false for files of torch before 1.6
-        if is_archive and (types := sorted(get_unsafe_globals_in_checkpoint(str(path)))):
+        find_types = get_unsafe_globals_in_checkpoint if is_archive else _types_in_old_file
+        if types := sorted(find_types(str(path))):
             if not leave_out_objects:
                 raise CheckpointError(
                     f"{path} has objects that could run code ({', '.join(types)}); if you know "
@@ -120,9 +121,36 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Tru
         reason = first_line(error).partition(". ")[0]
         if "weights_only" in str(error):  # torch's message explains how to run code in the file
             reason = "it has more than tensors, numbers and text, or is not a checkpoint"
+            with path.open("rb") as file:
+                is_pointer = file.read(64).startswith(b"version https://git-lfs")
+            if is_pointer:
+                raise CheckpointError(
+                    f"{path} is a pointer of Git LFS to the weights: run git lfs pull in its "
+                    "folder, or download the file itself"
+                ) from None
         raise CheckpointError(
             f"{path} is damaged ({reason}): write or download it again"
         ) from error
+
+
+def _types_in_old_file(path: str) -> list[str]:
+    """Return the types of objects in a file of torch before 1.6. An unreadable file has none.
+
+    torch cannot list them, but its restricted unpickler names the first that is not allowed.
+    """
+    types: list[str] = []
+    while True:
+        allowed = [(OmittedObject, name) for name in types]
+        try:
+            with safe_globals(allowed), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                torch.load(path, "cpu", weights_only=True)
+        except Exception as error:
+            found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
+            if found and found[1] not in types:
+                types.append(found[1])
+                continue
+        return types
 
 
 def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict[str, Any]:

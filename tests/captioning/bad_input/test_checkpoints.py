@@ -32,6 +32,7 @@ NO_STATE = "{} is not a state dict and has none as 'model'"
 BLOCKED = (
     "{} is damaged (it has more than tensors, numbers and text, or is not a checkpoint): write"
 )
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 12\n"
 # name: content, the beginning of what is said
 UNREADABLE = {
     "none.pth": (None, "{} does not exist"),
@@ -40,6 +41,7 @@ UNREADABLE = {
     "cut.pth": (WHOLE[: len(WHOLE) // 2], "{} is damaged ("),
     "cut at its end.pth": (WHOLE[:-10], "{} is damaged ("),
     "page.pth": (b"<html>404</html>", BLOCKED),
+    "pointer.pth": (LFS, "{} is a pointer of Git LFS to the weights: run git lfs pull"),
     "a pickle.pth": (pickle.dumps([1]), "{} "),
     "a number.pth": (saved(3), NO_STATE),
     "no weights.pth": (saved({"epoch": 3}), NO_STATE),
@@ -83,9 +85,11 @@ def test_an_attack_does_not_run_even_where_the_file_is_trusted(tmp_path, name, t
         )
 
 
-def test_objects_are_named_and_on_demand_left_out():
+@pytest.mark.parametrize("is_archive", [True, False])
+def test_objects_are_named_and_on_demand_left_out(is_archive):
     settings = argparse.Namespace(vit="base")
-    torch.save({"model": STATE, "args": settings}, "a.pth")
+    content = {"model": STATE, "args": settings}
+    torch.save(content, "a.pth", _use_new_zipfile_serialization=is_archive)
     with pytest.raises(ValueError) as error:
         read_checkpoint("a.pth")
     assert str(error.value) == (
