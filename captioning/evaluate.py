@@ -58,13 +58,13 @@ def _parse_arguments(argv):
     parser = program_parser(
         "python -m captioning.evaluate",
         "Score a file of captions against human captions.",
-        usage="%(prog)s PREDICTIONS --references FILE [options]; --help lists them",
+        usage="%(prog)s PREDICTIONS [--references FILE] [options]; --help lists them",
     )
     add = parser.add_argument
     add("predictions", nargs="?", help="COCO results, or any other file of captions")
     add("--compare", nargs=2, metavar=("A", "B"), help="two such files, instead of predictions")
     captions = "COCO ground truth, any training format, or {image id: [captions]}"
-    add("--references", required=True, help=f"human captions: {captions}")
+    add("--references", help=f"human captions: {captions}; without, what needs none is scored")
     files = "metrics.json and per_caption.jsonl, or comparison.json"
     add("--output_dir", type=normal_name, help=f"where to write {files}")
     add(
@@ -114,13 +114,13 @@ def _evaluate(arguments: argparse.Namespace, argv: list[str]) -> None:
     if distributed.env_world_size() > 1:
         raise UserError("captioning.evaluate is one process: start it without torchrun")
     device = str(distributed.start(arguments.device))
-    references = read_references(arguments.references)
-    ids = ids_by_name(local(arguments.references))
     files = arguments.compare or [arguments.predictions]
+    references = read_references(arguments.references) if arguments.references else None
+    ids = ids_by_name(local(arguments.references or files[0]))
     predictions, *second = [_read_predictions(path, references, ids) for path in files]
     if arguments.output_dir:
         require_writable(arguments.output_dir)  # fail before the captions are scored
-    evaluators = _build_evaluators(arguments, predictions, device)
+    evaluators = _build_evaluators(arguments, files[0], predictions, device)
     command = shlex.join(["python", "-m", "captioning.evaluate", *argv])
     # Files are written before anything is printed, because stdout may be closed.
     if arguments.compare:
@@ -133,7 +133,7 @@ def _evaluate(arguments: argparse.Namespace, argv: list[str]) -> None:
             write_scores(arguments.output_dir, scores, predictions, command)
         print(format_table(scores, len(predictions)))
     scored = {str(name) for i in predictions for name in (i, image_of(i))}
-    if num_unscored := len(set(map(str, references)) - scored):
+    if num_unscored := len(set(map(str, references or ())) - scored):
         log_line(
             f"warning: {num_unscored} of {len(references)} images with references have no "
             "prediction and were not scored"
@@ -143,8 +143,10 @@ def _evaluate(arguments: argparse.Namespace, argv: list[str]) -> None:
 def _read_predictions(path, references, ids):
     """Return {image id: caption} of a file, without images that have no references.
 
-    references: {image id: human captions}. ids: {image name: image id}.
+    references: {image id: human captions}, or None. ids: {image name: image id}.
     """
+    if references is None:
+        return read_predictions(path, ids)
     predictions, unmatched = with_references(read_predictions(path, ids), references)
     if unmatched:
         log_line(
@@ -154,8 +156,11 @@ def _read_predictions(path, references, ids):
     return predictions
 
 
-def _build_evaluators(arguments, predictions, device):
-    """Return the chosen evaluators. Warns of options that none of them uses."""
+def _build_evaluators(arguments, file, predictions, device):
+    """Return the chosen evaluators. Warns of options that none of them uses.
+
+    file: of the predictions.
+    """
     kinds = evaluator_classes()
     chosen = options_of(kinds[name] for name in arguments.metrics)
     for name, (_, field) in options_of(kinds.values()).items():
@@ -164,7 +169,7 @@ def _build_evaluators(arguments, predictions, device):
             log_line(f"warning: --{name} has no effect without --metrics {users}")
     images, root = None, arguments.images
     if root and any(kinds[name].needs_images for name in arguments.metrics):
-        images = find_images(root, local(arguments.references), predictions)
+        images = find_images(root, local(arguments.references or file), predictions)
     if root and root.is_file():  # the JSON file names images relative to its own folder
         root = root.parent
     common = (arguments.cache_dir, device, arguments.batch_size)

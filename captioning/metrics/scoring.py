@@ -34,18 +34,20 @@ from captioning.metrics.java import JavaError, java_version
 from captioning.runtime import signals, table
 from captioning.runtime.errors import UserError
 
+NO_REFERENCES = "without --references"
 FEW_IMAGES = 100  # with fewer, the table has a remark about CIDEr
 
 
 def score(
     predictions: Union[Captions, list[dict]],
-    references: Mapping[ImageId, Sequence[str]],
+    references: Optional[Mapping[ImageId, Sequence[str]]],
     evaluators: Optional[Iterable[Evaluator]] = None,
 ) -> Scores:
     """Return the scores of captions, given as {image id: caption} or a list of COCO results.
 
-    evaluators: from `build_evaluators`; by default coco, length and diversity. If an evaluator
-    fails, its metrics are listed in `skipped`, and the scores of other evaluators are kept.
+    - references: None skips the metrics that need them
+    - evaluators: from `build_evaluators`; by default coco, length and diversity. If one fails, its
+      metrics are listed in `skipped`, and the scores of others are kept
 
     Only images with a prediction are scored. Raises UserError for an image with two different
     predictions or without references, and if there are no predictions; Stopped if requested.
@@ -55,13 +57,25 @@ def score(
     predictions = predictions_by_id(predictions)
     evaluators = build_evaluators() if evaluators is None else list(evaluators)
     language = next((each.settings.language for each in evaluators), "en")
-    captions = CaptionSet(predictions, match_ids(predictions, references), language=language)
+    if references is None:  # the captions stand in for them
+        groups = {image_id: [text] for image_id, text in predictions.items()}
+    else:
+        groups = match_ids(predictions, references)
+    captions = CaptionSet(predictions, groups, language=language)
     scores = Scores(settings={} if language == "en" else {"language": language})
     for evaluator in evaluators:
         signals.raise_if_requested()
         try:
             evaluator.check_language()
+            needy = [each.name for each in evaluator.metrics if each.needs_references]
+            needy = needy if references is None else []
+            if needy and len(needy) == len(evaluator.metrics):
+                raise UserError(NO_REFERENCES)
             evaluated = evaluator.evaluate(captions)
+            for name in needy:
+                evaluated.metrics.pop(name, None)
+                evaluated.per_caption.pop(name, None)
+                evaluated.skipped[name] = NO_REFERENCES
         except signals.Stopped:
             raise
         # Captioning may have taken hours: an error in one evaluator must not lose other scores.

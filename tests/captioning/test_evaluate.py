@@ -60,6 +60,18 @@ def test_captions_are_scored_printed_and_recorded(files, tmp_path, monkeypatch):
     assert (first["cap_len"], second["cap_len"]) == (5, 2)
 
 
+def test_without_references_only_what_needs_none_is_scored(files, tmp_path):
+    predictions, *_ = files([{"image_id": "a.jpg", "caption": "a man"}])
+    metrics = ["--metrics", "coco", "length", "diversity", "--output_dir", tmp_path / "out"]
+    done = evaluate(predictions, *metrics)
+    assert (done.code, done.err) == (0, "")
+    summary = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    assert {"cap_len", "lex_div", "distinct_captions"} <= summary["metrics"].keys()
+    assert not summary["metrics"].keys() & {"Bleu_1", "CIDEr", "vocab_use"}
+    assert set(summary["skipped"].values()) == {"without --references"}
+    assert "CIDEr, Vocab. Use skipped: without --references" in done.out
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
