@@ -59,8 +59,9 @@ def row_of(
         else:
             row.pop(key, None)
             if key in needs:
-                names = ", ".join(names)
-                raise UserError(f"{where} has no {key}: expected text in a column {names}")
+                found = "" if {*names} & {*columns} else ", ".join(map(repr, [*columns][:5]))
+                names, found = ", ".join(names), found and f" (found {found})"
+                raise UserError(f"{where} has no {key}: expected text in a column {names}{found}")
     image_id = columns.get("image_id")
     if image_id not in (None, "") and "image_id" not in row:
         raise UserError(f"{where} has image_id {image_id!r}: expected an integer or a string")

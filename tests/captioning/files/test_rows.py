@@ -142,6 +142,12 @@ BAD = [
         "name,size\nx,1\n",
         "line 2 has no image: expected text in a column image, file_name",
     ),
+    (
+        "a.csv",
+        "Image,Caption\nx,1\n",
+        "line 2 has no image: expected text in a column image, file_name, path, filename, "
+        "filepath, image_path, image_name, file (found 'Image', 'Caption')",
+    ),
     ("a.csv", 'image\n"x"y\n', "not valid CSV at line 2"),
     ("a.csv", 'image,id\nx,"1\ny,2\n', "not valid CSV at line 3: unexpected end of data"),
     ("a.TXT", "image,caption\nx.jpg,a dog, asleep\n", "line 2 has more values than line 1: put"),
