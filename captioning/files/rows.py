@@ -136,7 +136,7 @@ def _flickr_rows(lines: Iterable[tuple[int, str]], path: str) -> Iterator[_Place
 
 
 def _table_rows(lines: Iterable[str], delimiter: str, path: str) -> Iterator[_PlacedRow]:
-    reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
+    reader = csv.DictReader(lines, delimiter=delimiter, skipinitialspace=True, strict=True)
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         for columns in reader:

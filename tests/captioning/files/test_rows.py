@@ -126,7 +126,7 @@ def test_line_ends_within_texts_are_kept(tmp_path):
 
 
 @pytest.mark.parametrize("suffix", ["csv", "txt"])
-@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("delimiter", [",", ", ", ";", "\t"])
 def test_a_table_has_the_delimiter_of_its_header(tmp_path, delimiter, suffix):
     lines = [["image", "caption"], ["a.jpg", '"red, green; blue"'], ["b.jpg", "a dog"]]
     text = "\ufeff" + "\r\n".join(map(delimiter.join, lines))
