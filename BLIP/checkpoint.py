@@ -357,7 +357,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
             yield Path(folder, path.name)
             os.replace(Path(folder, path.name), path)
     except Exception as error:  # torch and safetensors also raise other errors than OSError
-        raise CheckpointError(f"cannot write {path}: {first_line(error)}") from error
+        reason = getattr(error, "strerror", None) or first_line(error)
+        raise CheckpointError(f"cannot write {path}: {reason}") from error
 
 
 def write_json(content: dict, path: Path) -> None:

@@ -15,22 +15,19 @@ if __name__ == "__main__":
 
     tune_process()  # before torch is imported
 
-import os
 import sys
-import tempfile
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from BLIP.card import write_card
-from BLIP.checkpoint import ADAPTER, FILES, RUN, read_checkpoint, run_config
+from BLIP.checkpoint import ADAPTER, FILES, RUN, atomic_write, read_checkpoint, run_config
 from captioning.files.stores import without_secrets
 from captioning.files.writing import write_json
 from captioning.models.build import captioner_from, trained_config
 from captioning.models.checkpoints import resolve
-from captioning.runtime.errors import UserError, one_line, value_errors_as_user_errors
+from captioning.runtime.errors import UserError, value_errors_as_user_errors
 from captioning.runtime.program import program_parser, run_program
 from captioning.runtime.progress import log_line
 
@@ -53,26 +50,23 @@ def export(checkpoint: str, target: Path, adapter: bool, license: str) -> None:
     captioner = None if adapter else captioner_from(config, checkpoint)[0]
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-            path = Path(folder, target.name)
-            if adapter:
-                path.mkdir()
-                save_file(content["model"], path / "adapter_model.safetensors", {"format": "pt"})
-                write_json(content[ADAPTER], path / "adapter_config.json")
-                run = {key: content[key] for key in ("config", FILES) if key in content}
-                write_json(run, path / RUN)
-            elif hasattr(captioner, "save_pretrained"):
-                captioner.save_pretrained(path)
-            else:
-                weights = {"model": captioner.state_dict(), "config": config.model_dump()}
-                torch.save({**weights, **captioner.saved_beside_weights()}, path)
-            if path.is_dir():
-                library = "peft" if adapter else "transformers"
-                write_card(path, name, run_config(content), license, library)
-            os.replace(path, target)
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch's and safetensors'
-        reason = getattr(error, "strerror", None) or one_line(error)
-        raise UserError(f"cannot write {target}: {reason}") from error
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror}") from error
+    with atomic_write(target) as path:
+        if adapter:
+            path.mkdir()
+            save_file(content["model"], path / "adapter_model.safetensors", {"format": "pt"})
+            write_json(content[ADAPTER], path / "adapter_config.json")
+            run = {key: content[key] for key in ("config", FILES) if key in content}
+            write_json(run, path / RUN)
+        elif hasattr(captioner, "save_pretrained"):
+            captioner.save_pretrained(path)
+        else:
+            weights = {"model": captioner.state_dict(), "config": config.model_dump()}
+            torch.save({**weights, **captioner.saved_beside_weights()}, path)
+        if path.is_dir():
+            library = "peft" if adapter else "transformers"
+            write_card(path, name, run_config(content), license, library)
     log_line(f"{target} holds {'the adapter of ' if adapter else ''}{name}")
 
 

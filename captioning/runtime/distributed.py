@@ -123,11 +123,6 @@ def local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", 0))
 
 
-def on_several_machines() -> bool:
-    """Return whether the processes are on more than one machine."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", world_size())) < world_size()
-
-
 def barrier() -> None:
     if dist.is_initialized():
         dist.barrier()

@@ -16,7 +16,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from BLIP.adapter import adapter_config, trained_state
 from BLIP.convert import save_hf
 from BLIP.from_checkpoint import captioner_of
-from captioning import export
 from captioning.config import load_config
 from captioning.models.build import captioner_from, load_trained, preprocessing_of, trained_config
 from captioning.runtime.errors import UserError
@@ -230,7 +229,7 @@ def test_an_export_that_cannot_be_written_leaves_nothing(adapted, options, tmp_p
     def full_disk(*_):
         raise SafetensorError("No space left on device")
 
-    monkeypatch.setattr(export.os, "replace", full_disk)
+    monkeypatch.setattr("os.replace", full_disk)
     target = tmp_path / "target"
     line = f"error: cannot write {target}: No space left on device"
     refused("captioning.export", adapted[2], target, *options, part=line)
