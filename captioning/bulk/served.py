@@ -15,7 +15,7 @@ from PIL import Image
 from captioning.bulk.model import line_of
 from captioning.bulk.work import Batch
 from captioning.config import Config
-from captioning.data.image import decode, open_image
+from captioning.data.image import decode, is_turned, open_image
 from captioning.data.randomness import derived_seed
 from captioning.files.chat import STOP_CHECK_S, ChatServer, Reply, RequestFailed
 from captioning.runtime import signals
@@ -170,13 +170,15 @@ def as_data_url(name: str, data: Optional[BinaryIO] = None, prompt: Optional[str
     """
     with open_image(name, data) as image:
         is_plain = image.format in FORMATS and image.mode in MODES and max(image.size) <= MAX_SIDE
-        is_special = {"exif", "transparency", "icc_profile"} & image.info.keys()
-        content = b""
-        if is_plain and not is_special and getattr(image, "n_frames", 1) == 1:
+        is_plain = is_plain and getattr(image, "n_frames", 1) == 1
+        if is_plain:
             image.fp.seek(0)
             content = image.fp.read()
         pixels = decode(image)  # always, so that an incomplete image is refused
-    if content:
+        # EXIF data may follow a PNG's pixels, and an orientation be in XMP data.
+        is_special = {"exif", "transparency", "icc_profile"} & image.info.keys()
+        is_plain = is_plain and not is_special and not is_turned(image)
+    if is_plain:
         return _data_url(image.format.lower(), content)
     pixels.thumbnail((MAX_SIDE, MAX_SIDE), Image.BICUBIC)
     return _as_jpeg(pixels)

@@ -51,8 +51,9 @@ def augmented(image: Image.Image, image_size: int, exif: bool = True) -> Tensor:
     photo is decoded at 1/2, 1/4 or 1/8 of its size. Values then differ by 2 of 255 on average, and
     the crop begins at a multiple of 2, 4 or 8 pixels.
     """
-    if exif and is_turned(image):
-        image = decode(image)
+    # Only a JPEG can be decoded at a fraction of its size, and tells before that how it is turned.
+    if image.format not in ("JPEG", "MPO") or (exif and is_turned(image)):
+        image = decode(image, exif)
     top, left, height, width = RandomResizedCrop.get_params(image, AREA, ASPECT)
     flipped = torch.rand(1) < 0.5
     reduction = _reduce(image, min(height, width) // image_size)

@@ -7,7 +7,8 @@ from typing import Optional
 import numpy as np
 from PIL import Image, ImageChops, ImageCms
 
-SAMPLE_MIN, SAMPLE_MAX, SAMPLE_BITS = 340, 341, 258  # tags of TIFF
+SAMPLE_MIN, SAMPLE_MAX, SAMPLE_BITS, PHOTOMETRIC = 340, 341, 258, 262  # tags of TIFF
+WHITE_IS_ZERO = 0
 BITS = (8, 10, 12, 14, 16)  # depths of sensors, which files of 16 or 32 bits may hold unscaled
 MIN_DEEP_VALUE = 16  # of 255: colours of 12 bits in 16 stay below
 # Colours by which `_to_srgb` recognises profiles of sRGB: they change none by more than TOLERANCE.
@@ -21,13 +22,16 @@ def to_rgb(image: Image.Image, use_profile: bool = True) -> Image.Image:
     use_profile: whether to convert the colours to sRGB, if the image has a colour profile. Raises
     ValueError if the range of the values is not known, and Pillow's errors.
     """
-    info, alpha, transform = dict(image.info), None, None
-    info.pop("transparency", None)
-    profile = info.pop("icc_profile", None)
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):
-        image = Image.fromarray(_scaled(image))
-    else:
+    is_deep, alpha, transform = image.mode[0] in "IF", None, None
+    if not is_deep:
         _check_deep_colours(image)
+    image.load()  # a PNG's EXIF data may follow its pixels
+    info = dict(image.info)
+    hidden, profile = info.pop("transparency", None), info.pop("icc_profile", None)
+    if is_deep:
+        if hidden is not None:
+            alpha = Image.fromarray(np.asarray(image) != hidden)
+        image = Image.fromarray(_scaled(image))
     mode = {"1": "L", "LA": "L", "L": "L", "CMYK": "CMYK"}.get(image.mode, "RGB")
     if profile and use_profile:
         transform = _to_srgb(profile, mode)
@@ -65,7 +69,10 @@ def _scaled(image: Image.Image) -> np.ndarray:
     values = np.asarray(image)
     low, high = _declared_range(image) or _range_of(values)
     levels = high - low + (values.dtype.kind != "f")
-    return ((values.astype(np.float32) - low) * (256 / levels)).clip(0, 255).astype(np.uint8)
+    scaled = ((values.astype(np.float32) - low) * (256 / levels)).clip(0, 255).astype(np.uint8)
+    # Pillow inverts only 8 bits and fewer.
+    is_inverted = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO
+    return 255 - scaled if is_inverted else scaled
 
 
 def _declared_range(image: Image.Image) -> Optional[tuple[float, float]]:

@@ -240,8 +240,11 @@ def test_what_servers_may_see_differently_is_sent_upright_as_jpeg(tmp_path):
     alpha.save(tmp_path / "alpha.png")
     exif[0x0112] = 6
     Image.new("RGB", (20, 40), (200, 100, 50)).save(tmp_path / "turned.jpg", exif=exif)
+    packet = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>'
+    Image.new("RGB", (20, 40), (200, 100, 50)).save(tmp_path / "xmp.webp", xmp=packet)
     square.resize((3 * MAX_SIDE, 300)).save(tmp_path / "large.png")
-    for name in ("a.bmp", "moving.webp", "keyed.png", "alpha.png", "turned.jpg", "large.png"):
+    turned = ("turned.jpg", "xmp.webp")
+    for name in ("a.bmp", "moving.webp", "keyed.png", "alpha.png", *turned, "large.png"):
         kind, content = opened(as_data_url(str(tmp_path / name)))
         image = Image.open(io.BytesIO(content), formats=["JPEG"])
         assert kind == "data:image/jpeg" and image.size == (

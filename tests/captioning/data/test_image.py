@@ -7,9 +7,11 @@ import zlib
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from captioning.data import image
+from captioning.data.augmentation import training_transform
 from captioning.data.image import load_image
 from captioning.runtime.errors import UserError
 from captioning.runtime.start import configure_process
@@ -45,6 +47,21 @@ def deep_png(values):
     return content
 
 
+def with_exif_last(png):
+    """Return a PNG whose EXIF data follow the pixels, where some programs put them."""
+    start = png.index(b"eXIf") - 4
+    (size,) = struct.unpack(">I", png[start : start + 4])
+    end = start + 12 + size
+    return png[:start] + png[end:-12] + png[start:end] + png[-12:]
+
+
+def inverted(tiff):
+    """Return a TIFF whose lowest value is declared to be white."""
+    declared = [struct.pack("<HHIHH", 262, 3, 1, white_is, 0) for white_is in (1, 0)]
+    assert tiff.count(declared[0]) == 1
+    return tiff.replace(*declared)
+
+
 WIDE, WIDEST, FLOATS = (GREY.astype(kind) for kind in (np.uint16, np.int32, np.float32))
 SCALED = {
     "16 bits": saved(WIDE * 256 + 77, "PNG"),
@@ -55,6 +72,8 @@ SCALED = {
     "16 of 32 bits": saved(WIDEST * 257, "TIFF"),
     "declared": saved(WIDE * 3 + 100, "TIFF", tiffinfo={SMALLEST: 100, LARGEST: 867}),
     "declared floats": saved(FLOATS - 128, "TIFF", tiffinfo={SMALLEST: -128.0, LARGEST: 127.0}),
+    "white is zero": inverted(saved(65535 - WIDE * 257, "TIFF")),
+    "floats, white is zero": inverted(saved(255 - FLOATS, "TIFF")),
     "floats to 1": saved(FLOATS / 255, "TIFF"),
     "floats to 255": saved(FLOATS, "TIFF"),
     "PGM": b"P5 16 16 65535\n" + (WIDE * 256 + 77).astype(">u2").tobytes(),
@@ -103,10 +122,11 @@ def drawing(mode):
     picture.paste(hidden, (4, 0, 8, 4))
     if picture.mode == "P":
         picture.putpalette([0] * 6)
-    return saved(picture, "PNG", transparency=b"\xff\0" if "alpha" in mode else hidden)
+    transparency = b"\xff\0" if "alpha" in mode else picture.getpixel((4, 0))
+    return saved(picture, "PNG", transparency=transparency)
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "palette with alpha", "L", "RGB"])
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "palette with alpha", "L", "I;16", "RGB"])
 def test_transparency_is_composed_on_white(mode):
     found = pixels(drawing(mode))
     assert (found[:, :4] == 0).all() and (found[:, 4:] == 255).all()
@@ -124,8 +144,25 @@ def test_photos_are_turned_upright_unless_they_are_wanted_as_stored(orientation)
         settings = {"lossless": True} if kind == "WEBP" else {}
         content = saved(Image.fromarray(NOISE).convert(mode), kind, exif=exif, **settings)
         np.testing.assert_array_equal(pixels(content), turned[orientation - 1])
+        if kind == "PNG":
+            np.testing.assert_array_equal(pixels(with_exif_last(content)), turned[orientation - 1])
         stored = load_image("", io.BytesIO(content), exif=False)
         np.testing.assert_array_equal(np.asarray(stored), NOISE)
+
+
+def test_training_sees_a_photo_as_evaluation_does():
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    first = saved(NOISE, "PNG", exif=exif)
+    crops = []
+    for content in (first, with_exif_last(first)):
+        torch.manual_seed(1)
+        with image.open_image("", io.BytesIO(content)) as opened:
+            crops.append(training_transform(16)(opened))
+    assert torch.equal(*crops)
+    dark = image.open_image("a photo", io.BytesIO(deep_png(NOISE.astype(int) * 16)))
+    with dark, raises_line(UserError, "a photo: not a readable image (16-bit colours"):
+        training_transform(16)(dark)
 
 
 def test_damaged_exif_data_leaves_the_pixels():
