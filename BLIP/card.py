@@ -19,9 +19,9 @@ def write_card(folder: Path, checkpoint: str, config: dict, license: str, librar
     described = {key: config[key] for key in DESCRIBED if config.get(key)}
     test = Path(checkpoint).parent / "result" / "test"
     if (test / "run.json").exists():
-        scored = json.loads((test / "run.json").read_text())["checkpoint"]
+        scored = json.loads((test / "run.json").read_text("utf-8"))["checkpoint"]
         if Path(scored).resolve() == Path(checkpoint).resolve():
-            described["test"] = json.loads((test / "metrics.json").read_text())["metrics"]
+            described["test"] = json.loads((test / "metrics.json").read_text("utf-8"))["metrics"]
     metadata = f"license: {license}\nlibrary_name: {library}\npipeline_tag: image-to-text"
     text = f"# {folder.name}\n\n```json\n{json.dumps(described, indent=1)}\n```\n"
     if not card.exists():

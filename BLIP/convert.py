@@ -38,7 +38,7 @@ from BLIP.checkpoint import (
 )
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of, run_program
 from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
-from BLIP.tokenizer import CONFIG, CaptionTokenizer
+from BLIP.tokenizer import CONFIG, OPTIONS, CaptionTokenizer
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
@@ -130,10 +130,11 @@ def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder
     that name the classes, such as {"image_processor_type": "ViTImageProcessor"}. `save_hf` and
     `BLIP.export` call this.
     """
+    normalizer = json.loads(tokenizer.bert.to_str())["normalizer"]
     flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     tokenizer_config = {
-        "do_lower_case": True,
         **json.loads(tokenizer.files.get(CONFIG, "{}")),
+        **{key: normalizer[name] for key, name in OPTIONS.items() if name in normalizer},
         "tokenizer_class": "BertTokenizer",
         "clean_up_tokenization_spaces": True,
         "model_input_names": ["input_ids", "attention_mask"],

@@ -26,7 +26,7 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(?<!\.pth)(?<!\.safetensors)")
 _HUB_ADDRESS = re.compile(
     r"(?!.*\.\.)(?:hf://(?:(space|dataset|model)s/)?)?([\w.-]+/[\w.-]+)(?:@([^/]+))?(?:/(.+))?"
 )
-_MODEL_FILES = ("config.json", "*.index.json", "vocab.txt", "tokenizer*.json")
+_MODEL_FILES = ("config.json", "*.index.json", "vocab.txt", "tokenizer*.json", "added_tokens.json")
 _HOST = re.compile(r"([^:]*|\[.*\])(:\d*)?")  # a host and an optional port
 
 
@@ -135,7 +135,7 @@ def _fetch_from_hub(
     folder = cached("*config.json")
     if (folder / "adapter_config.json").exists():
         return cached("adapter_*", "*config.json", *_MODEL_FILES)
-    model_type = json.loads((folder / "config.json").read_text()).get("model_type")
+    model_type = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("model_type")
     if model_type != "blip":  # its weights may have hundreds of GB
         raise ValueError(f"its model_type is {model_type}, not blip; see model: vlm")
     for weights in ("*.safetensors", "*.bin"):

@@ -5,7 +5,7 @@ import re
 from contextlib import suppress
 from pathlib import Path
 from statistics import mode
-from typing import Union
+from typing import Any, Union
 
 import torch
 from huggingface_hub import snapshot_download
@@ -16,9 +16,10 @@ from torch.nn.utils.rnn import pad_sequence
 from decoding.characters import join_characters
 
 ADDED_TOKENS = ["[DEC]", "[ENC]"]  # BLIP appends them to BERT's vocabulary
-CONFIG = "tokenizer_config.json"
-# The files of a tokenizer. As in transformers, vocab.txt is not used beside tokenizer.json.
-FILES = ["tokenizer.json", "vocab.txt", CONFIG]
+CONFIG, ADDED = "tokenizer_config.json", "added_tokens.json"
+# The files of a tokenizer. As in transformers, the others are not used beside tokenizer.json,
+# except CONFIG.
+FILES = ["tokenizer.json", "vocab.txt", CONFIG, ADDED]
 # Maps keys of tokenizer_config.json to arguments of BertWordPieceTokenizer.
 OPTIONS = {
     "do_lower_case": "lowercase",
@@ -31,9 +32,10 @@ class CaptionTokenizer:
     """Converts captions to token ids and back, as BertTokenizer of transformers does.
 
     source: a hub name such as "bert-base-uncased", a folder with vocab.txt or tokenizer.json, one
-    of these files, or the `files` of another CaptionTokenizer. tokenizer_config.json beside the
-    vocabulary is used, too. [DEC] starts a caption and [SEP] ends it. [ENC] starts a text for
-    BLIP's filter. Raises ValueError for a vocabulary that cannot be read or is not BERT's.
+    of these files, or the `files` of another CaptionTokenizer. tokenizer_config.json and
+    added_tokens.json beside the vocabulary are used, too. [DEC] starts a caption and [SEP] ends it.
+    [ENC] starts a text for BLIP's filter. Raises ValueError for a vocabulary that cannot be read or
+    is not BERT's.
 
     files: {name: text} of the files that determine the tokens.
     """
@@ -50,7 +52,8 @@ class CaptionTokenizer:
     def _load(self) -> None:
         """Build the tokenizer without transformers, whose import takes seconds."""
         config = json.loads(self.files.get(CONFIG, "{}"))
-        vocabulary = next((text for name, text in self.files.items() if name != CONFIG), None)
+        names = (name for name in self.files if name not in (CONFIG, ADDED))
+        vocabulary = self.files.get(next(names, ""))
         if vocabulary is None:
             raise ValueError(
                 "it is no folder with vocab.txt or tokenizer.json, and could not be downloaded "
@@ -63,9 +66,18 @@ class CaptionTokenizer:
             saved = {"model": {"vocab": {word: number for number, word in enumerate(words)}}}
             if len(words) > len(set(words)):  # [DEC] and [ENC] would get ids of other words
                 raise ValueError(f"it has {mode(words)!r} on 2 lines")
+            ids = json.loads(self.files.get(ADDED, "{}"))
+            added = {number: {"content": token, "special": False} for token, number in ids.items()}
+            decoder = config.get("added_tokens_decoder", {})
+            added.update((int(number), token) for number, token in decoder.items())
+            special = config.get("additional_special_tokens", ())
+            saved["added_tokens"] = [
+                *(added[number] for number in sorted(added)),
+                *({"content": _text(token), "special": True} for token in special),
+            ]
         options = saved.get("normalizer") or {}
         options.pop("type", None)
-        options.update({OPTIONS[key]: config[key] for key in OPTIONS if key in config})
+        options.update({OPTIONS[key]: _text(config[key]) for key in OPTIONS if key in config})
         self.bert = BertWordPieceTokenizer(saved["model"]["vocab"], **options)
         # The clean-up of spaces differs between versions of the library, so `decode` does it.
         self.bert.decoder = decoders.WordPiece(cleanup=False)
@@ -122,12 +134,17 @@ class CaptionTokenizer:
         return join_characters(re.sub(r" (n't|'(?:m|s|ve|re))", r"\1", text))
 
 
+def _text(value: Any) -> Any:
+    """Return the text of a token that is saved with its flags. Other values stay unchanged."""
+    return value["content"] if isinstance(value, dict) else value
+
+
 def _read_files(source: str) -> dict[str, str]:
     path = Path(source)
     if not path.exists():
         with suppress(Exception):  # huggingface_hub also raises errors of its HTTP library
             path = Path(snapshot_download(source, allow_patterns=FILES))
-    folder, names = (path.parent, [path.name, CONFIG]) if path.is_file() else (path, FILES)
+    folder, names = (path.parent, [path.name, CONFIG, ADDED]) if path.is_file() else (path, FILES)
     paths = filter(Path.is_file, map(folder.joinpath, names))
     return {path.name: path.read_text("utf-8-sig") for path in paths}
 

@@ -1,6 +1,9 @@
 """Cards of exported weights, read by the Hub's own parser."""
 
 import json
+import os
+import subprocess
+import sys
 
 import torch
 from huggingface_hub import ModelCard
@@ -35,3 +38,19 @@ def test_the_hub_reads_licence_objective_and_scores(make_captioner, vocabulary, 
     assert "CIDEr" not in card("other.pth", tmp_path / "again").text
     (tmp_path / "hf" / "README.md").write_text("---\nlicense: mit\n---\nmine")
     assert card(path, tmp_path / "hf").text == "mine"
+
+
+def test_a_locale_without_utf_8_changes_nothing(make_captioner, vocabulary, tmp_path):
+    """Python reads files in the locale's encoding unless told otherwise."""
+    captioner, path = make_captioner(), tmp_path / "checkpoint_best.pth"
+    config = {**settings_of(hf_config(captioner)), "tokenizer": str(vocabulary)}
+    torch.save({"model": captioner.state_dict(), "config": config}, path)
+    result = tmp_path / "result" / "test"
+    result.mkdir(parents=True)
+    scored = {"checkpoint": str(path), "command": "prompt=ein schöner "}
+    (result / "run.json").write_text(json.dumps(scored, ensure_ascii=False), encoding="utf-8")
+    (result / "metrics.json").write_text('{"metrics": {"CIDEr": {"value": 0.9}}}')
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "BLIP.convert", "to-hf", path, tmp_path / "hf"]
+    subprocess.run(command, env={**os.environ, **ascii_only}, check=True)
+    assert "CIDEr" in (tmp_path / "hf" / "README.md").read_text()

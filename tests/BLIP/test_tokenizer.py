@@ -115,6 +115,29 @@ def test_tokens_that_a_user_added_are_those_of_transformers(folders):
     assert ours.decode(torch.tensor(ids)) == "zweihundert a" and len(ours) == len(theirs) + 2
 
 
+@pytest.mark.parametrize("place", ["added_tokens.json", "additional_special_tokens"])
+def test_tokens_that_a_user_added_beside_a_vocabulary_are_those_of_transformers(folders, place):
+    """Beside vocab.txt, as versions of transformers before tokenizer.json have them."""
+    from transformers import BertTokenizerFast
+
+    folder, _, theirs = folders
+    path = folder / "tokenizer_config.json"
+    settings = {**json.loads(path.read_text()), "unk_token": {"content": theirs.unk_token}}
+    settings["unk_token"].update(__type="AddedToken", lstrip=False, rstrip=False)
+    settings["unk_token"].update(normalized=True, single_word=False)
+    if place == "added_tokens.json":
+        (folder / place).write_text(json.dumps({"<photo>": len(theirs)}))
+    else:
+        settings[place] = ["<photo>"]
+    path.write_text(json.dumps(settings))
+    theirs = BertTokenizerFast.from_pretrained(str(folder))
+    for source in (folder, folder / "vocab.txt"):
+        ours = CaptionTokenizer(str(source))
+        text = "Ein <photo> Hund"
+        assert ours.ids(text) == theirs(text, add_special_tokens=False)["input_ids"]
+        assert ours.bert.token_to_id("<photo>") in ours.ids(text)
+
+
 def test_captions_are_written_as_their_readers_expect(tmp_path):
     """transformers would write a space between any two Chinese characters."""
     captions = (
