@@ -17,6 +17,7 @@ from BLIP.checkpoint import (
     HF_NAMES,
     CheckpointError,
     check_finite,
+    path_beside,
     read_checkpoint,
     rename,
 )
@@ -36,6 +37,7 @@ def read_base(
     base = content[ADAPTER].get("base_model_name_or_path")
     if not base:
         raise CheckpointError(f"{name} has an adapter, but not the path of its base weights")
+    base = path_beside(base, name)
     try:
         return read_checkpoint(base, trust_checkpoint), base
     except ValueError as error:

@@ -284,6 +284,15 @@ def file_content(content: Optional[Mapping[str, Any]], key: str, value: Any) -> 
     return files[key] if is_same else value
 
 
+def path_beside(name: str, checkpoint: str) -> str:
+    """Return a path that a checkpoint names, from the working folder or one above the checkpoint.
+
+    The first that exists is returned; `name` itself, which may be of the hub, if there is none.
+    """
+    folders = ("", *Path(checkpoint).absolute().parents)
+    return next(filter(os.path.exists, (os.path.join(each, name) for each in folders)), name)
+
+
 def load_weights(model: nn.Module, state: StateDict, name: str) -> str:
     """Copy a state dict into a model; return a line that says what was not copied unchanged.
 

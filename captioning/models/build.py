@@ -14,6 +14,7 @@ from BLIP.checkpoint import (
     ADAPTER,
     file_content,
     load_weights,
+    path_beside,
     read_checkpoint,
     run_config,
     settings_in,
@@ -222,7 +223,8 @@ def trained_config(
             ) from error
         settings["tokenizer"] = values.get("tokenizer", "bert-base-uncased")
         values = {"image_root": "", "ann_root": "", "output_dir": "output", **settings}
-    values = {**values, **changes}
+    models = (key for key in ("vlm", "clip_model", "itm_model") if values.get(key))
+    values = {**values, **{key: path_beside(values[key], name) for key in models}, **changes}
     values.pop("null_image", None)  # of former versions: `_check_null_image` checks it
     try:
         return parse_config(values)

@@ -143,6 +143,22 @@ def test_peft_and_every_program_read_what_was_saved(paths, kind, adapted, tmp_pa
     assert trained_state(merged).keys() == plain_names
 
 
+def test_models_that_a_checkpoint_names_are_found_from_another_folder(
+    paths, kind, adapted, tmp_path, monkeypatch
+):
+    """Their paths are relative to the folder that the run was started in."""
+    config, captioner, path = adapted
+    content, name = read(path), "base.pth" if kind == "blip" else "model"
+    content["adapter_config"]["base_model_name_or_path"] = name
+    content["config"].update(clip_model="base.pth", **({"vlm": name} if kind == "vlm" else {}))
+    (paths / "output").mkdir(exist_ok=True)
+    torch.save(content, paths / "output" / f"{kind}.pth")
+    monkeypatch.chdir(tmp_path)
+    found, again = load_trained(str(paths / "output" / f"{kind}.pth"), None, CPU)
+    assert logits(again, found).equal(logits(captioner, config))
+    assert found.clip_model == str(paths / "base.pth") and found.itm_model is None
+
+
 def test_an_adapter_that_peft_trained_is_read(paths, kind, tmp_path):
     config, plain = load_config(paths / f"{kind}.yaml"), whole(paths, kind)
     lora = LoraConfig(r=2, target_modules=".*(qkv|query|q_proj)", init_lora_weights=False)
