@@ -210,7 +210,8 @@ def matching(pattern: str) -> list[str]:
     """Return the addresses of the files that match a pattern with "*", sorted. Raises UserError."""
     check_address(pattern)
     scheme = pattern.partition("://")[0]
-    addresses = sorted(f"{scheme}://{name}" for name in call(pattern, "glob"))
+    infos = call(pattern, "glob", detail=True).items()
+    addresses = sorted(f"{scheme}://{name}" for name, info in infos if info["type"] == "file")
     if not addresses:
         raise Missing(f"{pattern}: no such file or bucket")
     return addresses

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Optional, Union
 import torch
 
 from BLIP.checkpoint import check_finite, holds_tensors, read_pickled
+from captioning.files.cache import cache_key
 from captioning.files.stores import check_address, is_bucket_address, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
@@ -119,10 +120,11 @@ def resolve(name: str) -> str:
 def version_of(name: str) -> Union[float, str, None]:
     """Return a value that changes when the checkpoint `name` is rewritten; None if unknown.
 
-    It is the modification time of a file on disk, or the version of an object in a store.
+    It is the modification time of a file on disk, or the version of an object or folder in a store.
     """
     if is_bucket_address(name):
-        return stamp(name)[1]
+        files = stamps(name)  # of a folder; none of a file
+        return cache_key(repr(files), 16) if files else stamp(name)[1]
     return os.path.getmtime(name) if os.path.exists(name) else None
 
 

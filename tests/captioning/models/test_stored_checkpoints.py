@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from app.checkpoints import load_checkpoints
+from BLIP.convert import save_hf
 from captioning.config import load_config
 from captioning.data.sources import read_split, references
 from captioning.metrics.base import option_files
@@ -59,6 +61,30 @@ def test_a_missing_or_refused_checkpoint_of_a_store_is_one_line(s3):
     s3.faults += ["refused"] * 100
     with pytest.raises(UserError, match=r"none\.pth: not allowed: give credentials"):
         checkpoints.resolve("s3://bucket/none.pth")
+
+
+def test_a_folder_of_transformers_and_an_index_of_shards_are_read_from_a_store(
+    s3, scenes_config, tmp_path
+):
+    captioner = captioner_from(load_config(scenes_config), None)[0]
+    save_hf(captioner, tmp_path / "model")
+    state = load_file(tmp_path / "model" / "model.safetensors")
+    shards = {key: f"{number % 2}.safetensors" for number, key in enumerate(state)}
+    for shard in set(shards.values()):
+        part = {key: state[key] for key in state if shards[key] == shard}
+        save_file(part, tmp_path / "model" / shard)
+    index = json.dumps({"weight_map": shards})
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(index)
+    folder = "s3://bucket/model"
+    s3.files.put(str(tmp_path / "model"), folder, recursive=True)
+    s3.files.pipe_file(f"{folder}/logs/events", b"of a trainer")
+    for name in (folder, f"{folder}/", f"{folder}/model.safetensors.index.json"):
+        found = load_trained(name, None, CPU)[1]
+        torch.testing.assert_close(found.state_dict(), captioner.state_dict(), rtol=0, atol=0)
+    version = checkpoints.version_of(folder)
+    assert version == checkpoints.version_of(f"{folder}/")
+    s3.files.pipe_file(f"{folder}/0.safetensors", b"other")
+    assert checkpoints.version_of(folder) != version
 
 
 @pytest.mark.slow
