@@ -171,13 +171,15 @@ def test_an_adapter_that_peft_trained_is_read(paths, kind, tmp_path):
 
 
 def test_an_adapter_of_transformers_blip_is_read(paths, tmp_path, monkeypatch):
-    """Such an adapter has transformers' names, as its base has."""
+    """Such an adapter has transformers' names, as its base has, and perhaps whole modules."""
     from transformers import BlipForConditionalGeneration
 
     save_hf(whole(paths, "blip"), tmp_path / "base")
     lora = {"r": 2, "target_modules": ["qkv", "projection", "fc1", "value"]}
+    lora["modules_to_save"] = ["post_layernorm"]
     model = BlipForConditionalGeneration.from_pretrained(tmp_path / "base")
     peft_model = get_peft_model(model, LoraConfig(**lora, init_lora_weights=False))
+    model.vision_model.post_layernorm.modules_to_save.default.weight.data.fill_(0.5)
     peft_model.save_pretrained(tmp_path / "adapter")
     peft_model.merge_and_unload().save_pretrained(tmp_path / "base")
     config, expected = load_trained(str(tmp_path / "base"), None, CPU)
