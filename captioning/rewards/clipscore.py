@@ -7,7 +7,6 @@ from captioning.metrics.batches import read_images
 from captioning.metrics.clip import Clip
 from captioning.metrics.clipscore import PREFIX, ClipScore, image_score
 from captioning.rewards.interface import Reward, TrainingImages
-from captioning.runtime.distributed import call_on_all_ranks
 
 
 class ClipScoreReward(Reward):
@@ -21,7 +20,7 @@ class ClipScoreReward(Reward):
 
     def prepare(self, images: TrainingImages) -> None:
         self.files, self.features = images.files, {}
-        self.clip = call_on_all_ranks(lambda: Clip(self.config.clip_model, images.device))
+        self.clip = Clip(self.config.clip_model, images.device)
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         with torch.autocast(self.clip.device.type, enabled=False):

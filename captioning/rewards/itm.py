@@ -5,7 +5,6 @@ import numpy as np
 from captioning.metrics.batches import read_images
 from captioning.metrics.itm import Itm, ItmScorer
 from captioning.rewards.interface import Reward, TrainingImages
-from captioning.runtime.distributed import call_on_all_ranks
 
 
 class ItmReward(Reward):
@@ -17,7 +16,7 @@ class ItmReward(Reward):
 
     def prepare(self, images: TrainingImages) -> None:
         self.files = images.files
-        self.scorer = call_on_all_ranks(lambda: ItmScorer(self.config.itm_model, images.device))
+        self.scorer = ItmScorer(self.config.itm_model, images.device)
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         # An image that occurs several times in the batch is encoded once.

@@ -87,7 +87,7 @@ def stop() -> None:
 def create_training_group(seconds: float) -> Optional[dist.ProcessGroup]:
     """Create and return a process group with a timeout of `seconds`, for training steps.
 
-    Returns None for a single process. From now on, `sum_over_ranks`, `any_rank` and
+    Returns None for a single process. From now on, `sum_over_ranks` and
     `broadcast_buffers` use this group. The other collectives keep the longer timeout, because rank
     0 may compute metrics while the other ranks wait in them.
     """
@@ -135,19 +135,6 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
-def any_rank(value: object, wait_long: bool = False) -> bool:
-    """Return whether the value is true on any rank. All ranks call this.
-
-    wait_long: whether to use TIMEOUT instead of the training group's, which is necessary where rank
-    0 may compute metrics.
-    """
-    if not dist.is_initialized():
-        return bool(value)
-    flag = torch.tensor(float(bool(value)), device=_device)
-    dist.all_reduce(flag, dist.ReduceOp.MAX, group=None if wait_long else _training_group)
-    return bool(flag)
-
-
 def run_on_main(function: Callable[[], None]) -> None:
     """Run `function` on rank 0 while the other ranks wait. All ranks call this.
 
@@ -164,36 +151,6 @@ def run_on_main(function: Callable[[], None]) -> None:
         raise problem
 
 
-def call_on_all_ranks(function: Callable[[], T]) -> T:
-    """Call `function` and return its result. All processes have to make this call.
-
-    If it fails on one process, all processes raise UserError. Otherwise the other processes would
-    wait for the failed one until the process group times out. If there is only one process, it
-    raises the original error.
-    """
-    if world_size() == 1:
-        return function()
-    result = reason = None
-    try:
-        result = function()
-    except Exception as error:
-        reason = str(error) if isinstance(error, UserError) else repr(error)
-    reasons = gather_on_main(reason)
-    reason = broadcast_from_main(next(filter(None, reasons or ()), None))
-    if reason:
-        raise UserError(reason)
-    return result
-
-
-def raise_if_stop_requested(wait_long: bool = False) -> None:
-    """Raise Stopped on all ranks if one of them was asked to stop. All ranks call this.
-
-    wait_long: see `any_rank`.
-    """
-    if any_rank(signals.stop_requested(), wait_long):
-        raise signals.Stopped
-
-
 def until_stop_requested(batches: Iterable[T], rounds: int) -> Iterator[T]:
     """Yield this rank's batches. Before each batch, raise Stopped if any rank was asked to stop.
 
@@ -202,7 +159,11 @@ def until_stop_requested(batches: Iterable[T], rounds: int) -> Iterator[T]:
     """
     iterator = iter(batches)
     for _ in range(rounds):
-        raise_if_stop_requested()
+        stop = signals.stop_requested()
+        if dist.is_initialized():
+            stop = sum_over_ranks(torch.tensor(float(bool(stop)), device=_device))
+        if stop:
+            raise signals.Stopped
         batch = next(iterator, None)
         if batch is not None:
             yield batch
