@@ -13,7 +13,7 @@ from captioning.runtime.progress import log_line
 from captioning.scenes.make import image_name
 from captioning.sweep.runs import SweepRun
 from captioning.training.log import read_log
-from captioning.training.selection import evaluation_name
+from captioning.training.validation import evaluation_name
 
 PACE = 1200  # images per second that all runs train together, on two cores
 SCORING_S = 8  # from the end of training to the report

@@ -5,8 +5,7 @@ from the run's seed, the rank, and the epoch, index or step; see `data/randomnes
 """
 
 import math
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -26,7 +25,6 @@ from captioning.runtime.progress import log_line
 from captioning.runtime.registry import load
 from captioning.training import fsdp
 from captioning.training.output_folder import OutputFolder
-from captioning.training.selection import evaluation_name, remove_scores
 
 # Schedules in which the learning rate of each epoch depends on the total number of epochs.
 LENGTH_DEPENDENT = ("cosine", "cosine_steps", "cosine_restarts")
@@ -36,8 +34,8 @@ ADVICE = "set another output_dir, or move that run away"
 class Progress(NamedTuple):
     """How far a run is.
 
-    - epoch: the current epoch, from 0
-    - steps: the number of finished optimizer steps in this epoch
+    - epoch: the number of finished epochs
+    - steps: the number of finished optimizer steps in the epoch after them
     - sums: sums over these steps of the values that the epoch's log line averages
     """
 
@@ -45,15 +43,14 @@ class Progress(NamedTuple):
     steps: int = 0
     sums: dict[str, float] = {}  # noqa: RUF012 - never changed in place
 
-
-def progress_of(content: Optional[dict[str, Any]]) -> Progress:
-    """Return the progress at which a run resumes, given the content of a checkpoint or None."""
-    if content is None:
-        return Progress()
-    unfinished = content.get("within")
-    if unfinished is None:
-        return Progress(content["epoch"] + 1)
-    return Progress(content["epoch"], unfinished["steps"], unfinished["sums"])
+    @classmethod
+    def of(cls, content: Optional[dict[str, Any]]) -> "Progress":
+        """Return where a run resumes. content: of its newest checkpoint; None for a new run."""
+        if content is None:
+            return cls()
+        if "within" not in content:
+            return cls(content["epoch"] + 1)
+        return cls(content["epoch"], **content["within"])
 
 
 def batch_sizes(config: Config) -> dict[str, int]:
@@ -99,23 +96,22 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
     content: the content of the run's checkpoint. `captioning.config.keys.ROLES` says which settings
     have to stay.
     """
-    label, done = f"the run in {config.output_dir}", progress_of(content)
-    saved = _saved_settings(content, label)
-    problems = list(_changes(config, saved, [*keys_of("run", type(config)), *_reward_keys(config)]))
-    why = _why_length_stays(config)
-    if why and (lengths := list(_changes(config, saved, keys_of("length", type(config))))):
-        problems += [f"{', '.join(lengths)}: {why} depend on it"]
+    label, done = f"the run in {config.output_dir}", Progress.of(content)
+    problems = list(_changed_settings(config, _saved_settings(content, label)))
     now, before = batch_sizes(config), content.get("batches", batch_sizes(config))
     images = math.prod(before.values()), math.prod(now.values())
     # With bucket_batches, a batch of all processes has captions of similar length, so that its size
     # must not change either. It is (images per step) / accumulation_steps.
     same_buckets = before["accumulation_steps"] == now["accumulation_steps"]
     if images[0] != images[1] or (config.bucket_batches and not same_buckets):
-        old, new = (f"{n} ({_listed(sizes)})" for n, sizes in zip(images, (before, now)))
+        old, new = (
+            f"{count} ({', '.join(f'{size} {key}' for key, size in sizes.items())})"
+            for count, sizes in zip(images, (before, now))
+        )
         problems.append(f"images per step were {old}, are {new}")
     if (items := content.get("items", num_items)) != num_items:
         problems.append(f"it had {items} training items, now there are {num_items}")
-    started = done.epoch + (1 if done.steps else 0)
+    started = done.epoch + (done.steps > 0)
     if started > config.max_epoch:
         problems.append(f"max_epoch is {config.max_epoch}, but {started} epochs have begun")
     if problems:
@@ -136,33 +132,24 @@ def _saved_settings(content: dict[str, Any], label: str) -> dict[str, Any]:
         ) from error
 
 
-def _changes(config: Config, saved: dict[str, Any], keys: Iterable[str]) -> Iterator[str]:
-    """Yield a text with the old and the new value of each of the keys that has changed."""
-    current = config.model_dump()
+def _changed_settings(config: Config, saved: dict[str, Any]) -> Iterator[str]:
+    """Yield a text for each setting that has changed, although it has to stay."""
+    current, reason = config.model_dump(), ""
+    # Options of metrics may change, but not if they are those of a reward, too.
+    rewards = [load(REWARDS[name]) for name in config.reward or ()]
+    keys = [*keys_of("run", type(config)), *(key for each in rewards for key in each.options)]
+    if config.lr_schedule in LENGTH_DEPENDENT:
+        keys += keys_of("length", type(config))
     for key in dict.fromkeys(keys):
         # If the earlier run trained another kind of captioner, only the common keys are compared.
         # Turning skip_bad_images on is allowed: an unreadable image would have stopped the run, so
         # that the finished steps had none.
         is_same = key not in saved or saved[key] == current[key]
-        if not is_same and not (key == "skip_bad_images" and current[key]):
-            yield f"{key} was {saved[key]!r}, is {current[key]!r}"
-
-
-def _reward_keys(config: Config) -> list[str]:
-    """Return the options of the run's rewards. Options of metrics may change."""
-    rewards = [load(REWARDS[name]) for name in config.reward or ()]
-    return [key for reward in rewards for key in reward.options]
-
-
-def _why_length_stays(config: Config) -> Optional[str]:
-    """Return what of the finished epochs depends on the length of the run; None if nothing."""
-    if config.lr_schedule in LENGTH_DEPENDENT:
-        return f"with lr_schedule {config.lr_schedule} the learning rates of finished epochs"
-    return None
-
-
-def _listed(sizes: dict[str, int]) -> str:
-    return ", ".join(f"{number} {key}" for key, number in sizes.items())
+        if is_same or (key == "skip_bad_images" and current[key]):
+            continue
+        if key == "max_epoch":
+            reason = f": learning rates of lr_schedule {config.lr_schedule} depend on it"
+        yield f"{key} was {saved[key]!r}, is {current[key]!r}{reason}"
 
 
 class Checkpointing:
@@ -189,10 +176,11 @@ class Checkpointing:
         optimizer: torch.optim.Optimizer,
         precision: Precision,
         num_items: int,
+        epoch_steps: int,
     ):
-        self.config, self.output, self.folder = config, output, output.folder
-        self.captioner, self.num_items = captioner, num_items
+        self.config, self.output, self.captioner = config, output, captioner
         self.optimizer, self.scaler = optimizer, precision.scaler
+        self.num_items, self.epoch_steps = num_items, epoch_steps
 
     def restore(self, content: dict[str, Any]) -> None:
         """Load the content of a checkpoint. Raises UserError."""
@@ -206,52 +194,43 @@ class Checkpointing:
                 f"({one_line(error, 150)}); {ADVICE}"
             ) from error
 
-    def is_due(self, step: int, steps: int) -> bool:
-        """Return whether to save within an epoch after `step` steps of the run.
+    def is_due(self, progress: Progress) -> bool:
+        """Return whether to save within an epoch."""
+        every, step = self.config.checkpoint_every, self._step(progress)
+        return every is not None and step % every == 0 and step % self.epoch_steps != 0
 
-        steps: the number of steps per epoch.
-        """
-        every = self.config.checkpoint_every
-        return every is not None and step % every == 0 and step % steps != 0
+    def _step(self, progress: Progress) -> int:
+        return progress.epoch * self.epoch_steps + progress.steps
 
-    def save_epoch(self, epoch: int) -> None:
-        """Write the checkpoint of a complete epoch. All ranks call this.
-
-        With `keep_checkpoints: all`, a checkpoint without the optimizer is written first, so that
-        after a crash each epoch with a full checkpoint also has the other. Raises UserError on all
-        ranks.
-        """
-        keep = self.config.keep_checkpoints
-        weights_path = checkpoints.weights_path(self.folder, epoch) if keep == "all" else None
-        self._save(checkpoints.epoch_path(self.folder, epoch), weights_path, epoch)
-
-    def save_step(self, progress: Progress, step: int) -> None:
-        """Write a checkpoint within an epoch. All ranks call this. Raises UserError on all ranks.
-
-        step: the number of finished steps of the run, over all epochs.
-        """
-        path = checkpoints.step_path(self.folder, progress.epoch, step)
-        unfinished = {"steps": progress.steps, "sums": progress.sums}
-        self._save(path, None, progress.epoch, within=unfinished)
-
-    def save_before_failure(self, progress: Progress, step: int) -> str:
+    def save_before_failure(self, progress: Progress) -> str:
         """Save the state before a step that failed; return how to repeat the step.
 
-        All ranks call this. For the parameters, see `save_step`.
+        All ranks call this.
         """
         try:
             if progress.steps:  # else the state is that of the last checkpoint, or of the start
-                self.save_step(progress, step)
+                self.save(progress)
         except UserError as error:
             return str(error)
         return "the same command repeats the step"
 
-    def _save(self, path: Path, weights_path: Optional[Path], epoch: int, **within: Any) -> None:
-        """Write a checkpoint to `path`, and without the optimizer to `weights_path`, if any.
+    def save(self, progress: Progress) -> None:
+        """Write a checkpoint of a finished epoch, or within one if `progress` has steps.
 
-        within: the entry "within" of a checkpoint within an epoch.
+        With `keep_checkpoints: all`, the weights of a finished epoch are also written alone. This
+        is done first, so that after a crash each epoch with a full checkpoint has both. All ranks
+        call this. Raises UserError on all ranks.
         """
-        is_main, keep = distributed.is_main(), self.config.keep_checkpoints
+        is_main, folder = distributed.is_main(), self.output.folder
+        keep = self.config.keep_checkpoints
+        keeps_all = keep == "all"
+        epoch, within = progress.epoch, {}
+        if progress.steps:
+            path = checkpoints.step_path(folder, epoch, self._step(progress))
+            within["within"] = {"steps": progress.steps, "sums": progress.sums}
+        else:
+            epoch -= 1
+            path = checkpoints.epoch_path(folder, epoch)
         distributed.broadcast_buffers(self.captioner)
         weights = {
             "model": fsdp.full_state_dict(self.captioner, keep=is_main),
@@ -269,12 +248,10 @@ class Checkpointing:
         }
 
         def write():
-            # Scores of this epoch that an earlier attempt has left are of other weights.
-            remove_scores(self.folder, evaluation_name(epoch))
-            if weights_path is not None:
-                checkpoints.save(weights, weights_path)
+            if keeps_all and not within:
+                checkpoints.save(weights, checkpoints.weights_path(folder, epoch))
             checkpoints.save({**weights, **training}, path)
-            checkpoints.remove_oldest(self.folder, checkpoints.MIN_KEPT if keep == "all" else keep)
+            checkpoints.remove_oldest(folder, checkpoints.MIN_KEPT if keeps_all else keep)
 
         distributed.run_on_main(write)
         self.output.upload()

@@ -20,12 +20,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 from captioning.training import fsdp
 from captioning.training.batches import training_batches
-from captioning.training.checkpointing import (
-    Checkpointing,
-    Progress,
-    progress_of,
-    resume_content,
-)
+from captioning.training.checkpointing import Checkpointing, Progress, resume_content
 from captioning.training.data_check import check_captions, check_data
 from captioning.training.log import RunLog, record_run
 from captioning.training.output_folder import OutputFolder
@@ -65,15 +60,13 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
     # The state to begin with. Files are written only from here on.
     output.begin()
     resumed = resume_content(config, output, len(loader.dataset))
-    config = validation.choose_select(resumed)
-    position = progress_of(resumed)
+    position = Progress.of(resumed)
     log = RunLog(output.folder, position.epoch, position.epoch * epoch_steps + position.steps)
+    config = validation.begin(log, resumed)
     # The run may have stopped between the last checkpoint and its validation.
-    follows_epoch = position.epoch > 0 and position.steps == 0
-    is_scored = not (follows_epoch and validation.is_due(position.epoch - 1))
-    if (reason := validation.reason_finished(position.epoch)) and is_scored:
-        validation.finish_epoch(position.epoch - 1, log)
-        log.close()
+    lacks_scores = not position.steps and validation.is_due(position.epoch)
+    if not lacks_scores and (reason := validation.reason_finished(position.epoch)):
+        validation.keep_best(position.epoch)
         output.upload()
         log_line(reason)
         return
@@ -100,7 +93,7 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
     model = distribute(learner, captioner, config, device, precision.dtype)
     optimizer, rate_factors = build_optimizer(captioner, config)
     checkpointing = Checkpointing(
-        config, output, captioner, optimizer, precision, len(loader.dataset)
+        config, output, captioner, optimizer, precision, len(loader.dataset), epoch_steps
     )
     if resumed:
         checkpointing.restore(resumed)
@@ -108,20 +101,21 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
     images = config.batch_size * distributed.world_size() * config.accumulation_steps
 
     try:
-        if follows_epoch:
-            validation.run_epoch(captioner, position.epoch - 1, log)
-        for epoch in range(position.epoch, config.max_epoch):
+        while True:
+            epoch = position.epoch
+            if epoch and not position.steps:
+                validation.run_epoch(captioner, epoch)
+                log.flush()
+                output.upload()
             if reason := validation.reason_finished(epoch):
                 log_line(reason)
                 break
-            if position.epoch != epoch:
-                position = Progress(epoch)
             captioner.begin_epoch(epoch)
             model.train()
             loader.set_epoch(epoch, position.steps * config.accumulation_steps)
             batches = islice(loader, (epoch_steps - position.steps) * config.accumulation_steps)
             batches = iter(Prefetcher(batches, device, preprocessing.normalise))
-            plateaus, sums = validation.plateaus(epoch), Counter(position.sums)
+            plateaus, sums = validation.plateaus(), Counter(position.sums)
             title = f"epoch {epoch + 1}/{config.max_epoch}"
             with progress(epoch_steps * images, title) as bar:
                 bar.update(position.steps * images)
@@ -132,20 +126,20 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
                     try:
                         result = take_step(batches, step)
                     except NotFiniteError as error:
-                        repeat = checkpointing.save_before_failure(position, step)
+                        repeat = checkpointing.save_before_failure(position)
                         raise UserError(f"{error}; {repeat}") from error
                     stop_requested = result.sums.pop("stop_requested")
                     sums.update(result.sums)
-                    position = Progress(epoch, step + 1 - epoch * epoch_steps, dict(sums))
+                    position = Progress(epoch, position.steps + 1, dict(sums))
                     means = token_means(result.sums)
                     bar.set_postfix({n: f"{v:.3f}" for n, v in means.items()}, refresh=False)
                     bar.update(images)
                     if (step + 1) % config.log_every == 0:
                         values = {**means, "learning_rate": rate, **result.values}
                         log.write("step", step + 1, values, epoch=epoch)
-                    if stop_requested or checkpointing.is_due(step + 1, epoch_steps):
+                    if stop_requested or checkpointing.is_due(position):
                         log.flush()
-                        checkpointing.save_step(position, step + 1)
+                        checkpointing.save(position)
                     if stop_requested:
                         raise signals.Stopped
             means, skipped = token_means(sums), int(sums["skipped_images"])
@@ -154,10 +148,8 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
             if skipped:
                 log_line(f"{title}, {skipped} unreadable images")
             log.flush()
-            checkpointing.save_epoch(epoch)
-            validation.run_epoch(captioner, epoch, log)
-            log.flush()
-            output.upload()
+            position = Progress(epoch + 1)
+            checkpointing.save(position)
         for line in summary(output.folder):
             log_line(line)
     finally:

@@ -15,7 +15,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,15 +69,16 @@ def record_run(config: Config, folder: Path, **more: Any) -> None:
 class RunLog:
     """Appends to log.jsonl and tensorboard/ in a run's folder, on rank 0.
 
-    epoch, step: where the run resumes, from 0. The first `write` removes the lines after this
-    point, which an interrupted process has written. `write` raises UserError if the folder cannot
-    be written.
+    - epoch, step: where the run resumes, from 0. The first `write` removes the lines after this
+      point, which an interrupted process has written. Raises UserError if it cannot write
+    - validations: {epoch: scores} of the epochs that were validated so far, on rank 0
     """
 
     def __init__(self, folder: Path, epoch: int, step: int):
         self.path, self.file, self.step = folder / "log.jsonl", None, step
         lines = read_log(self.path) if is_main() else ()
         self.lines = [line for line in lines if _is_before(line, epoch, step)]
+        self.validations = read_validations(self.lines)
 
     def _open(self) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -89,19 +90,18 @@ class RunLog:
             folder = str(self.path.parent / "tensorboard")
             self.tensorboard = SummaryWriter(folder, purge_step=self.step + 1)
 
-    def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> bool:
+    def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
         """Write a line {"event", "step", entries of `more` and `values`}, and TensorBoard points.
 
-        Returns whether it wrote: other ranks than 0 do not, and a validation is logged once. Values
-        that are not finite are left out, such as the norm of a gradient that overflowed. Raises
-        UserError if the disk is full.
+        Values that are not finite are left out, such as the norm of a gradient that overflowed.
+        Raises UserError if the disk is full.
 
         - event: "step", "epoch" or "val"
         - step: the number of finished steps of the run for "step", else the epoch, from 0
         - values: get a curve each
         """
-        if not is_main() or (event == "val" and self._has_validation(step)):
-            return False
+        if not is_main():
+            return
         if self.file is None:
             self._open()
         values = {name: value for name, value in values.items() if math.isfinite(value)}
@@ -111,10 +111,8 @@ class RunLog:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             for name, value in values.items():
                 self.tensorboard.add_scalar(f"{event}/{name}", value, step)
-        return True
-
-    def _has_validation(self, epoch: int) -> bool:
-        return any((line["event"], line["step"]) == ("val", epoch) for line in self.lines)
+        if event == "val":
+            self.validations[step] = values
 
     def flush(self) -> None:
         """Write TensorBoard's buffer to its file."""
@@ -137,6 +135,15 @@ def read_log(path: Path) -> Iterator[dict[str, Any]]:
                 line = json.loads(text)
                 if isinstance(line, dict) and {"event", "step"} <= line.keys():
                     yield line
+
+
+def read_validations(lines: Iterable[dict[str, Any]]) -> dict[int, dict[str, float]]:
+    """Return {epoch: {metric: value}} of the validations among the lines of a log."""
+    return {
+        line["step"]: {name: value for name, value in line.items() if name not in ("event", "step")}
+        for line in lines
+        if line["event"] == "val"
+    }
 
 
 def _is_before(line: dict[str, Any], epoch: int, step: int) -> bool:

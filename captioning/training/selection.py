@@ -1,8 +1,7 @@
-"""Reads from a run's folder how epochs scored, which is selected, and whether the run is over."""
+"""Tells from a run's validations which epoch is selected, and whether the run is over."""
 
 import math
-import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -12,51 +11,29 @@ from captioning.files.reading import read_json
 from captioning.metrics.base import metric_of
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models import checkpoints
-from captioning.runtime.errors import UserError
+from captioning.training.log import read_log, read_validations
 from captioning.training.output_folder import SELECTED, working_folder
 
 BLIP_METRICS = "CIDEr + Bleu_4"
 LENGTH_METRIC = "cap_len"  # caption length; shown with the metrics, because CIDEr depends on it
+Validations = Mapping[int, Mapping[str, float]]  # {epoch, from 0: {metric: value}}, in order
 
 
-def evaluation_name(epoch: int) -> str:
-    return f"val_epoch{epoch:02d}"
+def values_of(validations: Validations, metrics: str) -> dict[int, float]:
+    """Return {epoch: the sum `metrics`} of the epochs that have it.
 
-
-def read_scores(folder: Path, name: str) -> Optional[dict[str, float]]:
-    """Return {metric: value} in result/NAME/ of a run's folder; None if it has no scores."""
-    path = folder / "result" / name / "metrics.json"
-    if not path.exists():
-        return None
-    return {metric: entry["value"] for metric, entry in read_json(path)["metrics"].items()}
-
-
-def remove_scores(folder: Path, name: str) -> None:
-    shutil.rmtree(folder / "result" / name, ignore_errors=True)
-
-
-def read_validations(folder: Path, epochs: int, metrics: Optional[str]) -> list[dict[str, Any]]:
-    """Return {"epoch", "value", "scores"} of the validations among the first epochs, in order.
-
-    epoch: from 0. scores: {metric: value}. value: the sum `metrics`, such as "CIDEr + Bleu_4"; None
-    if one of its metrics is missing, or if `metrics` is None.
+    metrics: such as "CIDEr + Bleu_4".
     """
-    value_of = MetricSum.parse(metrics).compute if metrics else lambda scores: None
-    pairs = ((epoch, read_scores(folder, evaluation_name(epoch))) for epoch in range(epochs))
-    return [{"epoch": n, "value": value_of(each), "scores": each} for n, each in pairs if each]
+    compute = MetricSum.parse(metrics).compute
+    values = {epoch: compute(scores) for epoch, scores in validations.items()}
+    return {epoch: value for epoch, value in values.items() if value is not None}
 
 
-def metric_values(folder: Path, epochs: int, metrics: str) -> list[float]:
-    """Return the values of a sum of metrics in those of the first `epochs` epochs that have it."""
-    values = [validation["value"] for validation in read_validations(folder, epochs, metrics)]
-    return [value for value in values if value is not None]
-
-
-def reason_finished(config: Config, folder: Path, epochs: int) -> Optional[str]:
+def reason_finished(config: Config, validations: Validations, epochs: int) -> Optional[str]:
     """Return why a run is over after `epochs` epochs; None if the run continues."""
     if epochs >= config.max_epoch:
         return f"{config.output_dir} has finished all of its {epochs} epochs"
-    values = metric_values(folder, epochs, config.monitor)
+    values = list(values_of(validations, config.monitor).values())
     since_best = len(values) - 1 - values.index(max(values)) if values else 0
     if config.early_stopping is not None and since_best >= config.early_stopping:
         return (
@@ -86,7 +63,8 @@ class Selection(NamedTuple):
 
     - select: "last", or the metrics by which the best epoch was selected
     - epoch: the epoch whose weights checkpoint_best.pth has, counted from 0
-    - epochs: the validated epochs, see `read_validations`
+    - epochs: {"epoch", "value", "scores"} of the validated epochs, in order. scores: {metric:
+      value}. value: the sum `select` of them; None for "last", or if a metric is missing
     """
 
     select: str
@@ -97,27 +75,7 @@ class Selection(NamedTuple):
 def read_selection(folder: Path) -> Optional[Selection]:
     """Return the content of selected.json; None without this file. Raises UserError."""
     path = folder / SELECTED
-    try:
-        return Selection(**read_json(path)) if path.exists() else None
-    except TypeError as error:
-        keys = ", ".join(Selection._fields)
-        raise UserError(f"{path} must have exactly the keys {keys}; remove the file") from error
-
-
-def best_epoch(folder: Path) -> Optional[int]:
-    """Return the epoch of checkpoint_best.pth; None without this file or selected.json."""
-    selection = read_selection(folder)
-    return selection.epoch if selection and checkpoints.best(folder) else None
-
-
-def shown_metrics(selection: Selection) -> list[str]:
-    """Return the metrics to show: those in `select` (for "last": BLIP_METRICS), and LENGTH_METRIC.
-
-    Metrics without a score are left out.
-    """
-    metrics = BLIP_METRICS if selection.select == LAST else selection.select
-    names = dict.fromkeys([*MetricSum.parse(metrics).signs, LENGTH_METRIC])
-    return [n for n in names if any(n in epoch["scores"] for epoch in selection.epochs)]
+    return Selection(**read_json(path)) if path.exists() else None
 
 
 def describe_selection(selection: Selection) -> str:
@@ -127,17 +85,21 @@ def describe_selection(selection: Selection) -> str:
 
 
 def summary(folder: Path) -> Iterator[str]:
-    """Yield log lines: the selected epoch, then the scores of each validated epoch."""
+    """Yield log lines: the selected epoch, then the scores of each validated epoch.
+
+    The scores are those that `select` names (for "last": BLIP_METRICS), and LENGTH_METRIC.
+    """
     selection = read_selection(folder)
     if selection is None:
         return
     yield f"selected: {describe_selection(selection)}, kept as {folder / checkpoints.BEST}"
+    metrics = BLIP_METRICS if selection.select == LAST else selection.select
+    shown = [metric_of(n) for n in dict.fromkeys([*MetricSum.parse(metrics).signs, LENGTH_METRIC])]
     for epoch in selection.epochs:
         cells = [] if epoch["value"] is None else [f"{epoch['value']:.3f}"]
-        for name in shown_metrics(selection):
-            column, score = metric_of(name), epoch["scores"].get(name)
-            value = "none" if score is None else f"{score:.{column.decimals}f}"
-            cells.append(f"{column.title} {value}")
+        for metric in shown:
+            if (score := epoch["scores"].get(metric.name)) is not None:
+                cells.append(f"{metric.title} {score:.{metric.decimals}f}")
         chosen = "  (selected)" if epoch["epoch"] == selection.epoch else ""
         yield f"  epoch {epoch['epoch'] + 1}: {', '.join(cells) or 'no scores'}{chosen}"
 
@@ -152,7 +114,8 @@ def is_trained(config: Config) -> bool:
     if load_config(record).model_dump()["pretrained"] != config.model_dump()["pretrained"]:
         return False
     newest = int(paths[-1].stem.rpartition("_")[2])
-    return reason_finished(config, folder, newest + 1) is not None
+    validations = read_validations(read_log(folder / "log.jsonl"))
+    return reason_finished(config, validations, newest + 1) is not None
 
 
 def is_scored(config: Config) -> bool:

@@ -1,5 +1,6 @@
 """Captions and scores a split, and keeps the weights of the best epoch of a run."""
 
+import shutil
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -26,7 +27,6 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.training import fsdp, selection
 from captioning.training.log import RunLog, shell_command
-from captioning.training.selection import evaluation_name, read_scores, remove_scores
 
 
 class SplitEvaluation:
@@ -55,25 +55,29 @@ class SplitEvaluation:
         for metric, reason in self.unavailable.items():
             log_line(f"{metric} will be skipped: {reason}")
 
-    def run(self, captioner: nn.Module, name: str) -> None:
-        """Caption and score the split. All ranks call this.
+    def run(self, captioner: nn.Module, name: str) -> dict[str, float]:
+        """Caption and score the split; return {metric: value} on rank 0, {} on other ranks.
 
-        Raises UserError. If a rank is asked to stop, all ranks raise Stopped.
+        All ranks call this. Raises UserError. If a rank is asked to stop, all ranks raise Stopped.
         """
         description = f"captions of {self.split}"
         results = caption_images(captioner, self.samples, self.config, self.device, description)
         if distributed.broadcast_from_main(results == []):
             raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
-        distributed.run_on_main(lambda: self._score(results, name))
+        values = {}
+        distributed.run_on_main(lambda: values.update(self._score(results, name)))
+        return values
 
-    def _score(self, results: list[dict[str, Any]], name: str) -> None:
-        remove_scores(self.folder, name)  # earlier scores may be of other weights or settings
-        write_json(results, self.folder / "result" / f"{name}.json")
+    def _score(self, results: list[dict[str, Any]], name: str) -> dict[str, float]:
+        folder = self.folder / "result" / name
+        shutil.rmtree(folder, ignore_errors=True)  # scores may be of other weights or settings
+        write_json(results, folder.with_suffix(".json"))
         scores = score(results, self.references, self.evaluators)
         captions = {result["image_id"]: result["caption"] for result in results}
-        write_scores(self.folder / "result" / name, scores, captions, shell_command(sys.argv))
+        write_scores(folder, scores, captions, shell_command(sys.argv))
         log_line(f"image {results[0]['image_id']}: {results[0]['caption']}")
         log_line(format_table(scores, len(captions)))
+        return {name: estimate.value for name, estimate in scores.metrics.items()}
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:
@@ -90,24 +94,22 @@ def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> S
 class Validation(SplitEvaluation):
     """The validations of a run, by which the best epoch is selected and the run may stop early.
 
-    Their scores are read from the run's folder, and rank 0 decides. The constructor also raises
-    UserError if a key depends on metrics that cannot be computed.
+    Rank 0 decides by the scores in the run's log. The constructor also raises UserError if a key
+    depends on metrics that cannot be computed.
     """
 
     def __init__(self, config: Config, folder: Path, device: torch.device):
         super().__init__(config, "val", folder, device)
-        if config.select not in (None, LAST):
-            self._require(config.select, "select", "select")
-        if config.monitors:
-            self._require(config.monitor, "monitor", config.monitors)
+        monitors = config.monitors
+        for key, metrics, user in (
+            ("select", config.select, "select"),
+            ("monitor", config.monitor if monitors else None, monitors),
+        ):
+            if reason := self._reason_unavailable(metrics):
+                raise UserError(f"{user} depends on {metrics}, but {reason}; set {key} to others")
 
-    def _require(self, metrics: str, key: str, user: str) -> None:
-        """Raise UserError if the metrics that `key` names, for the key `user`, are unavailable."""
-        if reason := self._reason_unavailable(metrics):
-            raise UserError(f"{user} depends on {metrics}, but {reason}; set {key} to others")
-
-    def choose_select(self, resumed: Optional[Mapping[str, Any]]) -> Config:
-        """Return the configuration with a value for `select`, which is chosen here if it is None.
+    def begin(self, log: RunLog, resumed: Optional[Mapping[str, Any]]) -> Config:
+        """Begin with the validations of a log; return the configuration with a value for `select`.
 
         A resumed run keeps the value in its checkpoint. A new run that trains only with MLE selects
         the best epoch by BLIP's rule. Any other run selects the last epoch, because CIDEr and BLEU
@@ -118,16 +120,16 @@ class Validation(SplitEvaluation):
         if select is None:
             is_mle = "coco" in self.config.metrics and training_terms(self.config) == ["mle"]
             select = selection.BLIP_METRICS if is_mle else LAST
-        if select != LAST and (reason := self._reason_unavailable(select)):
+        if reason := self._reason_unavailable(select):
             log_line(f"the last epoch will be selected, not the best by {select}: {reason}")
             select = LAST
-        self.config = self.config.model_copy(update={"select": select})
+        self.log, self.config = log, self.config.model_copy(update={"select": select})
         return self.config
 
-    def _reason_unavailable(self, metrics: str) -> Optional[str]:
-        """Return why a sum of metrics cannot be computed; None if it can."""
+    def _reason_unavailable(self, metrics: Optional[str]) -> Optional[str]:
+        """Return why a value of `select` or `monitor` cannot be used; None if it can."""
         computed = {name for evaluator in self.evaluators for name in evaluator.metric_names}
-        for name in MetricSum.parse(metrics).signs:
+        for name in () if metrics in (None, LAST) else MetricSum.parse(metrics).signs:
             if name not in computed:
                 return f"metrics is {self.config.metrics}, which does not include {name}"
             if name in self.unavailable:
@@ -136,44 +138,51 @@ class Validation(SplitEvaluation):
 
     def reason_finished(self, epochs: int) -> Optional[str]:
         """Return why the run is over after `epochs` epochs; None if it continues."""
-        reason = selection.reason_finished(self.config, self.folder, epochs)
+        reason = selection.reason_finished(self.config, self.log.validations, epochs)
         return distributed.broadcast_from_main(reason)
 
-    def plateaus(self, epochs: int) -> int:
-        """Return the number of plateaus of `monitor` in the first `epochs` epochs."""
-        values = selection.metric_values(self.folder, epochs, self.config.monitor)
+    def plateaus(self) -> int:
+        """Return the number of plateaus of `monitor` so far."""
+        values = selection.values_of(self.log.validations, self.config.monitor).values()
         plateaus = selection.count_plateaus(values, self.config.lr_patience)
         return distributed.broadcast_from_main(plateaus)
 
-    def is_due(self, epoch: int) -> bool:
-        """Return whether to score an epoch: every `eval_every`-th and the last, if not scored."""
-        due = (epoch + 1) % self.config.eval_every == 0 or epoch + 1 == self.config.max_epoch
-        is_scored = read_scores(self.folder, evaluation_name(epoch)) is not None
-        return distributed.broadcast_from_main(due and not is_scored)
+    def is_due(self, epochs: int) -> bool:
+        """Return whether to score the latest of `epochs` epochs, if it is not scored.
 
-    def run_epoch(self, captioner: nn.Module, epoch: int, log: RunLog) -> None:
-        """Score the epoch if it is due, keep the best checkpoint, and log the scores."""
-        if self.is_due(epoch):
+        Every `eval_every`-th epoch is scored, and the last.
+        """
+        due = epochs % self.config.eval_every == 0 or epochs == self.config.max_epoch
+        is_scored = epochs - 1 in self.log.validations
+        return distributed.broadcast_from_main(epochs > 0 and due and not is_scored)
+
+    def run_epoch(self, captioner: nn.Module, epochs: int) -> None:
+        """Score and log the latest of `epochs` epochs, if it is due, and keep the best one."""
+        config, epoch = self.config, epochs - 1
+        if self.is_due(epochs):
             # Seeded so that a resumed run samples the same captions.
-            seed = derived_seed("evaluation", self.config.seed, epoch, distributed.rank())
+            seed = derived_seed("evaluation", config.seed, epoch, distributed.rank())
             torch.manual_seed(seed)
-            self.run(fsdp.unsharded(captioner, self.config, self.device), evaluation_name(epoch))
-        self.finish_epoch(epoch, log)
+            captioner = fsdp.unsharded(captioner, config, self.device)
+            scores = self.run(captioner, evaluation_name(epoch))
+            self.log.write("val", epoch, scores)
+            if config.monitors and MetricSum.parse(config.monitor).compute(scores) is None:
+                log_line(f"{config.monitors} ignores this epoch, which has no {config.monitor}")
+        self.keep_best(epochs)
 
-    def finish_epoch(self, epoch: int, log: RunLog) -> None:
-        """Keep the best checkpoint, and log the scores unless they are logged already."""
-        distributed.run_on_main(lambda: self._select_and_log(epoch, log))
-
-    def _select_and_log(self, epoch: int, log: RunLog) -> None:
-        selected = select_best(self.config.select, self.folder, epoch + 1)
-        scores, config = read_scores(self.folder, evaluation_name(epoch)), self.config
-        is_new = scores is not None and log.write("val", epoch, scores, selected=selected)
-        if is_new and config.monitors and MetricSum.parse(config.monitor).compute(scores) is None:
-            log_line(f"{config.monitors} ignores this epoch, which has no {config.monitor}")
+    def keep_best(self, epochs: int) -> None:
+        """Make the best of the first `epochs` epochs checkpoint_best.pth. All ranks call this."""
+        distributed.run_on_main(
+            lambda: select_best(self.config.select, self.folder, epochs, self.log.validations)
+        )
 
 
-def select_best(select: str, folder: Path, epochs: int) -> int:
-    """Make the weights of the selected epoch checkpoint_best.pth; record and return the epoch.
+def evaluation_name(epoch: int) -> str:
+    return f"val_epoch{epoch:02d}"
+
+
+def select_best(select: str, folder: Path, epochs: int, validations: selection.Validations) -> None:
+    """Make the weights of the selected epoch checkpoint_best.pth, and record the epoch.
 
     Selects the epoch with the highest value: the latest of several such epochs, or the last epoch
     if none has a value. Epochs whose weights have been removed are passed over. Only called on rank
@@ -181,11 +190,12 @@ def select_best(select: str, folder: Path, epochs: int) -> int:
 
     - select: "last" or a sum of metrics
     - epochs: the number of finished epochs
+    - validations: the scores of those that were validated
     """
-    validations = selection.read_validations(folder, epochs, None if select == LAST else select)
-    previous = selection.best_epoch(folder)
-    by_value = sorted((v["value"], v["epoch"]) for v in validations if v["value"] is not None)
-    ranked = [epoch for _, epoch in by_value]
+    values = {} if select == LAST else selection.values_of(validations, select)
+    record = selection.read_selection(folder)
+    previous = record.epoch if record and checkpoints.best(folder) else None
+    ranked = sorted(values, key=lambda epoch: (values[epoch], epoch))
     kept = [e for e in ranked if e == previous or checkpoints.weights_of(folder, e)]
     selected = kept[-1] if kept else epochs - 1
     if selected != previous:
@@ -199,7 +209,7 @@ def select_best(select: str, folder: Path, epochs: int) -> int:
             log_line(f"{checkpoints.BEST} {line}")
     if selected != previous or selected == epochs - 1:
         checkpoints.keep_as_best(folder, selected)
-    record = selection.Selection(select, selected, validations)
-    if record != selection.read_selection(folder):
-        write_json(record._asdict(), folder / selection.SELECTED)
-    return selected
+    entries = [{"epoch": e, "value": values.get(e), "scores": s} for e, s in validations.items()]
+    new = selection.Selection(select, selected, entries)
+    if new != record:
+        write_json(new._asdict(), folder / selection.SELECTED)

@@ -1,6 +1,5 @@
 """Runs on the tiny scenes, and validations with given scores."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -109,14 +108,8 @@ def resumed(run):
 @pytest.fixture
 def scored(monkeypatch):
     """Let validations have the scores that the test puts into a dict, by epoch; CIDEr 0 else."""
-    by_epoch = {}
-
-    def run(self, captioner, name):
-        scores = by_epoch.get(int(name[-2:]), {"CIDEr": 0.0, "Bleu_4": 0.0})
-        path = self.folder / "result" / name / "metrics.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({"metrics": {k: {"value": v} for k, v in scores.items()}}))
-
+    by_epoch, default = {}, {"CIDEr": 0.0, "Bleu_4": 0.0}
+    run = lambda self, captioner, name: by_epoch.get(int(name[-2:]), default)  # noqa: E731
     monkeypatch.setattr(SplitEvaluation, "run", run)
     return by_epoch
 

@@ -72,8 +72,8 @@ def test_a_log_goes_on_where_the_run_does(tmp_path):
     with open(tmp_path / "log.jsonl", "a") as file:
         file.write('{"event": "step", "st')
     log = RunLog(tmp_path, epoch=1, step=3)
-    assert not log.write("val", 0, {"loss": 3.0})  # it is there
-    assert log.write("step", 4, {"loss": 2.0}, epoch=1)
+    assert log.validations == {0: {"loss": 1.0}}
+    log.write("step", 4, {"loss": 2.0}, epoch=1)
     log.close()
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert [(line["event"], line["step"]) for line in lines] == first

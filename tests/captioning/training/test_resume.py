@@ -97,7 +97,11 @@ ROWS = [  # the settings of the run, other settings, a part of the error line
     ([], ["tokenizer=other.txt"], "had other settings (tokenizer was '"),
     (["skip_bad_images=true"], ["skip_bad_images=false"], "(skip_bad_images was True, is False)"),
     *(
-        ([f"lr_schedule={n}"], ["max_epoch=4"], f"(max_epoch was 3, is 4: with lr_schedule {n} the")
+        (
+            [f"lr_schedule={n}"],
+            ["max_epoch=4"],
+            f"(max_epoch was 3, is 4: learning rates of lr_schedule {n} ",
+        )
         for n in ("cosine", "cosine_steps", "cosine_restarts")
     ),
     (
