@@ -96,7 +96,7 @@ def test_the_scored_epoch_and_how_it_was_selected_are_told(runs):
     text = text_of(render(read_comparison(runs)))
     for run, select in zip(runs, ("epoch 1, by CIDEr + Bleu_4", "epoch 2, the last")):
         assert f"selected: {select}, kept as {run / 'checkpoint_best.pth'}" in text
-    assert "epoch 1: 0.167, CIDEr 0.101, BLEU-4 0.066, Cap. Len. none (selected)" in text
+    assert "epoch 1: 0.167, CIDEr 0.101, BLEU-4 0.066 (selected)" in text
     assert "For MLE+SMILE 0.3:0.7 there is no record of how the scored epoch was selected." in text
 
 
