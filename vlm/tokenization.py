@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from decoding.characters import join_characters
+from decoding.thoughts import is_thought_tag, without_thoughts
 from vlm.prompt import Turn
 
 
@@ -37,6 +38,7 @@ class CaptionTokenizer:
         self.tokenizer, self.turn = tokenizer, turn
         added = tokenizer.added_tokens_decoder.items()
         self.special = {image_token, *(i for i, token in added if token.special)}
+        self.thought_tags = {i for i, token in added if is_thought_tag(token.content)}
         self.end = self._find_end(end_tokens)
         self.end_tokens = sorted({*end_tokens, self.end})
         self.library_pad = self.end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -81,8 +83,11 @@ class CaptionTokenizer:
 
     def decode(self, ids: Tensor) -> str:
         tokens = [i for i in ids.tolist() if i >= 0]
-        text = self.tokenizer.decode(tokens, skip_special_tokens=True)
-        return join_characters(" ".join(text.split()))
+        has_thoughts = not self.thought_tags.isdisjoint(tokens)
+        if has_thoughts:  # the tags may be special tokens
+            tokens = [i for i in tokens if i not in self.special - self.thought_tags]
+        text = self.tokenizer.decode(tokens, skip_special_tokens=not has_thoughts)
+        return join_characters(" ".join(without_thoughts(text).split()))
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

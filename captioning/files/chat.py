@@ -19,6 +19,7 @@ import tenacity
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError, one_line
 from captioning.runtime.progress import log_line
+from decoding.thoughts import without_thoughts
 
 FIRST_PAUSE_S = 1  # before the second try; each further pause is twice as long
 MAX_PAUSE_S = 60  # a longer pause that a server asks for is shortened to this
@@ -28,8 +29,6 @@ CONNECT_S = 60
 MAX_ANSWER_BYTES = 4 << 20
 
 _LOCAL = r"(localhost|127\.0\.0\.1|\[::1\])(:|$)"
-# <think>, <seed:think>, [THINK] ...
-_TAG = r"[<◁]{0}(?:\w+:)?th(?:ink|inking|ought)[>▷]|\[{0}THINK\]"
 
 
 class RequestFailed(UserError):
@@ -192,13 +191,3 @@ def _replies(answer: Any) -> list[Reply]:
     if not replies:
         raise ValueError
     return replies
-
-
-def without_thoughts(content: str) -> str:
-    """Return the text after a model's thoughts, which end with a tag such as </think>.
-
-    The opening tag may be missing because it was part of the prompt, and the closing tag because
-    the answer was cut. In the latter case nothing is returned.
-    """
-    answer = re.split(_TAG.format("/"), content)[-1]
-    return re.split(_TAG.format(""), answer)[0]

@@ -15,13 +15,14 @@ from threading import Lock
 from typing import Any, Callable, NamedTuple, Optional
 
 from captioning.files.cache import cache_folder, cache_key
-from captioning.files.chat import STOP_CHECK_S, ChatServer, without_thoughts
+from captioning.files.chat import STOP_CHECK_S, ChatServer
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
 from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, option
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
+from decoding.thoughts import without_thoughts
 
 KEY_VARIABLE = "JUDGE_API_KEY"  # the environment variable with the server's key
 MAX_TRIES = 3  # attempts to get a valid reply, as in CLAIR's code

@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from captioning.models.score_tokens import END, join_pieces
 from tests.smile import tiny_vlm
@@ -109,3 +109,18 @@ def test_the_turn_is_what_the_chat_template_writes_around_a_caption(opening, pre
     prompt = f"user:<image> look<end_of_utterance>\n{opening}"
     turn = PromptProcessor(Parts("x", config, processor, None), "look ").turn
     assert turn == Turn(prompt, prefix, "<end_of_utterance>")
+
+
+@pytest.mark.parametrize("is_special", [False, True])
+@pytest.mark.parametrize("start", [["<think>"], []])  # the prompt may have the opening tag
+def test_a_caption_has_no_thoughts(is_special, start):
+    library = word_pieces()
+    tags = [AddedToken(tag, special=is_special) for tag in ("<think>", "</think>")]
+    library.add_tokens(tags, special_tokens=is_special)
+    tokenizer = CaptionTokenizer(library, Turn("a", "", "<end>"), [1])
+
+    def decode(*tokens):
+        return tokenizer.decode(torch.tensor(library.convert_tokens_to_ids(list(tokens))))
+
+    assert decode(*start, "r", "##ing", "</think>", "red", "##s", "<end>", "<pad>") == "reds"
+    assert decode("red", "<end>") == "red" and decode("<think>", "red") == ""

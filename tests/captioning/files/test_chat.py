@@ -120,6 +120,8 @@ def test_a_pause_ends_when_the_run_is_stopped(server, monkeypatch):
         *("<think>A disc?</think>A star.", "A disc?\n</think>A star.", "A star.<think>Or is"),
         *("<think>Is </think> it?</think>A star.", "[THINK]A disc?[/THINK]A star."),
         *("<seed:think>A disc?</seed:think>A star.", "◁think▷A disc?◁/think▷A star."),
+        *("<think>Hm</think><answer>A star.</answer>", "<|begin_of_box|>A star.<|end_of_box|>"),
+        "<REASONING>A disc?</REASONING><CONCLUSION>A star.</CONCLUSION>",
     ],
 )
 def test_thoughts_are_not_in_the_text(server, content):
