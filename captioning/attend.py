@@ -86,6 +86,8 @@ def attend(arguments: argparse.Namespace, output: Path) -> None:
         raise UserError(f"model {config.model} gives no attention maps")
     draw(scored, photo, output)
     print(visible(" ".join(word for word in scored.words if word != END)))
+    if END not in scored.words:
+        print("the caption was cut at max_length", file=sys.stderr)
     print(f"the picture is {output}", file=sys.stderr)
 
 

@@ -48,7 +48,10 @@ def read_captions(content: Any) -> dict[str, list[str]]:
         is_valid = images.dtype == torch.uint8 and (batch, channels) == (len(ids), 3)
         if not is_valid or not {START, END, PADDING} <= set(words.values()):
             raise ValueError
-        captions[split] = [_text([words[number] for number in row]) for row in ids]
+        rows = [[words[number] for number in row] for row in ids]
+        captions[split] = list(map(_text, rows))
+        if cut := sum(END not in row and bool(_text(row)) for row in rows):
+            log_line(f"{cut} captions of {split} were cut: they have no {END}")
     return captions
 
 

@@ -181,7 +181,7 @@ def entries_of(unit: dict[str, Any], left_out: list[str]) -> Iterator[Entry]:
     """Yield the entries of a unit.
 
     The images of a tar come with "data", the file's bytes, or with "span", where they are.
-    left_out: gets the names of a tar's images that are not captioned, see `tars.samples`. Raises
+    left_out: gets the names of a tar's files that are not captioned, see `tars.samples`. Raises
     StoreError.
     """
     if "images" in unit:

@@ -212,8 +212,8 @@ class BulkCaptioning:
             log_line(f"{totals['cut']} captions were cut at max_length; their lines have cut: true")
         if self.left_out:
             log_line(
-                f"left out: {len(self.left_out)} further images of a sample in a tar, such as "
-                f"{self.left_out[0]}: names of one sample are alike up to the first dot"
+                f"left out: {len(self.left_out)} files in tars, such as {self.left_out[0]}: a "
+                "sample, whose names are alike up to the first dot, has one image"
             )
         if failed and not (totals["captioned"] or totals["filtered"] or skipped):
             raise UserError(f"none of {failed} images has a caption{why}")

@@ -50,8 +50,7 @@ class Worker:
 
     - on_images: called with a number of images that are captioned or have failed
     - done: the names of the files of units that are done
-    - left_out: the names of images in tars that were not captioned, because their sample has
-      another image
+    - left_out: the names of files in tars that were not captioned, see `tars.samples`
     """
 
     request: Request

@@ -40,7 +40,7 @@ class Shards:
         left_out = [name for summary in self.summaries for name in summary["left_out"]]
         if left_out:
             log_once(
-                f"{len(left_out):,} images of the tars are not used, such as {left_out[0]}: a "
+                f"{len(left_out):,} files of the tars are not used, such as {left_out[0]}: a "
                 "sample has one image, and its key ends at the first dot of the name"
             )
 

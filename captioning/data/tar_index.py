@@ -17,12 +17,12 @@ from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 
-VERSION = 3  # format of the cached files; a file of another version is rebuilt
+VERSION = 4  # format of the cached files; a file of another version is rebuilt
 AT_ONCE = 16  # tars to read concurrently; reading from a store waits for the network
 
 # The first line of an index: the `version` of the format and the `stamp` of the tar, the numbers of
 # `samples`, `captions`, samples with `prompts` and `errors`, the `first` error or None, and the
-# names of the images that are `left_out`, see `tars.samples`.
+# names of the files that are `left_out`, see `tars.samples`.
 Summary = dict[str, Any]
 # A further line: `image`, its name in the tar, and its `position` and `size` there, `captions` and
 # `prompt`. Of a sample that cannot be used, only its `error`.

@@ -2,7 +2,8 @@
 
 A sample is the adjacent members with one key. The key is a member's name up to the first dot of its
 file name. A sample has an image, the first member with the suffix of an image, and captions: the
-lines of KEY.txt, or those in KEY.json, which may have other columns, too.
+lines of KEY.txt, or those in KEY.json, which may have other columns, too. The texts of an image
+KEY.v2.png may also be KEY.v2.txt and KEY.v2.json.
 """
 
 import os
@@ -98,8 +99,8 @@ def samples(
     The sample in which a broken tar ends is not yielded.
 
     - with_data: whether to read the images. Without them the tar must not be compressed
-    - left_out: a list that gets the names of images that are not yielded: further images of a
-      sample, and images with the name of an earlier image
+    - left_out: a list that gets the names of files that are not yielded: further images of a
+      sample, images with the name of an earlier image, and a file of each sample without an image
     """
     left_out, seen = [] if left_out is None else left_out, set()
     mode = "r|*" if with_data else "r:"
@@ -107,11 +108,13 @@ def samples(
         try:
             with tarfile.open(fileobj=file, mode=mode, tarinfo=_Member) as tar:
                 for key, members in groupby(_members(tar), itemgetter(0)):
-                    image, texts = None, {}
+                    image, image_stem, texts, other = None, None, {}, None
                     for _, suffix, member in members:
-                        name = f"{url}/{key}.{suffix}"
-                        if suffix in ("json", "txt") and member.size <= MAX_TEXT_BYTES:
-                            texts.setdefault(suffix, tar.extractfile(member).read())
+                        name, (stem, _, kind) = f"{url}/{key}.{suffix}", suffix.rpartition(".")
+                        if kind in ("json", "txt"):
+                            is_of_image = not stem or image_stem in (None, stem)
+                            if is_of_image and member.size <= MAX_TEXT_BYTES:
+                                texts[stem, kind] = tar.extractfile(member).read()
                         elif is_image(name) and (image or name in seen):
                             left_out.append(name)
                         elif is_image(name):
@@ -119,9 +122,16 @@ def samples(
                                 raise tarfile.ReadError(f"{member.name} has {member.size:,} bytes")
                             data = tar.extractfile(member).read() if with_data else None
                             image = name, key, member.offset_data, member.size, data
+                            image_stem = stem
+                        else:
+                            other = name
                     if image:
                         seen.add(image[0])
-                        yield Sample(*image, texts)
+                        stems = ("", image_stem)
+                        own = {kind: texts[s, kind] for s, kind in texts if s in stems}
+                        yield Sample(*image, own)
+                    elif other:
+                        left_out.append(other)
         except (UserError, OSError):
             raise
         except Exception as error:  # of tarfile or a decompressor

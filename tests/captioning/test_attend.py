@@ -9,7 +9,7 @@ from PIL import Image
 from captioning.attend import draw
 from captioning.models.score_tokens import ScoredCaption, scored_captions
 from decoding import DecodingSettings
-from tests.programs import refused
+from tests.programs import refused, run_program
 
 SETTINGS = DecodingSettings(max_length=9, min_length=6, num_beams=2)
 
@@ -61,3 +61,16 @@ def test_frames_are_bright_where_the_attention_is(size, tmp_path):
 def test_an_output_that_is_no_picture_is_refused_before_the_work(output, tmp_path):
     command = [tmp_path / "no.jpg", "--checkpoint", "x.pth", "--output", output]
     refused("captioning.attend", *command, part="has to be a file that ends in .png")
+
+
+@pytest.mark.parametrize("max_length", [5, 16])
+def test_a_caption_that_was_cut_says_so(trained, scenes, tmp_path, max_length):
+    run, photo = trained(tmp_path / "run", "sat"), min((scenes / "images").iterdir())
+    settings = (run / "config.yaml").read_text().replace("min_length: 5", "min_length: 1")
+    (tmp_path / "config.yaml").write_text(
+        settings.replace("max_length: 16", f"max_length: {max_length}")
+    )
+    given = (photo, "--config", tmp_path / "config.yaml", "--output", tmp_path / "map.png")
+    outcome = run_program("captioning.attend", "--checkpoint", run, *given)
+    assert outcome.code == 0, outcome.err
+    assert ("the caption was cut at max_length" in outcome.err) == (max_length == 5)

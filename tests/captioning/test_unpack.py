@@ -48,6 +48,14 @@ def test_images_with_a_caption_become_files(tmp_path, new_format):
     assert torch.equal(encoded[0], encoded[1]) and encoded[0, 2] == words.unknown
 
 
+def test_captions_that_were_cut_are_counted(tmp_path):
+    made = content()
+    made["train_captions"][0][4] = 5  # instead of <END>
+    torch.save(made, tmp_path / "coco.pt")
+    told = run_program("captioning.unpack", tmp_path / "coco.pt", tmp_path / "out").err
+    assert "1 captions of train were cut: they have no <END>" in told and "of val were" not in told
+
+
 NOT_EXPECTED = "coco.pt: expected a dict of train_images and val_images, uint8 (N, 3"
 CHANGES = [
     {"val_images": None},

@@ -78,16 +78,17 @@ def test_a_batch_holds_no_more_files_than_two(tmp_path):
     assert len(batch.image) == 8 and peak < 5 << 22
 
 
-def test_further_images_of_a_sample_are_counted(run, photos, expected, tmp_path):
+def test_files_in_tars_that_are_not_captioned_are_counted(run, photos, expected, tmp_path):
     a, b, c = sorted(photos.rglob("*.png"))[:3]
     members = [("a.png", a), ("a.png", b), ("b.0.png", b), ("b.1.png", c), ("c.png", c)]
     tar = tmp_path / "a.tar"
-    write_members(tar, [(name, path.read_bytes()) for name, path in members])
+    others = [("d.svg", b""), ("d.txt", b""), ("e.txt", b"")]
+    write_members(tar, [*((name, path.read_bytes()) for name, path in members), *others])
     folder = tmp_path / "richer"
     lines, log = run(tar, "--write-shards", str(folder))
     assert [line["image"] for line in lines] == [f"{tar}/{n}.png" for n in ("a", "b.0", "c")]
     assert [line["caption"] for line in lines] == [expected(path)[0][0] for path in (a, b, c)]
-    assert f"left out: 2 further images of a sample in a tar, such as {tar}/a.png" in log
+    assert f"left out: 3 files in tars, such as {tar}/a.png: a sample" in log
     read = list(webdataset.WebDataset(str(folder / "00000.tar"), shardshuffle=False))
     assert [sample["__key__"] for sample in read] == ["a", "b", "c"]
 

@@ -176,7 +176,7 @@ def test_images_that_are_not_used_are_counted_once(photos, capsys):
     for _ in range(2):
         assert len(list(Shards([tar]))) == 1
     said = capsys.readouterr().err
-    line = f"4 images of the tars are not used, such as {tar}/holiday.2023.1.png: a sample has one"
+    line = f"4 files of the tars are not used, such as {tar}/holiday.2023.1.png: a sample has one"
     assert said.count("are not used") == said.count(line) == 1
 
 

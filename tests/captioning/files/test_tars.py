@@ -40,6 +40,16 @@ def memory_below(most):
     assert peak < most
 
 
+def test_texts_have_the_whole_name_of_their_image(tmp_path):
+    tar, left_out = str(tmp_path / "a.tar"), []
+    words = [("x.1.png", b"x"), ("x.1.txt", b"one"), ("x.2.png", b"x"), ("x.2.txt", b"two")]
+    words += [("y.ocr.txt", b"no"), ("y.png", b"y"), ("y.txt", b"yes"), ("z.psd", b"z")]
+    write_members(tar, [*words, ("z.txt", b"none"), ("z2.txt", b"none")])
+    found = {each.name: each.row.get("captions") for each in tars.samples(tar, True, left_out)}
+    assert found == {f"{tar}/x.1.png": ["one"], f"{tar}/y.png": ["yes"]}
+    assert left_out == [f"{tar}/x.2.png", f"{tar}/z.psd"]
+
+
 @pytest.mark.parametrize("with_data", [True, False])
 def test_a_sample_has_one_image_its_place_and_its_columns(tmp_path, with_data):
     tar, left_out = str(tmp_path / "a.tar"), []
