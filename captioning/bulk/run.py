@@ -15,6 +15,7 @@ from captioning.bulk.plan import Plan
 from captioning.bulk.request import Request
 from captioning.bulk.work import Worker
 from captioning.files import stores
+from captioning.files.images import kinds_of
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
@@ -113,8 +114,7 @@ class BulkCaptioning:
         plan.make(request.parts, header, inputs.units(request, earlier, counts), counts)
         counts.left_out.pop(request.sidecar, None)
         if counts.left_out and not self.is_resumed:
-            kinds = (f"{number} {suffix}" for suffix, number in sorted(counts.left_out.items()))
-            log_line(f"left out, not taken for images: {', '.join(kinds)}")
+            log_line(kinds_of(counts.left_out))
 
     def _changed(self, before: dict[str, Any]) -> list[str]:
         """Return the names of settings whose value is not that of an earlier run."""

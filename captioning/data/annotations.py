@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Collection
-from functools import cache
 from pathlib import PurePosixPath
 from typing import NamedTuple, Optional, Union
 
@@ -13,7 +12,7 @@ from captioning.files.reading import StrPath
 from captioning.files.stores import ByteRange
 from captioning.files.tables import is_table
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import log_line
+from captioning.runtime.progress import log_once
 
 ImageId = Union[int, str]
 
@@ -29,7 +28,7 @@ class Sample(NamedTuple):
 
 
 def read_annotations(
-    path: StrPath, split: Optional[str] = None, skip_without_caption: bool = False
+    path: StrPath, split: Optional[str] = None, skip_bad: bool = False
 ) -> list[Sample]:
     """Return the samples of a file or folder, in the order of its images.
 
@@ -37,7 +36,7 @@ def read_annotations(
 
     split: the split to read from a file in Karpathy's format (train, val or test); None for all.
 
-    skip_without_caption: images without a caption are left out, and counted in a log line.
+    skip_bad: bad rows and images without a caption are left out, and counted in log lines.
 
     Rows of one image become one sample; blank captions are left out and counted. Rows must agree on
     `image_id` and `prompt`, as far as they have them. An `id` that differs between the rows of an
@@ -51,16 +50,22 @@ def read_annotations(
     Raises UserError, which names file and row, for missing or malformed entries and for two images
     with the same id.
     """
-    listed = read_samples(path, split, needs=["image"])
+    bad: list[str] = []
+    listed = read_samples(path, split, ["image"], bad)
     samples = [sample for sample in listed if sample.captions]
+    advice = "; or set skip_bad_images=true to leave them out" if samples else ""
+    if bad:
+        if not (skip_bad and samples):
+            raise UserError(f"{bad[0]}{advice}")
+        log_once(f"{len(bad):,} bad rows are left out: {bad[0]}")
     if len(samples) < len(listed):
         first = next(sample.image for sample in listed if not sample.captions)
         count = f"{len(listed) - len(samples):,} of {len(listed):,} images have no caption"
         line = f"{path}: {count}, such as {first}"
-        if not skip_without_caption:
+        if not (skip_bad and samples):
+            advice = advice or "; scripts/caption.sh needs none"
             raise UserError(
-                f"{line}: expected text in a column {', '.join(COLUMNS['captions'])}; or set "
-                "skip_bad_images=true to leave them out"
+                f"{line}: expected text in a column {', '.join(COLUMNS['captions'])}{advice}"
             )
         log_once(f"{line}: they are left out")
     if not samples:
@@ -70,16 +75,19 @@ def read_annotations(
 
 
 def read_samples(
-    path: StrPath, split: Optional[str] = None, needs: Collection[str] = ()
+    path: StrPath,
+    split: Optional[str] = None,
+    needs: Collection[str] = (),
+    bad: Optional[list[str]] = None,
 ) -> list[Sample]:
     """Like `read_annotations`, but a sample may have no captions, or no image if it has an id.
 
-    needs: keys that each row must have. A sample without an image has its id as image.
+    needs, bad: see `rows.read`. A sample without an image has its id as image.
     """
     in_table, are_of_captions = is_table(path), False  # whether the column `id` numbers captions
     captions, known = {}, {"image_id": {}, "prompt": {}}  # each {image: value}
     blank = []  # the image of each
-    for row in rows.read(path, split, needs=needs):
+    for row in rows.read(path, split, needs=needs, bad=bad):
         image_id, prompt = row.get("image_id"), prompt_of(row)
         image = row.get("image", image_id)
         if image is None:
@@ -116,9 +124,6 @@ def read_samples(
             )
         samples.append(Sample(image, tuple(texts), ids[image], known["prompt"].get(image)))
     return samples
-
-
-log_once = cache(log_line)  # a split is read several times
 
 
 def derived_id(image: str) -> ImageId:

@@ -5,10 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Callable
 
-from captioning.data.annotations import Sample, log_once
+from captioning.data.annotations import Sample
 from captioning.data.randomness import derived_seed
 from captioning.files import rows
 from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_once
 
 SPLITS = ("train", "val", "test")
 

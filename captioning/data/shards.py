@@ -16,13 +16,14 @@ from typing import Union
 import torch
 from PIL import Image
 
-from captioning.data.annotations import Sample, log_once
+from captioning.data.annotations import Sample
 from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset, group_and_position
 from captioning.data.image import open_image
 from captioning.data.randomness import derived_seed, permutation
 from captioning.data.tar_index import read_rows, summaries
 from captioning.files import stores
 from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_once
 
 
 class Shards:

@@ -4,7 +4,9 @@ The parameter `config` of the functions is a `captioning.config.Config`.
 """
 
 import os
+import stat
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Optional, Union
@@ -116,7 +118,7 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
 
 
 def check_images(config, samples: Iterable[Sample]) -> None:
-    """Check that the photos exist. With skip_bad_images, count missing ones. Raises UserError."""
+    """Check that photos exist. With skip_bad_images, count those that do not. Raises UserError."""
     images = dict.fromkeys(sample.image for sample in samples)
     paths = [os.path.join(config.image_root, image) for image in images]
     missing_by_chunk = thread_map(
@@ -129,7 +131,8 @@ def check_images(config, samples: Iterable[Sample]) -> None:
         disable=len(paths) <= SHOWN_FROM,
     )
     if missing := [path for absent in missing_by_chunk for path in absent]:
-        line = f"{len(missing):,} of {len(paths):,} photos do not exist, such as {missing[0]}"
+        count = f"{len(missing):,} of {len(paths):,} photos do not exist or are empty"
+        line = f"{count}, such as {missing[0]}"
         if not config.skip_bad_images:
             raise UserError(
                 f"{line}: correct image_root, or set skip_bad_images=true to leave them out"
@@ -138,7 +141,14 @@ def check_images(config, samples: Iterable[Sample]) -> None:
 
 
 def _absent(paths: Sequence[str]) -> list[str]:
-    return [path for path in paths if not (os.path.isfile(path) or is_row(path))]
+    return [path for path in paths if not (_has_content(path) or is_row(path))]
+
+
+def _has_content(path: str) -> bool:
+    with suppress(OSError, ValueError):
+        status = os.stat(path)
+        return stat.S_ISREG(status.st_mode) and status.st_size > 0
+    return False
 
 
 def _read_samples(config, files_of: str, split: Optional[str]) -> list[Sample]:

@@ -10,7 +10,6 @@ import re
 import ssl
 import time
 from contextlib import suppress
-from functools import cache
 from typing import Any, Callable, NamedTuple, Optional
 
 import httpx
@@ -18,7 +17,7 @@ import tenacity
 
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError, one_line
-from captioning.runtime.progress import log_line
+from captioning.runtime.progress import log_once
 from decoding.thoughts import without_thoughts
 
 FIRST_PAUSE_S = 1  # before the second try; each further pause is twice as long
@@ -102,7 +101,9 @@ class ChatServer:
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
             if scheme == "http" and not is_local:
-                _warn(f"warning: {key_variable} is sent unencrypted, because {setting} is http://")
+                log_once(
+                    f"warning: {key_variable} is sent unencrypted, because {setting} is http://"
+                )
         try:
             self.client = httpx.Client(
                 headers=headers,
@@ -167,12 +168,6 @@ class ChatServer:
         reason = f"{self.url}: {code} {one_line(text.strip() or response.reason_phrase)}{hint}"
         pause = response.headers.get("Retry-After", "")
         raise RequestFailed(reason, code, float(pause) if pause.isdecimal() else 0)
-
-
-@cache
-def _warn(line: str) -> None:
-    """Log a line, once also if there are several clients."""
-    log_line(line)
 
 
 def _replies(answer: Any) -> list[Reply]:

@@ -7,7 +7,8 @@ from typing import Any, Optional
 
 from captioning.runtime.errors import UserError
 
-# {key of a row: names of its column}. The first name with a value of the key's type counts.
+# {key of a row: names of its column, in any case}. The first name with a value of the key's type
+# counts.
 COLUMNS = {
     "image": (
         *("image", "file_name", "path", "filename", "filepath"),
@@ -50,19 +51,20 @@ def row_of(
             columns = {**_conversation(columns, name, where), **columns}
     row = Row(columns)
     row.where = where
+    values = {**{name.lower(): value for name, value in columns.items()}, **columns}
     for key, names in COLUMNS.items():
         names = (column,) if column and key == "image" else names
         for name in names:
-            if name in columns and (value := _typed(key, columns[name])) is not None:
+            if name in values and (value := _typed(key, values[name])) is not None:
                 row[key] = value
                 break
         else:
             row.pop(key, None)
             if key in needs:
-                found = "" if {*names} & {*columns} else ", ".join(map(repr, [*columns][:5]))
+                found = "" if {*names} & {*values} else ", ".join(map(repr, [*columns][:5]))
                 names, found = ", ".join(names), found and f" (found {found})"
                 raise UserError(f"{where} has no {key}: expected text in a column {names}{found}")
-    image_id = columns.get("image_id")
+    image_id = values.get("image_id")
     if image_id not in (None, "") and "image_id" not in row:
         raise UserError(f"{where} has image_id {image_id!r}: expected an integer or a string")
     return row

@@ -60,6 +60,12 @@ def images_in(
             left_out[os.path.splitext(name)[1] or os.path.basename(name)] += 1
 
 
+def kinds_of(left_out: Counter[str]) -> str:
+    """Return a line about the files that `images_in` has left out."""
+    kinds = (f"{number} {suffix}" for suffix, number in sorted(left_out.items()))
+    return f"left out, not taken for images: {', '.join(kinds)}"
+
+
 def _is_folder(entry: os.DirEntry) -> bool:
     """Return whether it is a folder. A link that cannot be followed counts as a file."""
     try:

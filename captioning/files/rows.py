@@ -14,7 +14,7 @@ import csv
 import io
 import os
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -22,9 +22,10 @@ from typing import Any, Optional
 
 from captioning.files import stores, tables
 from captioning.files.columns import COLUMNS, Row, row_of
-from captioning.files.images import images_in
+from captioning.files.images import images_in, kinds_of
 from captioning.files.reading import StrPath, parse_json, parse_json_lines, read_json
 from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_once
 
 SUFFIXES = (".txt", ".token", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow")
 METADATA = ("metadata.jsonl", "metadata.csv")  # names of a caption file in a folder of photos
@@ -48,12 +49,14 @@ def read(
     split: Optional[str] = None,
     column: Optional[str] = None,
     needs: Collection[str] = (),
+    bad: Optional[list[str]] = None,
 ) -> Iterator[Row]:
     """Yield the rows of a file or folder. Only `.json` files are read at once.
 
     - split: the split to read from a file in Karpathy's format; None for all
     - column: the name of the column with the image, if it is not in COLUMNS
     - needs: keys of COLUMNS that every row must have
+    - bad: gets the errors of rows that cannot be used; None to raise the first
 
     Raises UserError, which names file and row.
     """
@@ -61,7 +64,14 @@ def read(
     metadata = (os.path.join(path, name) for name in METADATA)
     path = next(filter(os.path.isfile, metadata), path)
     for place, columns in _rows(path, split):
-        yield row_of(columns, f"{path}: {place}", column, needs)
+        try:
+            row = row_of(columns, f"{path}: {place}", column, needs)
+        except UserError as error:
+            if bad is None:
+                raise
+            bad.append(str(error))
+        else:
+            yield row
 
 
 def _rows(path: str, split: Optional[str]) -> Iterator[_PlacedRow]:
@@ -91,12 +101,15 @@ def _rows(path: str, split: Optional[str]) -> Iterator[_PlacedRow]:
 
 
 def _folder_rows(folder: str) -> Iterator[_PlacedRow]:
-    photo = None
-    for photo in map(Path, images_in(folder)):
+    photo, left_out = None, Counter()
+    for photo in map(Path, images_in(folder, left_out=left_out)):
         name, text = str(photo.relative_to(folder)), photo.with_suffix(".txt")
         lines = map(str.strip, _lines(str(text))) if text.is_file() else ()
         columns = {"captions": list(filter(None, lines))}
         yield name, {"image": name, **columns}
+    left_out.pop(".txt", None)
+    if left_out:
+        log_once(f"{folder}: {kinds_of(left_out)}")
     if photo is None:
         raise UserError(f"{folder}: the folder has no photos and no {METADATA[0]}")
 
@@ -116,7 +129,7 @@ def _text_rows(path: str, suffix: str) -> Iterator[_PlacedRow]:
     lines = enumerate(chain([first], lines), start=1)
     if re.match(r"[^\t]+#\d+\t|image_name\s*\|", first):
         return _flickr_rows(lines, path)
-    header = set(re.split(r'[\s",;]+', first))
+    header = set(re.split(r'[\s",;]+', first.lower()))
     has_both = all(header.intersection(COLUMNS[key]) for key in ("image", "captions"))
     if has_both or suffix in (".csv", ".tsv"):
         delimiter = next((each for each in "\t,;" if each in first), ",")
@@ -145,12 +158,13 @@ def _table_rows(lines: Iterable[str], delimiter: str, path: str) -> Iterator[_Pl
                 raise UserError(
                     f"{path}: {place} has more values than line 1: put captions in double quotes"
                 )
-            for name in COLUMNS["image_id"]:  # CSV has no types: 42 is an integer, 007 is text
-                if re.fullmatch("0|[1-9][0-9]{,99}", columns.get(name) or ""):
-                    columns[name] = int(columns[name])
-            captions = columns.get("captions") or ""
-            if captions.startswith("["):  # a list as in JSON
-                columns["captions"] = parse_json(captions, f"{path}: {place}: captions")
+            for name, text in columns.items():
+                is_id = name.lower() in COLUMNS["image_id"]
+                # CSV has no types: 42 is an integer, 007 is text.
+                if is_id and re.fullmatch("0|[1-9][0-9]{,99}", text or ""):
+                    columns[name] = int(text)
+                if name.lower() == "captions" and (text or "").startswith("["):  # as in JSON
+                    columns[name] = parse_json(text, f"{path}: {place}: captions")
             yield place, columns
     except csv.Error as error:
         line = reader.reader.line_num  # counts the bad row, which DictReader does not
@@ -169,8 +183,8 @@ def _coco_rows(document: dict, path: str, split: Optional[str]) -> Iterator[_Pla
     captions = defaultdict(list)
     for number, entry in enumerate(annotations, start=1):
         where = f"{path}: row {number} of annotations"
-        row = row_of(entry, where, needs=("image_id", "captions"))
-        captions[row["image_id"]] += row["captions"]
+        row = row_of(entry, where, needs=["image_id"])
+        captions[row["image_id"]] += row.get("captions", ())
     for number, entry in enumerate(images, start=1):
         place = f"row {number} of images"
         row = row_of(entry, f"{path}: {place}")

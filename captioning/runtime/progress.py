@@ -1,6 +1,7 @@
 """Prints log lines and progress bars, only on rank 0."""
 
 import sys
+from functools import cache
 from typing import Optional
 
 from tqdm import tqdm
@@ -13,6 +14,12 @@ def log_line(line: str) -> None:
     """Print a line for the user to stderr, only on rank 0."""
     if is_main():
         tqdm.write(visible(line), file=sys.stderr)
+
+
+@cache
+def log_once(line: str) -> None:
+    """Like `log_line`, but print an equal line only once, as of a file that is read again."""
+    log_line(line)
 
 
 def progress(total: Optional[int], description: str, unit: str = "img", initial: int = 0) -> tqdm:

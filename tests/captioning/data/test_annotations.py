@@ -91,24 +91,28 @@ COCO["annotations"] = [{"image_id": 1, "caption": "a"}]
 NO_IMAGE = "has no image: expected text in a column"
 NO_CAPTION = (
     " images have no caption, such as x.jpg: expected text in a column captions, caption, text, "
-    "comment; or set skip_bad_images=true to leave them out"
+    "comment; "
 )
+NEEDS_NONE = f"{NO_CAPTION}scripts/caption.sh needs none"
 BAD = [  # content, what is said of it, the file's name
     (" \n\n", "the file is empty: download or write it again"),
     ("\n", "no samples: check that this is the right file", "a.csv"),
     ("[" * 100_000, "not valid JSON: it is nested too deeply"),
     ([], "no samples: check that this is the right file"),
     ([{"image_id": 1, "caption": "a"}], f"row 1 {NO_IMAGE}"),
-    ([{"image": "x.jpg"}], "1 of 1" + NO_CAPTION),
-    ([ROW, {"image": "y.jpg", "caption": [1]}, ROW], "1 of 2" + NO_CAPTION.replace("x", "y", 1)),
-    ("x.jpg a dog\n", "1 of 1" + NO_CAPTION.replace("x.jpg", "x.jpg a dog"), "a.txt"),
+    ([{"image": "x.jpg"}], "1 of 1" + NEEDS_NONE),
+    (
+        [ROW, {"image": "y.jpg", "caption": [1]}, ROW],
+        f"1 of 2{NO_CAPTION.replace('x', 'y', 1)}or set skip_bad_images=true to leave them out",
+    ),
+    ("x.jpg a dog\n", "1 of 1" + NEEDS_NONE.replace("x.jpg", "x.jpg a dog"), "a.txt"),
     ({"x.jpg": ["a"]}, f"row 1 {NO_IMAGE}"),
     ({**COCO, "images": [{"id": 1}]}, f"row 1 of images {NO_IMAGE}"),
     (
         {**COCO, "annotations": [{"id": 1}]},
-        "row 1 of annotations has no captions: expected text in a",
+        "1 of 1" + NEEDS_NONE,
     ),
-    ({**COCO, "annotations": []}, "1 of 1" + NO_CAPTION),
+    ({**COCO, "annotations": []}, "1 of 1" + NEEDS_NONE),
     ({**COCO, "images": []}, f"captions of image_id 1 {NO_IMAGE}"),
     (
         [ROW, {"image": "y.jpg", "captions": ["", " \n"]}],
@@ -137,3 +141,12 @@ def test_a_folder_of_photos_without_captions_is_refused(tmp_path):
     (tmp_path / "a.png").touch()
     with raises_line(UserError, start=f"{tmp_path}: 1 of 1 images have no caption, such as a.png"):
         read_annotations(tmp_path)
+
+
+def test_kinds_of_files_in_a_folder_of_photos_are_counted_once(tmp_path, capsys):
+    for name in ("a.png", "a.txt", "b.svg", "c.svg", "d.CR2"):
+        (tmp_path / name).write_text("a red star")
+    for _ in range(2):
+        assert [sample.image for sample in read_annotations(tmp_path)] == ["a.png"]
+    line = f"{tmp_path}: left out, not taken for images: 1 .CR2, 2 .svg\n"
+    assert capsys.readouterr().err == line

@@ -102,7 +102,8 @@ def test_bad_rows_are_skipped_and_counted_where_images_may_be_bad(tmp_path, conf
     rows += [{"image": "c.jpg"}, {"image": "a.jpg", "caption": "two"}, {"image": "d.jpg"}]
     write(tmp_path / "rows.json", rows)
     blank = f"{tmp_path}/rows.json: 1 of 3 captions are blank, such as of b.jpg\n"
-    for path, count, told in ((tmp_path / "rows.json", 3, blank), (tmp_path, 2, "")):
+    others = f"{tmp_path}: left out, not taken for images: 1 .json\n"
+    for path, count, told in ((tmp_path / "rows.json", 3, blank), (tmp_path, 2, others)):
         config = configured("custom", train_file=str(path), image_root=str(tmp_path))
         with raises_line(UserError, "or set skip_bad_images=true to leave them out"):
             read_split(config, "train")

@@ -8,6 +8,7 @@ from captioning.files import chat
 from captioning.files.chat import ChatServer, Reply, RequestFailed
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_once
 from tests.captioning.chat_server import said, serving
 from tests.programs import raises_line
 
@@ -140,7 +141,7 @@ def test_answers_that_are_cut_or_have_thoughts_say_so(server, field):
 
 
 def test_a_key_over_http_to_another_host_is_one_warning(server, capfd):
-    chat._warn.cache_clear()
+    log_once.cache_clear()
     ask(server)
     assert not capfd.readouterr().err
     server.url = server.url.replace("127.0.0.1", "127.1")  # the same address

@@ -136,6 +136,14 @@ def test_a_table_has_the_delimiter_of_its_header(tmp_path, delimiter, suffix):
     assert second["captions"] == ["a dog"] and second["image"] == "b.jpg"
 
 
+def test_columns_have_names_in_any_case(tmp_path):
+    (tmp_path / "a.txt").write_text('File_Name,Captions,ID\na.jpg,"[""a dog"", ""b""]",42\n')
+    (row,) = rows.read(tmp_path / "a.txt", needs=["image"])
+    assert (row["image"], row["captions"], row["image_id"]) == ("a.jpg", ["a dog", "b"], 42)
+    assert row_of({"Image": "a.jpg", "image": "b.jpg"}, "")["image"] == "b.jpg"
+    assert prompt_of(row, "{ID}") == "42"
+
+
 BAD = [
     (
         "a.csv",
@@ -144,9 +152,9 @@ BAD = [
     ),
     (
         "a.csv",
-        "Image,Caption\nx,1\n",
+        "Photo,Caption\nx,1\n",
         "line 2 has no image: expected text in a column image, file_name, path, filename, "
-        "filepath, image_path, image_name, file (found 'Image', 'Caption')",
+        "filepath, image_path, image_name, file (found 'Photo', 'Caption')",
     ),
     ("a.csv", 'image\n"x"y\n', "not valid CSV at line 2"),
     ("a.csv", 'image,id\nx,"1\ny,2\n', "not valid CSV at line 3: unexpected end of data"),

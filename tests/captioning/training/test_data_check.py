@@ -1,7 +1,6 @@
 """What is said of a run's data before its first step, and --check, which does that alone."""
 
 import json
-import os
 
 import pytest
 import torch
@@ -23,8 +22,11 @@ def check(tmp_path, scenes, scenes_config, run_program):
             default = [{"image": f"{split}{n}.png", "caption": ["a red star"]} for n in range(9)]
             rows.setdefault(split, default)
             (folder / f"scenes_{split}.json").write_text(json.dumps(rows[split]))
-            for row in rows[split][:30]:
-                (folder / row["image"]).touch()
+            images = (row["image"] for row in rows[split][:30] if isinstance(row, dict))
+            for image in filter(None, images):
+                (folder / image).write_bytes(b"checked when it is read")
+        for empty in run.empty:
+            (folder / empty).write_bytes(b"")
         given = (f"image_root={folder}", f"ann_root={folder}", f"tokenizer={scenes}/vocab.txt")
         flags = ("--config", scenes_config, "--output_dir", tmp_path / "run", "--check")
         if run.remove:
@@ -34,7 +36,7 @@ def check(tmp_path, scenes, scenes_config, run_program):
         assert ended.code == code, ended.err
         return ended.err
 
-    run.remove = None
+    run.remove, run.empty = None, []
     return run
 
 
@@ -70,25 +72,42 @@ def test_each_kind_of_flaw_is_a_line_with_a_count_and_an_example(check):
 @pytest.mark.parametrize("missing", ["train", "val", "test"])
 def test_a_missing_photo_of_any_split_is_told_before_training(check, tmp_path, missing):
     check.remove = f"{missing}3.png"
-    line = f"1 of 27 photos do not exist, such as {tmp_path}/data/{missing}3.png"
+    count = "1 of 27 photos do not exist or are empty"
+    line = f"{count}, such as {tmp_path}/data/{missing}3.png"
     log = check(code=2)
     one_error_line(log, f"{line}: correct image_root, or set skip_bad_images=true")
     assert f"{line}\n" in check("skip_bad_images=true")
     if missing == "test":
         check("test_file=")  # not trained on, and not named
+    check.remove, check.empty = None, [f"{missing}3.png"]
+    one_error_line(check(code=2), line)
 
 
 def test_more_than_100_000_photos_are_looked_for_with_a_bar(check, monkeypatch):
     train = [{"image": f"{n}.png", "caption": "a red star"} for n in range(9)]
     train += [{"image": f"x{n}.png", "caption": "a red star"} for n in range(100_001)]
-    exists = os.path.isfile
     monkeypatch.setattr(
-        "os.path.isfile",
-        lambda path: not str(path).endswith("x77777.png") if "/x" in str(path) else exists(path),
+        "captioning.data.sources._has_content", lambda path: not path.endswith("x77777.png")
     )
     log = check(train=train, code=2)
     assert "checking photos: 100%" in log
-    assert "error: 1 of 100,028 photos do not exist, such as" in log and "x77777.png" in log
+    assert (
+        "error: 1 of 100,028 photos do not exist or are empty, such as" in log
+        and "x77777.png" in log
+    )
+
+
+def test_bad_rows_are_left_out_and_counted_on_demand(check):
+    train = [{"image": f"{n}.png", "caption": "a red star"} for n in range(9)]
+    bad = [{"image": None, "caption": "a"}, {"image": "8.png", "image_id": True}, 5]
+    train = [*train[:-1], *bad]
+    error = "scenes_train.json: row 9 has no image: expected text in a column image"
+    line = one_error_line(check(train=train, code=2), error)
+    assert line.endswith("; or set skip_bad_images=true to leave them out")
+    log = check("skip_bad_images=true", train=train)
+    assert "3 bad rows are left out: " in log and error in log and "train 8 images with 8" in log
+    line = one_error_line(check("skip_bad_images=true", train=bad, code=2), "row 1 has no image")
+    assert "skip_bad_images" not in line
 
 
 @pytest.mark.parametrize("captioner", CAPTIONERS)
