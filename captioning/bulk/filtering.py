@@ -79,16 +79,15 @@ class ItmFilter:
             data.seek(0)
         return apply_transform(self.scorer.preprocess, load_image(name, data), name)
 
-    def add_scores(self, lines: list[dict[str, Any]], images: list[torch.Tensor]) -> None:
+    def add_scores(self, pairs: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
         """Add "itm" to lines with captions, with several captions also "itms".
 
-        images: the inputs of those lines' images.
+        pairs: each line with the scorer's input for its image.
         """
-        for start in range(0, len(lines), AT_ONCE):
-            batch = lines[start : start + AT_ONCE]
-            captions = [captions_of(line) for line in batch]
-            scores = self.scorer.scores(torch.stack(images[start : start + AT_ONCE]), captions)
-            for line, line_scores in zip(batch, scores.tolist()):
+        for start in range(0, len(pairs), AT_ONCE):
+            lines, images = zip(*pairs[start : start + AT_ONCE])
+            scores = self.scorer.scores(torch.stack(images), list(map(captions_of, lines)))
+            for line, line_scores in zip(lines, scores.tolist()):
                 rounded = [round(score, DIGITS) for score in line_scores]
                 line.update(itm=rounded[0], settings={**line["settings"], **self.settings})
                 if len(rounded) > 1:

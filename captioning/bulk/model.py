@@ -2,8 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable
-from functools import partial
-from typing import Any, BinaryIO, Callable, Optional
+from typing import Any, BinaryIO, Optional, Union
 
 import torch
 
@@ -40,9 +39,12 @@ class CheckpointModel:
     - num_return: captions per image
 
     A `Worker` uses `read` and `collate`, which make a batch of image files, `batch_size`,
-    `num_workers`, `prefetch` and `lines`. report: a log line that says what was loaded. origin:
-    {"checkpoint", "settings"}, which each line records. The constructor raises UserError.
+    `num_workers`, `prefetch`, `lines` and `filter`, an `ItmFilter` or None. report: a log line that
+    says what was loaded. origin: {"checkpoint", "settings"}, which each line records. The
+    constructor raises UserError.
     """
+
+    filter = None
 
     def __init__(
         self,
@@ -76,13 +78,10 @@ class CheckpointModel:
         self.generator = self.captioner
         if reranking is not None:
             self.generator = Reranker(self.captioner, reranking, device)
-        self.settings, self.device = settings, device
-        self.batch_size = run.eval_batch_size or run.batch_size
-        self.generated_at_once = self.batch_size  # in images; lowered when GPU memory runs out
-        self.num_workers = run.num_workers
-        preprocessing = preprocessing_of(run)
-        self.collate, self.takes_prompt = preprocessing.collate, preprocessing.takes_prompt
-        self.read = partial(_read, preprocessing.evaluation, self.takes_prompt)
+        self.settings, self.device, self.num_workers = settings, device, run.num_workers
+        self.batch_size = run.eval_batch_size or run.batch_size  # lowered when GPU memory runs out
+        self.preprocessing = preprocessing_of(run)
+        self.collate = self.preprocessing.collate
         recorded = {**recorded_settings(used, run.seed), "precision": run.precision}
         if reranking is not None:
             recorded.update(reranking.recorded_settings())
@@ -90,117 +89,90 @@ class CheckpointModel:
                 recorded["rerank_model"] = without_secrets(reranking.model)
         self.origin = {"checkpoint": without_secrets(checkpoint), "settings": recorded}
 
+    def read(self, name: str, data: Optional[BinaryIO], prompt: Optional[str]) -> Any:
+        """Return the captioner's input for an image. Raises UserError, also for a bad prompt.
+
+        data: the file's content; None for a file on disk or a row of a table.
+        """
+        image, takes_prompt = load_image(name, data), self.preprocessing.takes_prompt
+        if prompt and not takes_prompt:
+            try:
+                prompt_ids(self.captioner, prompt, "max_length", self.config.max_length)
+            except UserError as error:
+                raise UserError(f"{name}: {error}") from None
+        return apply_transform(self.preprocessing.evaluation, image, name, prompt, takes_prompt)
+
     def prefetch(self, batches: Iterable[Batch]) -> Iterable[Batch]:
         """Return the batches unchanged. `ServedModel` submits its requests here."""
         return batches
 
     def lines(self, batch: Batch) -> list[dict[str, Any]]:
-        """Return a line for each entry of a batch, with captions or an error.
+        """Return a line for each entry of a batch, with captions or an error. Raises UserError.
 
         Sampled captions depend on the seed, the unit, the offset and the batch size. If GPU memory
         runs out, fewer images are captioned at once, so that sampled captions change.
         """
-        entries = [self._with_checked_prompt(entry) for entry in batch.entries]
-        read = [checked for checked, entry in zip(entries, batch.entries) if "error" not in entry]
-        rows = [row for row, entry in enumerate(read) if "error" not in entry]
-        images = batch.image if len(rows) == len(read) else batch.image[rows] if rows else None
-        generated = iter(self._captions(images, [read[row].get("prompt") for row in rows], batch))
-        return [
-            line_of(entry, [] if "error" in entry else next(generated), self.origin)
-            for entry in entries
-        ]
-
-    def _with_checked_prompt(self, entry: dict[str, Any]) -> dict[str, Any]:
-        """Return the entry, with an "error" if its prompt cannot be used."""
-        try:
-            if "error" not in entry and entry.get("prompt") and not self.takes_prompt:
-                prompt_ids(self.captioner, entry["prompt"], "max_length", self.config.max_length)
-        except UserError as error:
-            return {**entry, "error": f"{entry['image']}: {error}"}
-        return entry
-
-    def _captions(
-        self, images: Optional[Images], prompts: list[Optional[str]], batch: Batch
-    ) -> list[list[dict[str, Any]]]:
-        """Return the captions of each image with their scores, for `line_of`.
-
-        prompts: each image's own prompt, or None.
-        """
         captions = []
-        while images is not None and len(captions) < len(images):
-            first, end = len(captions), len(captions) + self.generated_at_once
-            seed = derived_seed("caption", self.config.seed, batch.unit, batch.offset + first)
+        if batch.image is not None:
+            prompts = None
+            if not self.preprocessing.takes_prompt:
+                prompts = [entry.get("prompt") for entry in batch.entries if "error" not in entry]
+            seed = derived_seed("caption", self.config.seed, batch.unit, batch.offset)
             torch.manual_seed(seed)
-            piece = images[first:end]
-            generated = self._generate(piece, None if self.takes_prompt else prompts[first:end])
-            if generated is None:
-                self._lower_generated_at_once(len(piece))
-            else:
-                captions += generated
-        return captions
+            captions = self._generate(batch.image, prompts)
+        return output_lines(batch.entries, captions, self.origin)
 
-    def _generate(self, images: Images, prompts: Optional[list]) -> Optional[list]:
-        """Return the captions of each image; None if GPU memory runs out.
-
-        It does not raise, because a traceback would keep the failed attempt's tensors in memory.
-        """
+    def _generate(
+        self, images: Images, prompts: Optional[list[Optional[str]]]
+    ) -> list[list[dict[str, Any]]]:
+        """Return the captions of each image, see `caption_lists`. Raises UserError."""
         try:
             with self.precision.autocast():
                 images = images.to(self.device, non_blocking=True)
                 return caption_lists(self.generator, self.captioner, images, self.settings, prompts)
         except torch.OutOfMemoryError:
-            return None
-
-    def _lower_generated_at_once(self, count: int) -> None:
-        """Set `generated_at_once` to half of the `count` images that did not fit.
-
-        Raises UserError if a single image did not fit.
-        """
-        if count == 1:
+            half = len(images) // 2
+        # Outside of the `except`, whose traceback keeps the failed attempt's tensors in memory.
+        if not half:
             raise UserError(
                 "out of GPU memory with a single image; lower num_beams or max_length, or use "
                 "another device"
             )
-        self.generated_at_once = count // 2
-        log_line(
-            f"out of GPU memory with {count} images at once; from now on {self.generated_at_once}"
-        )
         torch.cuda.empty_cache()
+        if half < self.batch_size:
+            self.batch_size = half
+            log_line(f"out of GPU memory with {len(images)} images at once; from now on {half}")
+        halves = slice(None, half), slice(half, None)
+        first, second = (self._generate(images[part], prompts and prompts[part]) for part in halves)
+        return first + second
 
 
-def _read(
-    transform: Callable,
-    takes_prompt: bool,
-    name: str,
-    data: Optional[BinaryIO],
-    prompt: Optional[str],
-) -> Any:
-    """Return the captioner's input for an image; see `work.Batch`. Raises UserError.
+def output_lines(
+    entries: Iterable[dict[str, Any]],
+    answers: Iterable[Union[list[dict[str, Any]], str]],
+    origin: dict[str, Any],
+) -> list[dict[str, Any]]:
+    """Return the line of each entry: its "error", or its captions and their scores.
 
-    - transform, takes_prompt: from `Preprocessing`
-    - data: the file's content; None for a file
+    - answers: of each entry without an "error": its captions, or why it has none. Captions are
+      {"caption": text, name of a score: value}, the best first. With several, the line also has the
+      lists of all values under plural keys, such as "captions" and "scores"
+    - origin: {"checkpoint", "settings"}, which a line with captions ends with
     """
-    return apply_transform(transform, load_image(name, data), name, prompt, takes_prompt)
-
-
-def line_of(
-    entry: dict[str, Any], captions: list[dict[str, Any]], origin: dict[str, Any]
-) -> dict[str, Any]:
-    """Return the line of an entry: its "error", or its captions and their scores.
-
-    captions: {"caption": text, name of a score: value} of each caption, the best first. With
-    several captions the line also has the lists of all values under plural keys, such as "captions"
-    and "scores". origin: {"checkpoint", "settings"}, which the line ends with.
-    """
-    line = {key: entry[key] for key in ("image", "image_id", "prompt") if key in entry}
-    if "error" in entry:
-        return {**line, "error": entry["error"]}
-    for name in captions[0]:
-        values = [caption[name] for caption in captions]
-        line[name] = values[0]
-        if len(values) > 1:
-            line[f"{name}s"] = values
-    return {**line, **origin}
+    answers, lines = iter(answers), []
+    for entry in entries:
+        line = {key: entry[key] for key in ("image", "image_id", "prompt") if key in entry}
+        answer = entry.get("error") or next(answers)
+        if isinstance(answer, str):
+            lines.append({**line, "error": answer})
+            continue
+        for name in answer[0]:
+            values = [caption[name] for caption in answer]
+            line[name] = values[0]
+            if len(values) > 1:
+                line[f"{name}s"] = values
+        lines.append({**line, **origin})
+    return lines
 
 
 def recorded_settings(settings: DecodingSettings, seed: int) -> dict[str, Any]:

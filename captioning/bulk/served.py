@@ -8,14 +8,14 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, BinaryIO, Callable, Optional
+from typing import Any, BinaryIO, Callable, Optional, Union
 
 from PIL import Image
 
-from captioning.bulk.model import line_of
+from captioning.bulk.model import output_lines
 from captioning.bulk.work import Batch
 from captioning.config import Config
-from captioning.data.image import decode, is_turned, open_image
+from captioning.data.image import load_image
 from captioning.data.randomness import derived_seed
 from captioning.files.chat import STOP_CHECK_S, ChatServer, Reply, RequestFailed
 from captioning.runtime import signals
@@ -28,9 +28,7 @@ DEFAULTS = {"num_workers": 2, "max_length": 256}  # of keys of the configuration
 AHEAD = 4  # batches that are requested in advance
 
 MAX_SIDE = 1344  # pixels; larger images are shrunk
-QUALITY = 95  # JPEG quality of images that are re-encoded
-# Formats and modes of Pillow that all servers decode alike.
-FORMATS, MODES = {"JPEG", "PNG", "WEBP"}, {"1", "L", "P", "RGB"}
+QUALITY = 95  # of the JPEGs that are sent
 
 # Keys of the configuration that are fields of a request; only vLLM and SGLang have the last two.
 SAMPLING = ("temperature", "top_p", "top_k")
@@ -55,7 +53,7 @@ class ServedModel:
     settings: dict[str, Any]
     batch_size: int
     num_workers: int
-    collate = list
+    collate, filter = list, None
 
     def __post_init__(self):
         self.read, self.server = as_data_url, ChatServer(self.url, "--url", KEY_VARIABLE)
@@ -97,26 +95,19 @@ class ServedModel:
 
         Raises UserError if the server fails, and Stopped after a signal.
         """
-        futures, lines = iter(batch.image), []
-        for entry in batch.entries:
-            captions, error = [], None
-            if "error" not in entry:
-                captions, error = _result(next(futures))
-            if error:
-                entry = {**entry, "error": f"{entry['image']}: {error}"}
-            lines.append(line_of(entry, captions, self.origin))
-        return lines
+        return output_lines(batch.entries, map(_result, batch.image), self.origin)
 
     def _captions(
         self, image: str, entry: dict[str, Any], rounds: int = 2
-    ) -> tuple[list[dict[str, Any]], Optional[str]]:
+    ) -> Union[list[dict[str, Any]], str]:
         """Return an image's captions, or why it has none although the server works.
 
         rounds: how often the image is tried while the server answers for another. Raises UserError
         if the cause is the server.
         """
+        name = entry["image"]
         try:
-            replies = self._ask(image, entry["image"], entry.get("prompt"))
+            replies = self._ask(image, name, entry.get("prompt"))
         except RequestFailed as error:
             try:
                 self._ask(GREY)
@@ -125,20 +116,19 @@ class ServedModel:
                 raise UserError(f"{failure}; {again}") from None
             if error.is_temporary and rounds > 1:
                 return self._captions(image, entry, rounds - 1)
-            return [], str(error)
-        is_any_cut = any(reply.is_cut for reply in replies)
+            return f"{name}: {error}"
         captions = [
-            {"caption": text} for reply in replies if (text := " ".join(reply.text.split()))
+            {"caption": text, "cut": reply.is_cut}
+            for reply in replies
+            if (text := " ".join(reply.text.split()))
         ]
+        is_any_cut = any(reply.is_cut for reply in replies)
         if len(captions) != self.num_return:
             has_thoughts = not captions and any(reply.has_thoughts for reply in replies)
             number = f"{len(captions)} of {self.num_return} captions"
             advice = ": raise max_length" if is_any_cut else ""
-            return [], f"the answer has {'only thoughts' if has_thoughts else number}{advice}"
-        if is_any_cut:
-            for caption, reply in zip(captions, replies):
-                caption["cut"] = reply.is_cut
-        return captions, None
+            return f"{name}: the answer has {'only thoughts' if has_thoughts else number}{advice}"
+        return captions if is_any_cut else [{"caption": each["caption"]} for each in captions]
 
     def _ask(self, image: str, name: str = "", prompt: Optional[str] = None) -> list[Reply]:
         """Send an image. image: a data URL. prompt: replaces the prompt of the run."""
@@ -160,38 +150,20 @@ def _result(future: Future) -> Any:
 
 
 def as_data_url(name: str, data: Optional[BinaryIO] = None, prompt: Optional[str] = None) -> str:
-    """Return an image file as a data URL. Raises UserError if the image cannot be read.
-
-    A small image that all servers see alike is sent unchanged. Any other is decoded, shrunk to
-    MAX_SIDE, and sent as a JPEG.
+    """Return an image file as the data URL of a JPEG that has no metadata. Raises UserError.
 
     data: the file's content, if the file is not on disk.
     prompt: not used.
     """
-    with open_image(name, data) as image:
-        is_plain = image.format in FORMATS and image.mode in MODES and max(image.size) <= MAX_SIDE
-        is_plain = is_plain and getattr(image, "n_frames", 1) == 1
-        if is_plain:
-            image.fp.seek(0)
-            content = image.fp.read()
-        pixels = decode(image)  # always, so that an incomplete image is refused
-        # EXIF data may follow a PNG's pixels, and an orientation be in XMP data.
-        is_special = {"exif", "transparency", "icc_profile"} & image.info.keys()
-        is_plain = is_plain and not is_special and not is_turned(image)
-    if is_plain:
-        return _data_url(image.format.lower(), content)
-    pixels.thumbnail((MAX_SIDE, MAX_SIDE), Image.BICUBIC)
-    return _as_jpeg(pixels)
+    image = load_image(name, data)
+    image.thumbnail((MAX_SIDE, MAX_SIDE), Image.BICUBIC)
+    return _as_jpeg(image)
 
 
 def _as_jpeg(image: Image.Image) -> str:
     file = io.BytesIO()
     image.save(file, "JPEG", quality=QUALITY)
-    return _data_url("jpeg", file.getvalue())
-
-
-def _data_url(kind: str, content: bytes) -> str:
-    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
 GREY = _as_jpeg(Image.new("RGB", (224, 224), "grey"))

@@ -1,7 +1,6 @@
 """Captions the units of a plan in one process: claims, reads, captions, keeps."""
 
 import io
-import os
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +28,7 @@ class Batch(NamedTuple):
     - offset: the number of images of the unit before them
     - entries: {"image", "image_id", "prompt"} of each image, or with an "error" if it cannot be
       read
-    - is_last: whether they are the unit's last
+    - is_last: whether it marks the end of the unit; there are no entries then
     - image: the batched images of the entries without an "error"; None if there are none
     - for_filter: the inputs of the model's filter for these images
     - failure: why the store of the images can no longer be read; there are no entries then
@@ -60,9 +59,6 @@ class Worker:
     done: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
-    def __post_init__(self):
-        self.filter = getattr(self.model, "filter", None)  # an `ItmFilter`, if any
-
     def caption(self, units: Iterable[int], read_ahead: bool = True) -> None:
         """Caption units. read_ahead: whether images are read while others are captioned.
 
@@ -80,7 +76,7 @@ class Worker:
 
     def _caption(self, batches: Iterable[Batch], begun: dict[int, str], read_ahead: bool) -> None:
         loader = DataLoader(
-            _Images(self.model, self.filter),
+            _Images(self.model),
             batch_size=None,
             sampler=batches,
             collate_fn=_identity,
@@ -90,35 +86,31 @@ class Worker:
             generator=torch.Generator(),  # otherwise DataLoader draws from the global generator
         )
         lines, kept_at = [], time.monotonic()
-        for batch in self.model.prefetch(loader):
-            if not batch.failure:
-                try:
-                    new = self._lines(batch)
-                except (signals.Stopped, UserError):
-                    if lines:
-                        self._keep(batch.unit, batch.offset - len(lines), lines, False)
-                    raise
-                lines += map(self.request.with_affixes, new)
+        try:
+            for batch in self.model.prefetch(loader):
+                if batch.failure:
+                    raise UserError(f"{batch.failure}; nothing is lost: run the same command again")
+                new = self._lines(batch)
                 self.on_images(len(new))
-            ends = batch.failure or signals.stop_requested()
-            is_due = lines and (ends or time.monotonic() - kept_at > KEEP_S)
-            if is_due or batch.is_last:
-                first = batch.offset + len(batch.entries) - len(lines)
-                self._keep(batch.unit, first, lines, batch.is_last)
-                lines, kept_at = [], time.monotonic()
-            if batch.is_last:
-                stores.remove(begun.pop(batch.unit))
-            if batch.failure:
-                raise UserError(f"{batch.failure}; nothing is lost: run the same command again")
-            if ends or (not lines and signals.stop_requested()):
-                raise signals.Stopped
+                lines += map(self.request.with_affixes, new)
+                first = batch.offset + len(new) - len(lines)
+                if batch.is_last or time.monotonic() - kept_at > KEEP_S:
+                    self._keep(batch.unit, first, lines, batch.is_last)
+                    lines, kept_at = [], time.monotonic()
+                if batch.is_last:
+                    stores.remove(begun.pop(batch.unit))
+                signals.raise_if_requested()
+        except (signals.Stopped, UserError):
+            if lines:  # they are of one unit, see `Batch.is_last`
+                self._keep(batch.unit, first, lines, False)
+            raise
 
     def _lines(self, batch: Batch) -> list[dict[str, Any]]:
         lines = self.model.lines(batch)
-        if self.filter:
+        if self.model.filter:
             read = [line for line, entry in zip(lines, batch.entries) if "error" not in entry]
-            scored = [pair for pair in zip(read, batch.for_filter or ()) if "error" not in pair[0]]
-            self.filter.add_scores([line for line, _ in scored], [image for _, image in scored])
+            pairs = zip(read, batch.for_filter or ())
+            self.model.filter.add_scores([pair for pair in pairs if "error" not in pair[0]])
         return lines
 
     def _keep(self, unit: int, first: int, lines: list[dict[str, Any]], is_last: bool) -> None:
@@ -142,16 +134,13 @@ class Worker:
             if tries >= TRIES:
                 entries = _set_aside(unit, kept, tries)
             try:
-                coming = list(islice(entries, self.model.batch_size))
-                while True:
-                    now, coming = coming, list(islice(entries, self.model.batch_size))
-                    yield Batch(number, offset, now, is_last=not coming)
-                    offset += len(now)
-                    if not coming:
-                        break
+                while batch := list(islice(entries, self.model.batch_size)):
+                    yield Batch(number, offset, batch)
+                    offset += len(batch)
             except stores.StoreError as error:
-                yield Batch(number, offset, [], False, failure=str(error))
+                yield Batch(number, offset, [], failure=str(error))
                 return
+            yield Batch(number, offset, [], is_last=True)
 
 
 def _set_aside(unit: dict[str, Any], kept: int, tries: int) -> Iterator[dict[str, Any]]:
@@ -174,26 +163,23 @@ def _ahead(batches: Iterator[Batch], pool: ThreadPoolExecutor) -> Iterator[Batch
 class _Images(Dataset):
     """Reads the images of a batch. A file that cannot be read gives its entry an "error".
 
-    - model, filter: see `Worker`
-    - last_read: address of the file most recently returned by a store
+    last_read: address of the file most recently returned by a store.
     """
 
     model: Any
-    filter: Any
     last_read: Optional[str] = None
 
     def __getitem__(self, batch: Batch) -> Batch:
         images, for_filter, entries, failure = [], [], [], None
         for entry in batch.entries:
-            content = {key: entry[key] for key in ("data", "span") if key in entry}
-            entry = {key: value for key, value in entry.items() if key not in content}
+            content = {key: entry.pop(key) for key in ("data", "span") if key in entry}
             name = entry["image"]
             try:
                 if "error" not in entry:
                     data = self._content(name, **content)
                     image = self.model.read(name, data, entry.get("prompt"))
-                    if self.filter:
-                        for_filter.append(self.filter.read(name, data))
+                    if self.model.filter:
+                        for_filter.append(self.model.filter.read(name, data))
                     images.append(image)
             except UserError as error:
                 entry["error"] = str(error)
@@ -204,7 +190,7 @@ class _Images(Dataset):
                 entry["error"] = f"{type(error).__name__}: {error}"
             entries.append(entry)
         if failure and not self._store_answers():
-            return batch._replace(entries=[], is_last=False, failure=str(failure))
+            return batch._replace(entries=[], failure=str(failure))
         image = self.model.collate(images) if images else None
         return batch._replace(entries=entries, image=image, for_filter=for_filter)
 
@@ -214,8 +200,6 @@ class _Images(Dataset):
             data = stores.read_range(*span)
         elif data is None and stores.is_store(name) and not tables.is_row(name):
             data, self.last_read = stores.read_bytes(name), name
-        elif data is None and not (tables.is_row(name) or os.path.exists(name)):
-            raise UserError(f"{name}: no such file")
         return None if data is None else io.BytesIO(data)
 
     def _store_answers(self) -> bool:

@@ -125,7 +125,7 @@ def _errors_naming(path: StrPath) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise UserError(
-            f"{path}: no such image: check image_root and the image's path in the annotation"
+            f"{path}: no such image: check its path, and image_root or --root"
         ) from None
     except Image.DecompressionBombError:
         raise UserError(

@@ -92,8 +92,8 @@ def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
     whole = model.lines(batch)
     with short_of_memory(card, model, lambda: model.lines(batch)):
         lines = model.lines(batch)
-    assert model.generated_at_once < count, "memory did not run out"
-    print(f"{count} images at once did not fit, {model.generated_at_once} did")
+    assert model.batch_size < count, "memory did not run out"
+    print(f"{count} images at once did not fit, {model.batch_size} did")
     equal = sum(a["caption"] == b["caption"] for a, b in zip(lines, whole))
     assert len(lines) == count and equal >= 0.99 * count
 

@@ -78,7 +78,7 @@ TOO_MANY = "not a readable image (more than 100 scans or 10000 segments): save i
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))
 BAD = {
-    "none.jpg": (None, "no such image: check image_root and the image's path in the annotation"),
+    "none.jpg": (None, "no such image: check its path, and image_root or --root"),
     ".": (None, REPLACE.format("Is a directory")),
     "text.jpg": (b"just text", REPLACE.format(NONE_OF)),
     "drawing.jpg": (POSTSCRIPT, REPLACE.format(NONE_OF)),  # Pillow has Ghostscript run it

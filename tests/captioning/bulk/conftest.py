@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from captioning import caption
-from captioning.bulk import model, work
-from captioning.bulk.plan import Plan
+from captioning.bulk import model
+from captioning.bulk.work import Worker
 from captioning.config import load_config
 from captioning.data.image import evaluation_transform, load_image
 from captioning.models.build import captioner_from, load_trained
@@ -65,22 +65,23 @@ def killed_at(name):
 
 
 @contextlib.contextmanager
-def killed_after(batches, number=signal.SIGTERM):
-    """Within the block, each batch is kept, and this process gets the signal after so many.
+def stopped_after(batches):
+    """Within the block, this process gets SIGTERM after so many batches.
 
-    Yields a list of the images in them.
+    Yields a list of the images that are captioned.
     """
-    keep, kept, images = Plan.keep, 0, []
+    caption, captioned, images = Worker._lines, 0, []
 
-    def keep_and_count(self, unit, first, lines, is_last):
-        nonlocal kept
+    def caption_and_count(self, batch):
+        nonlocal captioned
+        lines = caption(self, batch)
         images.extend(line["image"] for line in lines)
-        kept += 1
-        keep(self, unit, first, lines, is_last)
-        if kept == batches:
-            os.kill(os.getpid(), number)
+        captioned += 1
+        if captioned == batches:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return lines
 
-    with mock.patch.object(Plan, "keep", keep_and_count), mock.patch.object(work, "KEEP_S", 0):
+    with mock.patch.object(Worker, "_lines", caption_and_count):
         yield images
 
 

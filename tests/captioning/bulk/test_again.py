@@ -11,16 +11,16 @@ from BLIP import BlipCaptioner
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.plan import Plan
 from captioning.files.columns import normal_name
-from tests.captioning.bulk.conftest import killed_after, read_lines
+from tests.captioning.bulk.conftest import read_lines, stopped_after
 from tests.programs import one_error_line
 
 
 @pytest.fixture
 def run_in_part(run):
-    """Return a function that captions until so many batches are kept."""
+    """Return a function that is stopped after so many batches."""
 
     def call(*given, batches=1):
-        with killed_after(batches):
+        with stopped_after(batches):
             return run(*given, "eval_batch_size=2", "num_workers=0")
 
     return call
@@ -31,7 +31,7 @@ def test_a_signal_ends_it_after_the_batch_and_it_continues(run, photos, tmp_path
     whole, _ = run(photos)
     shutil.rmtree(tmp_path / "out")
     flags = ["eval_batch_size=2", "--shard_size", "5", f"num_workers={workers}"]
-    with killed_after(2) as made:
+    with stopped_after(2) as made:
         lines, log = run(photos, *flags)
         assert not lines and "stopped by SIGTERM; run the same command again to continue" in log
         assert len(made) == 4
@@ -54,7 +54,7 @@ def test_out_of_memory_it_goes_on_with_smaller_batches(run, photos, monkeypatch)
 
     monkeypatch.setattr(BlipCaptioner, "generate_details", short_of_memory)
     lines, log = run(photos, "--existing", "overwrite", "eval_batch_size=6")
-    assert lines == whole and made == [1] * 10
+    assert lines == whole and max(made) <= 2 and sum(made) == 10
     notices = [line for line in log.splitlines() if "out of GPU memory" in line]
     assert len(notices) == 2 and notices[0].endswith("6 images at once; from now on 3")
     most[0] = 0

@@ -104,7 +104,7 @@ def test_bad_images_are_reported_and_do_not_end_the_run(run, photos, tmp_path, m
     assert len(lines) == 12 and {"cmyk.jpg", "thin.png"} < set(by_name(lines))
     failed = by_name(read_lines(tmp_path / "out" / "captions.failed.jsonl"))
     assert "truncated" in failed["cut.png"]["error"]
-    assert "no such file" in failed["gone.jpg"]["error"]
+    assert "no such image" in failed["gone.jpg"]["error"]
     bad = {"cut.png", "empty.jpg", "text.jpg", "gone.jpg", "zeros.jpg", "pipe.jpg"}
     assert set(failed) == bad
     for name in ("zeros.jpg", "pipe.jpg"):  # and do not block

@@ -9,8 +9,6 @@ import sys
 import pytest
 from filelock import FileLock
 
-from captioning.bulk.model import _read
-from captioning.runtime.errors import UserError
 from tests.programs import one_error_line, unchanged
 
 REFUSED = [
@@ -140,12 +138,3 @@ def test_a_cluster_that_is_not_there_is_refused(refused, monkeypatch):
 
 def test_a_device_that_is_not_for_a_cluster_is_refused(refused):
     refused("with --engine ray it is auto, cpu or cuda", "--engine", "ray", "--device", "cuda:1")
-
-
-def test_a_photo_that_a_captioner_refuses_is_named(photos):
-    def refuse(image, prompt):
-        raise ValueError(f"{prompt}: shorten the prompt")
-
-    path = str(min(photos.glob("*.png")))
-    with pytest.raises(UserError, match=f"^{path}: long: shorten the prompt"):
-        _read(refuse, True, path, None, "long")

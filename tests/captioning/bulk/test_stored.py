@@ -188,5 +188,5 @@ def test_a_refusal_in_the_middle_loses_nothing(s3, call, photos):
     one_error_line(call(*flags, out=OUT, code=2), "not allowed")
     s3.refused = None
     log = call(*flags, out=OUT)
-    assert "continuing" in log and "4/10" in log and "done 10" in log
+    assert "continuing" in log and "6/10" in log and "done 10" in log
     assert len(in_store()["captions.jsonl"].splitlines()) == 10

@@ -68,11 +68,11 @@ def test_a_batch_holds_no_more_files_than_two(tmp_path):
     """The one that is decoded, and the next."""
     write_members(tmp_path / "a.tar", [(f"{n}.png", bytes(1 << 22)) for n in range(8)])
     unit = {"tar": str(tmp_path / "a.tar"), "skip": [], "prompt": None}
-    model = SimpleNamespace(read=lambda *given: torch.zeros(1), collate=torch.stack)
-    images = _Images(model, None)
+    model = SimpleNamespace(read=lambda *given: torch.zeros(1), collate=torch.stack, filter=None)
+    images = _Images(model)
     tracemalloc.start()
     entries = list(inputs.entries_of(unit, []))
-    batch = images[Batch(0, 0, entries, True)]
+    batch = images[Batch(0, 0, entries)]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert len(batch.image) == 8 and peak < 5 << 22
