@@ -94,14 +94,9 @@ def full_state_dict(captioner: nn.Module, keep: bool = True) -> Mapping[str, Any
 
     A weight with two names is gathered once. keep: see `gather_full`.
     """
-    if not is_sharded(captioner):
-        return trained_state(captioner)
-    gathered = {}  # by the id of the tensor
     # With keep_vars, the two names of a tied weight have the same tensor object.
     state = trained_state(captioner, keep_vars=True)
-    for tensor in state.values():
-        if id(tensor) not in gathered:
-            gathered[id(tensor)] = gather_full(tensor.detach(), keep)
+    gathered = gather_full({id(tensor): tensor.detach() for tensor in state.values()}, keep)
     return {name: gathered[id(tensor)] for name, tensor in state.items()}
 
 
@@ -131,26 +126,20 @@ def load(
     Of a sharded tensor, each rank loads only its rows. weights, state: the state dicts of captioner
     and optimizer. Raises the errors of `load_state_dict`.
     """
-    if is_sharded(captioner):
-        current = trained_state(captioner)
-        weights = {name: _shard_like(tensor, current.get(name)) for name, tensor in weights.items()}
-        parameters = _parameters(optimizer)
-        moments = {
-            n: {key: _shard_like(value, parameters[n]) for key, value in values.items()}
-            for n, values in state["state"].items()
-        }
-        state = {**state, "state": moments}
+    current = trained_state(captioner)
+    weights = {name: _shard_like(tensor, current.get(name)) for name, tensor in weights.items()}
+    # In the order of their numbers in the state dict.
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    moments = {
+        number: {key: _shard_like(value, parameters[number]) for key, value in values.items()}
+        for number, values in state["state"].items()
+    }
     load_trained_state(captioner, weights, "the checkpoint")
-    optimizer.load_state_dict(state)
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Return the parameters in the order of their numbers in the optimizer's state dict."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    optimizer.load_state_dict({**state, "state": moments})
 
 
 def _shard_like(tensor: Tensor, sharded: Any) -> Tensor:
-    """Shard a whole tensor like the tensor `sharded`, without communication."""
+    """Shard a whole tensor like the tensor `sharded`, if that is sharded, without communication."""
     from torch.distributed.tensor import distribute_tensor
 
     if not is_distributed(sharded) or not tensor.ndim:  # scalars are the optimizer's step counts

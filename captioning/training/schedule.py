@@ -85,9 +85,9 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
     position, total = step - warmup_steps, config.max_epoch * steps - warmup_steps
     first, last = 0, total - 1
     if schedule == "cosine_restarts":
-        first, last = cycle_at(position, total, config.lr_cycles, config.lr_cycle_growth)
+        first, last = _cycle_at(position, total, config.lr_cycles, config.lr_cycle_growth)
     if first == last:  # the cycle has only this step
-        return _half_cosine(config, 1, 1)
+        return config.min_lr
     return _half_cosine(config, position - first, last - first)
 
 
@@ -97,7 +97,7 @@ def _half_cosine(config: Config, position: int, last: int) -> float:
     return config.min_lr + (config.init_lr - config.min_lr) * 0.5 * (1 + cosine)
 
 
-def cycle_at(step: int, steps: int, cycles: int, growth: float) -> tuple[int, int]:
+def _cycle_at(step: int, steps: int, cycles: int, growth: float) -> tuple[int, int]:
     """Return the first and last step of the cycle that contains `step`, for 0 <= step < steps.
 
     `steps` steps are divided into `cycles` cycles. Each cycle is `growth` times as long as the

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from itertools import chain
 from typing import NamedTuple
 
 import torch
@@ -84,12 +85,10 @@ class TrainingStep:
         if self.batch_count > 1:
             correction = reference / sum(totals)[TOKENS].clamp(min=1)
         norm = clip_gradients(self.optimizer, self.config, correction)
-        # Copy all values from the GPU at once. This is the step's only synchronisation with the
-        # GPU, unless the objective reads the labels.
-        *values, norm = torch.cat([*totals, norm.double()[None]]).tolist()
         names = ["tokens", *self.batches[-1][1], *COUNTS]
-        width = len(names)
-        sums = [dict(zip(names, values[i : i + width])) for i in range(0, len(values), width)]
+        # Only here does the step wait for the GPU, unless the objective reads the labels.
+        sums = [dict(zip(names, values)) for values in torch.stack(totals).tolist()]
+        norm = norm.item()
         if part := self._nonfinite_part(sums, norm):
             for buffer, value in saved_buffers:
                 buffer.copy_(value)
@@ -117,17 +116,16 @@ class TrainingStep:
 
         part: from `_nonfinite_part`. step: the step's number in the run, from 1.
         """
-        reports = [
-            (distributed.rank(), ids[:MAX_SHOWN], all(v.isfinite() for v in parts.values()))
-            for ids, parts in self.batches
-        ]
         # Name the images of the batches that are not finite. If every batch is finite, as when only
         # the gradient is not, name the images of all batches.
+        label = f"rank {distributed.rank()} had images"
         reports = [
-            report for of_rank in distributed.gather_on_main(reports) or () for report in of_rank
+            (all(value.isfinite() for value in parts.values()), f"{label} {ids[:MAX_SHOWN]}")
+            for ids, parts in self.batches
         ]
-        failed = [report for report in reports if not report[2]] or reports
-        images = "; ".join(f"rank {rank} had images {ids}" for rank, ids, _ in failed[:MAX_SHOWN])
+        reports = [*chain.from_iterable(distributed.gather_on_main(reports) or ())]
+        failed = [text for finite, text in reports if not finite] or [text for _, text in reports]
+        images = "; ".join(failed[:MAX_SHOWN])
         advice = "lower init_lr, set clip_grad_norm, or use another precision than "
         advice += self.config.precision
         if part == "reward":
