@@ -12,7 +12,7 @@ from BLIP import read_checkpoint
 from captioning.metrics.clip_features import read_cached
 from captioning.metrics.openai_clip import read_openai_clip
 from captioning.metrics.pretrained import load_pretrained
-from captioning.metrics.retrieval import read_pool
+from captioning.metrics.retrieval import read_features
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from tests.attacks import attacks, here  # noqa: F401 - a fixture
@@ -123,7 +123,7 @@ def test_readers_of_arrays_name_the_file_and_run_no_pickle(tmp_path, capsys):
     pickles, arrays = attacks(tmp_path)
     for path in [*pickles, *arrays]:
         with raises_line(UserError, path.stem):
-            read_pool(path.rename(path.with_suffix(".npz")))
+            read_features(path.rename(path.with_suffix(".npz")))
         assert read_cached(path.with_suffix(".npz")) is None
         assert f"{path.with_suffix('.npz')} is damaged" in capsys.readouterr().err
 

@@ -9,7 +9,6 @@ from typing import Any, Optional
 from captioning.data.annotations import ImageId, derived_id, read_samples
 from captioning.files import rows
 from captioning.files.cache import local
-from captioning.files.columns import Row, row_of
 from captioning.files.reading import StrPath
 from captioning.files.tables import is_row
 from captioning.runtime.errors import UserError
@@ -31,19 +30,8 @@ def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = MappingProxyTyp
     two different captions. Two equal captions are accepted, because the shards of several processes
     may repeat an image.
     """
-    return _predictions(rows.read(local(path), needs=["captions"]), str(path), ids)
-
-
-def predictions_by_id(entries: Any) -> Captions:
-    """Return {image id: caption} of a list of {image_id, caption}. Raises UserError."""
-    where = "predictions"
-    rows = (row_of(e, f"{where}: row {n}", needs=["captions"]) for n, e in enumerate(entries, 1))
-    return _predictions(rows, where, {})
-
-
-def _predictions(rows: Iterable[Row], where: str, ids: Mapping[str, ImageId]) -> Captions:
     captions = {}  # {image id as text: (image id, caption)}
-    for row in rows:
+    for row in rows.read(local(path), needs=["captions"]):
         image_id, image = row.get("image_id"), row.get("image")
         if image is not None and image_id in (None, row.get("id")):
             name = named_in(image, ids)
@@ -62,7 +50,7 @@ def _predictions(rows: Iterable[Row], where: str, ids: Mapping[str, ImageId]) ->
                 "them"
             )
     if not captions:
-        raise UserError(f"{where}: no predictions: nothing to score")
+        raise UserError(f"{path}: no predictions: nothing to score")
     return dict(captions.values())
 
 

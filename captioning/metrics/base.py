@@ -29,6 +29,7 @@ class Metric(NamedTuple):
     - unit, factor: the report shows value * factor in `unit`
     - report_title, report_decimals: replace title and decimals in the report
     - needs_references: whether the metric can be computed only with references
+    - only_english: whether captions in other languages have no score
     """
 
     name: str
@@ -41,6 +42,7 @@ class Metric(NamedTuple):
     report_decimals: Optional[int] = None
     factor: float = 1.0
     needs_references: bool = False
+    only_english: bool = False
 
     def in_report(self) -> "Metric":
         """Return the metric with the title and decimals that the report shows."""
@@ -136,6 +138,20 @@ class Scores:
     details: dict[str, Sequence[Any]] = field(default_factory=dict)
 
     @classmethod
+    def attempt(
+        cls, metrics: Iterable[str], compute: Callable[..., "Scores"], *arguments: Any
+    ) -> "Scores":
+        """Return `compute(*arguments)`; after an error, scores that skip the metrics.
+
+        Captioning may have taken hours: an error in one metric must not lose the others' scores.
+        """
+        try:
+            return compute(*arguments)
+        except Exception as error:
+            reason = str(error) if isinstance(error, UserError) else repr(error)
+            return cls(skipped=dict.fromkeys(metrics, reason))
+
+    @classmethod
     def from_ratios(cls, counts: dict[str, tuple[Sequence, Sequence]], **others: Any) -> "Scores":
         """Return scores that are shares in per cent: sum(numerators) / sum(denominators).
 
@@ -171,7 +187,6 @@ class Evaluator(ABC):
       declared once and imported by the others
     - required: the options that must be set
     - needs_images: whether `Settings.images` is needed
-    - only_english: whether captions in other languages have no score
     - costly: whether a call may cost money; the report does not score human captions with it
 
     config: has the options as attributes.
@@ -181,7 +196,6 @@ class Evaluator(ABC):
     options: Mapping[str, tuple[Any, Any]] = {}
     required: tuple[str, ...] = ()
     needs_images = False
-    only_english = False
     costly = False
 
     def __init__(self, config: Any, settings: Settings):
@@ -191,22 +205,26 @@ class Evaluator(ABC):
     def prepare(self) -> None:  # noqa: B027
         """Read files, and set `metrics` to those that the options leave. Raises UserError."""
 
+    def skipped(self, has_references: bool = True) -> dict[str, str]:
+        """Return {metric: why captions like these have no score}."""
+        language, reasons = self.settings.language, {}
+        for metric in self.metrics:
+            if metric.needs_references and not has_references:
+                reasons[metric.name] = "without --references"
+            elif metric.only_english and language != "en":
+                reasons[metric.name] = f"only for English, not for language: {language}"
+        return reasons
+
     def unavailable(self) -> dict[str, str]:
-        """Return {metric: why this machine cannot compute it}.
+        """Return {metric: why this machine cannot compute it}, including those of `skipped`.
 
         Programs call this before captioning starts, which may take hours.
         """
         try:
-            self.check_language()
             self.check_requirements()
         except UserError as error:
-            return dict.fromkeys(self.metric_names, str(error))
-        return {}
-
-    def check_language(self) -> None:
-        """Raise UserError if the captions are not in the only language of the evaluator."""
-        if self.only_english and self.settings.language != "en":
-            raise UserError(f"only for English, not for language: {self.settings.language}")
+            return {**dict.fromkeys(self.metric_names, str(error)), **self.skipped()}
+        return self.skipped()
 
     def check_requirements(self) -> None:  # noqa: B027
         """Raise UserError if something is missing that all metrics of this evaluator need."""
@@ -274,8 +292,7 @@ def checked_options(kinds: Iterable[Any], **values: Any) -> Any:
         return create_model("Options", __config__=strict, **options_of(kinds))(**values)
     except ValidationError as error:
         first = error.errors()[0]
-        message = first["msg"][0].lower() + first["msg"][1:]
-        raise UserError(f"{first['loc'][0]}: found {first['input']!r}; {message}") from None
+        raise UserError(f"{first['loc'][0]}: found {first['input']!r}. {first['msg']}") from None
 
 
 def missing_options(kind: Any, config: Any) -> Optional[str]:
@@ -285,8 +302,12 @@ def missing_options(kind: Any, config: Any) -> Optional[str]:
     or has its default.
     """
     fields = {name: kind.options[name][1] for name in kind.required}
-    missing = [name for name, f in fields.items() if getattr(config, name) in (f.default, "", [])]
-    meanings = " and ".join(fields[name].description for name in missing)
+    missing = {
+        name: field.description
+        for name, field in fields.items()
+        if getattr(config, name) in (field.default, "", [])
+    }
+    meanings = " and ".join(missing.values())
     return f"needs {' and '.join(missing)}: {meanings}" if missing else None
 
 

@@ -8,6 +8,7 @@ object_recall  objects in the images that the captions name, per cent
 """
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Optional, Union
 
@@ -33,6 +34,9 @@ _EXPECTED = (
 )
 
 
+_Metric = partial(Metric, unit="%", needs_references=True, only_english=True)
+
+
 class Chair(Evaluator):
     """Computes CHAIR for the images in `objects_file`; captions of other images get None.
 
@@ -40,31 +44,24 @@ class Chair(Evaluator):
     `hallucinated` lists the hallucinated mentions of each caption as [word, object].
     """
 
-    only_english = True
     metrics = (
-        Metric(
+        _Metric(
             "CHAIRs",
             "CHAIRs",
             direction="lower",
             meaning="captions that name an object which is not there",
-            unit="%",
-            needs_references=True,
         ),
-        Metric(
+        _Metric(
             "CHAIRi",
             "CHAIRi",
             direction="lower",
             meaning="share of the named objects that are not there",
-            unit="%",
-            needs_references=True,
         ),
-        Metric(
+        _Metric(
             "object_recall",
             "Obj. Recall",
             meaning="share of the images' objects that are named",
-            unit="%",
             report_title="Objects named",
-            needs_references=True,
         ),
     )
     options = {

@@ -7,28 +7,17 @@ In CAPEval (arXiv 2608.02589), coverage is (yes + no) / all and precision is yes
 yes and no are numbers of answers, and all is the number of questions, about all captions of a set.
 """
 
-from collections.abc import Sequence
-from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
 from captioning.data.annotations import ImageId
 from captioning.files.reading import parse_json_lines, read_json, read_text
 from captioning.metrics.base import CaptionSet, Metric, Scores, entries_of, option
-from captioning.metrics.clair import Judge, first_object
+from captioning.metrics.judge import Judge
 from captioning.runtime.errors import UserError
 
 YES, NOT_SAID = "yes", "not said"
 ANSWERS = (YES, "no", NOT_SAID)
-
-QUESTION = """\
-Answer questions about an image that you do not see. All you know is this caption:
-{caption}
-Each question is followed by its possible answers. Choose the one that follows from the caption. \
-Choose "no" only if the caption contradicts what is asked, and "not said" if it leaves it open.
-{questions}
-Answer with a JSON object and nothing else. Its keys are the numbers of all questions, and its \
-values are the chosen answers, word for word."""
 
 
 class Checklist(Judge):
@@ -60,6 +49,15 @@ class Checklist(Judge):
         ),
     }
     required = ("checklist", "judge_url", "judge_model")
+    name = "checklist"
+    question = """\
+Answer questions about an image that you do not see. All you know is this caption:
+{caption}
+Each question is followed by its possible answers. Choose the one that follows from the caption. \
+Choose "no" only if the caption contradicts what is asked, and "not said" if it leaves it open.
+{lines}
+Answer with a JSON object and nothing else. Its keys are the numbers of all questions, and its \
+values are the chosen answers, word for word."""
 
     def prepare(self) -> None:
         super().prepare()
@@ -68,51 +66,26 @@ class Checklist(Judge):
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         entries = entries_of(captions.ids, self.questions, self.config.checklist)
-        readers, prompts = {}, []
-        for image_id, questions in entries.items():
-            prompts.append(judge_prompt(captions.predictions[image_id], questions))
-            readers[prompts[-1]] = partial(read_reply, count=len(questions))
-        verdicts = self.verdicts(readers)
-        scores = checklist_scores([verdicts[prompt] for prompt in prompts])
-        scores.settings["checklist_judge"] = self.judge
-        return scores
+        lines = {
+            image_id: [f"{n}. {text} ({' / '.join(ANSWERS)})" for n, text in enumerate(texts, 1)]
+            for image_id, texts in entries.items()
+        }
+        answers, settings = self.ask(captions, lines)
+        valid = [each or [] for each in answers]
+        num_answered = [len(each) - each.count(NOT_SAID) for each in valid]
+        counts = {
+            "checklist_coverage": (num_answered, list(map(len, valid))),
+            "checklist_precision": ([each.count(YES) for each in valid], num_answered),
+        }
+        details = {"checklist_answers": answers}
+        return Scores.from_ratios(counts, settings=settings, details=details)
 
-
-def checklist_scores(answers: Sequence[Optional[Sequence[str]]]) -> Scores:
-    """Return the scores of N captions.
-
-    answers: for each caption, one answer per question, or None if the judge gave no valid reply.
-    """
-    valid = [each or [] for each in answers]
-    num_questions = [len(each) for each in valid]
-    num_answered = [len(each) - each.count(NOT_SAID) for each in valid]
-    num_yes = [each.count(YES) for each in valid]
-    return Scores.from_ratios(
-        {
-            "checklist_coverage": (num_answered, num_questions),
-            "checklist_precision": (num_yes, num_answered),
-        },
-        settings={"checklist_question": QUESTION, "checklist_unread": answers.count(None)},
-        details={"checklist_answers": answers},
-    )
-
-
-def judge_prompt(caption: str, questions: Sequence[str]) -> str:
-    """Return the judge's prompt about a caption."""
-    lines = (f"{n}. {text} ({' / '.join(ANSWERS)})" for n, text in enumerate(questions, 1))
-    return QUESTION.format(caption=" ".join(caption.split()), questions="\n".join(lines))
-
-
-def read_reply(reply: str, count: int) -> Optional[list[str]]:
-    """Return the answers to `count` questions; None if one has no valid answer in the reply."""
-
-    def parse_answers(reply_object):
-        answers = [str(reply_object[str(n)]).strip().casefold() for n in range(1, count + 1)]
+    def read(self, reply: Any, count: int) -> list[str]:
+        """Return the answers to `count` questions."""
+        answers = [str(reply[str(n)]).strip().casefold() for n in range(1, count + 1)]
         if not set(answers) <= set(ANSWERS):
             raise ValueError
         return answers
-
-    return first_object(reply, parse_answers)
 
 
 def read_checklist(path: Path) -> dict[ImageId, list[str]]:
@@ -122,30 +95,23 @@ def read_checklist(path: Path) -> dict[ImageId, list[str]]:
     - CAPEval's lines {id, img_path, ..._checklist: [{Question}]}. The result has the questions of
       an image under its id, its path and its file name
     """
-    if path.suffix == ".jsonl":
-        rows = [row for _, row in parse_json_lines(read_text(path).split("\n"), path)]
-        checklist = {}
-        for row in rows:
-            for name, questions in _of_row(row, path).items():
-                if checklist.setdefault(name, questions) != questions:
-                    raise UserError(f"{path}: {name!r} names two entries: keep one")
-    else:
-        checklist = read_json(path)
-    for image_id, questions in checklist.items() if isinstance(checklist, dict) else [(None, None)]:
+    expected = f"{path}: expected {{image id: [question]}}, or the lines of CAPEval"
+    try:
+        checklist = _of_capeval(path) if path.suffix == ".jsonl" else dict(read_json(path))
+    except (LookupError, TypeError, ValueError, AttributeError):
+        raise UserError(expected) from None
+    for image_id, questions in checklist.items():
         if not (questions and isinstance(questions, list) and set(map(type, questions)) == {str}):
-            raise UserError(
-                f"{path}: image {image_id!r} has no questions: expected {{image id: [question]}}, "
-                "or the lines of CAPEval"
-            )
+            raise UserError(f"{expected}: image {image_id!r} has no questions")
     return checklist
 
 
-def _of_row(row: Any, path: Path) -> dict[str, list[str]]:
-    """Return {name: questions} of a line of CAPEval, by all names of its image."""
-    try:
+def _of_capeval(path: Path) -> dict[str, list[str]]:
+    """Return {name: questions} of CAPEval's lines, by all names of each image."""
+    checklist = {}
+    for _, row in parse_json_lines(read_text(path).split("\n"), path):
         lists = [row[name] for name in row if name.endswith("_checklist")]
         questions = [item["Question"] for each in lists for item in each]
         names = row["id"], row["img_path"], PurePosixPath(row["img_path"]).name
-        return dict.fromkeys(names, questions)
-    except (LookupError, TypeError, AttributeError):
-        raise UserError(f"{path}: a line is no entry of CAPEval, with id and img_path") from None
+        checklist.update(dict.fromkeys(names, questions))
+    return checklist

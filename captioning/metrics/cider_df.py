@@ -8,11 +8,11 @@ of a large corpus, and scores of different sets compare.
 
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, Optional
 
-from captioning.data.caption_files import ImageId, read_references
+from captioning.data.caption_files import read_references
 from captioning.files.columns import normal_name
 from captioning.files.reading import read_json
 from captioning.files.writing import write_json
@@ -32,14 +32,15 @@ class Corpus(NamedTuple):
     frequencies: Counter
 
 
-def count_ngrams(references: Mapping[ImageId, Sequence[str]], language: str) -> Corpus:
-    """Count the n-grams, of 1 to 4 words, of {image id: captions}."""
+def count_ngrams(groups: Iterable[Iterable[str]]) -> Corpus:
+    """Count the n-grams, of 1 to 4 words. groups: for each image, its tokenised captions."""
     from pycocoevalcap.cider.cider_scorer import precook
 
-    counts, (tokens, _) = Counter(), tokenize(references, language)
-    for group in tokens.values():
+    images, counts = 0, Counter()
+    for group in groups:
+        images += 1
         counts.update({ngram for text in group for ngram in precook(text)})
-    return Corpus(len(tokens), Counter({ngram: n for ngram, n in counts.items() if n > 1}))
+    return Corpus(images, Counter({ngram: n for ngram, n in counts.items() if n > 1}))
 
 
 def read_corpus(path: Path) -> Corpus:
@@ -54,7 +55,8 @@ def read_corpus(path: Path) -> Corpus:
 
 
 def _write_corpus(references: Path, path: Path, language: str) -> None:
-    images, frequencies = count_ngrams(read_references(references), language)
+    tokens, _ = tokenize(read_references(references), language)
+    images, frequencies = count_ngrams(tokens.values())
     ngrams = {" ".join(ngram): count for ngram, count in frequencies.items()}
     write_json({"images": images, "ngrams": ngrams}, path)
     log_line(f"{path}: {len(ngrams)} n-grams of {images} images")

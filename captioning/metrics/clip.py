@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any, Union
 
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
 from captioning.data.image import MEAN, STD, load_image
 from captioning.metrics.base import option
 from captioning.metrics.openai_clip import read_openai_clip
-from captioning.metrics.pretrained import encodable, load_pretrained, load_tokenizer
+from captioning.metrics.pretrained import encodable, load_pretrained
 from captioning.runtime.errors import UserError
 
 CLIP_MODEL = "openai/clip-vit-base-patch32"
@@ -28,7 +27,6 @@ CLIP_OPTIONS = {
 }
 # Part of the cache key of image features. Change this text if the preprocessing changes.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
-MAX_ASPECT_RATIO = 64  # images with a larger ratio are cropped before resizing
 
 
 class Clip:
@@ -53,7 +51,7 @@ class Clip:
             self.model = read_openai_clip(path)
             has_words = (path.parent / "vocab.json").is_file()
             words = str(path.parent) if has_words else CLIP_MODEL
-            self.tokenizer = load_tokenizer("clip_model", words, "CLIPTokenizerFast")
+            _, self.tokenizer = load_pretrained("clip_model", words, None, "CLIPTokenizerFast")
         else:
             self.model, self.tokenizer = load_pretrained("clip_model", source, "AutoModel")
         config = self.model.config
@@ -63,13 +61,13 @@ class Clip:
         self.max_tokens = config.text_config.max_position_embeddings
         size = self.image_size = config.vision_config.image_size
         if self.is_siglip:
-            self.statistics, resample = ([0.5] * 3, [0.5] * 3), _resample_of(source)
+            resample, statistics = _resample_of(source), ([0.5] * 3, [0.5] * 3)
             resizing = [lambda image: image.resize((size, size), resample)]
         else:
-            self.statistics, bicubic = (MEAN, STD), transforms.InterpolationMode.BICUBIC
+            bicubic, statistics = transforms.InterpolationMode.BICUBIC, (MEAN, STD)
             resizing = [transforms.Resize(size, bicubic), transforms.CenterCrop(size)]
         self.preprocess = transforms.Compose(
-            [*resizing, transforms.ToTensor(), transforms.Normalize(*self.statistics)]
+            [*resizing, transforms.ToTensor(), transforms.Normalize(*statistics)]
         )
         digest = hashlib.sha256()
         for name, weight in sorted(self.model.named_parameters()):
@@ -102,7 +100,7 @@ class Clip:
 
     def read_image(self, path: Union[str, PathLike]) -> Tensor:
         """Return an image file as input of the image encoder, (3, S, S). Raises UserError."""
-        return self.preprocess(_crop_extreme_ratio(load_image(path)))
+        return self.preprocess(load_image(path))
 
     def renormalise(self, images: Tensor) -> Tensor:
         """Return images for `image_features`. images: (B, 3, S, S), normalised by MEAN and STD."""
@@ -138,14 +136,3 @@ def _resample_of(source: str) -> int:
 def _unit_vectors(features: Any) -> Tensor:
     """Return unit vectors. features: a tensor, or the output object of newer transformers."""
     return F.normalize(getattr(features, "pooler_output", features), dim=-1)
-
-
-def _crop_extreme_ratio(image: Image.Image) -> Image.Image:
-    """Crop an image to MAX_ASPECT_RATIO, because resizing a longer one would take much memory.
-
-    CLIP's centre crop would remove the ends of such an image anyway. SigLIP has no centre crop: it
-    does not see the ends.
-    """
-    most = MAX_ASPECT_RATIO * min(image.size)
-    left, top = (max(0, side - most) // 2 for side in image.size)
-    return image.crop((left, top, image.width - left, image.height - top))

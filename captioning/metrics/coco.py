@@ -19,7 +19,6 @@ from captioning.metrics.cider_df import Corpus, read_corpus
 from captioning.metrics.intervals import estimates
 from captioning.metrics.java import JavaError, jar, java_version, run_java
 from captioning.metrics.meteor import meteor_scores
-from captioning.runtime import signals
 
 LAST_JAVA_OF_SPICE = 14  # the last one with the JavaScript engine that SPICE needs
 
@@ -42,6 +41,7 @@ class Coco(Evaluator):
             "METEOR",
             "METEOR",
             meaning="words shared with a reference, including synonyms and stems",
+            only_english=True,
         ),
         _reference_metric("ROUGE_L", "ROUGE-L"),
         _reference_metric(
@@ -53,6 +53,7 @@ class Coco(Evaluator):
             "SPICE",
             "SPICE",
             meaning="objects, attributes and relations shared with references",
+            only_english=True,
         ),
     )
     options = {
@@ -75,13 +76,13 @@ class Coco(Evaluator):
             self.metrics = self.metrics[:-1]
 
     def unavailable(self) -> dict[str, str]:
-        java_programs = sorted({"METEOR", "SPICE"}.intersection(self.metric_names))
-        if (language := self.settings.language) != "en":
-            return dict.fromkeys(java_programs, f"only for English, not for language: {language}")
+        if skipped := self.skipped():  # the metrics that run Java
+            return skipped
         try:
             java = java_version()
         except JavaError as error:
-            return dict.fromkeys(java_programs, str(error))
+            names = ("METEOR", "SPICE") if self.config.spice else ("METEOR",)
+            return dict.fromkeys(names, str(error))
         problem = spice_problem(java) if self.config.spice else None
         return {"SPICE": problem} if problem else {}
 
@@ -101,17 +102,8 @@ class Coco(Evaluator):
         }
         for start, scorer in scorers.items():
             names = [name for name in self.metric_names if name.startswith(start)]
-            if not names or names[0] in scores.skipped:
-                continue
-            try:
-                scores.update(scorer(texts, groups))
-            except signals.Stopped:
-                raise
-            # Captioning may have taken hours, so that an error in one metric must not lose the
-            # scores of other metrics.
-            except Exception as error:
-                reason = str(error) if isinstance(error, JavaError) else repr(error)
-                scores.skipped.update(dict.fromkeys(names, reason))
+            if names and names[0] not in scores.skipped:
+                scores.update(Scores.attempt(names, scorer, texts, groups))
         return scores
 
 

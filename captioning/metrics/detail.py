@@ -36,9 +36,9 @@ _NO_RELATIONS = {
 class Detail(Evaluator):
     """nouns, adjectives, numbers, relations: how many a caption has, on average."""
 
-    only_english = True
     metrics = tuple(
-        Metric(kind, kind.capitalize(), decimals=2, direction="") for kind in _KINDS.values()
+        Metric(kind, kind.capitalize(), decimals=2, direction="", only_english=True)
+        for kind in _KINDS.values()
     )
 
     def check_requirements(self) -> None:

@@ -12,6 +12,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from captioning.runtime import signals
+from captioning.runtime.errors import UserError
 
 # Programs must not print and read numbers in the format of the user's locale.
 OPTIONS = ("-Duser.language=en", "-Duser.country=US", "-Dfile.encoding=UTF-8")
@@ -19,7 +20,7 @@ STOP_CHECK_S = 0.5  # between two checks of stop_requested
 _ERROR_LINE = re.compile(r"Exception in|Error|[\w.]+(Error|Exception)\b")
 
 
-class JavaError(Exception):
+class JavaError(UserError):
     """A Java program gave no result. The text says why, in one line."""
 
 

@@ -1,7 +1,7 @@
 """Loads pre-trained models of transformers, such as CLIP and GPT-2, for inference in float32."""
 
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any, Optional
 
 from torch import nn
 
@@ -14,32 +14,29 @@ _FILES = (
 )
 
 
-def load_pretrained(key: str, source: str, kind: str) -> tuple[nn.Module, Any]:
+def load_pretrained(
+    key: str, source: str, model: Optional[str], tokenizer: str = "AutoTokenizer"
+) -> tuple[Optional[nn.Module], Any]:
     """Return a model and its tokenizer.
 
     - key: the name of the option, for errors
     - source: a hub id or a folder
-    - kind: one of transformers' classes, such as "AutoModel"
+    - model: one of transformers' classes, such as "AutoModel"; None for no model
+    - tokenizer: the class of the tokenizer
 
     Raises UserError, also for missing weights, which transformers would initialise.
     """
     import transformers
 
-    def load(folder: Path) -> tuple[nn.Module, Any]:
-        tokenizer = _tokenizer(folder, "AutoTokenizer")
-        model, loading = getattr(transformers, kind).from_pretrained(
-            folder, output_loading_info=True, trust_remote_code=False
-        )
-        if loading["missing_keys"]:
-            raise ValueError(f"the weights lack {sorted(loading['missing_keys'])[0]}")
-        return for_inference(model), tokenizer
-
-    return _load(key, source, load)
-
-
-def load_tokenizer(key: str, source: str, kind: str) -> Any:
-    """Return the tokenizer of a hub id or a folder. For the parameters, see `load_pretrained`."""
-    return _load(key, source, lambda folder: _tokenizer(folder, kind))
+    version, log = transformers.__version__, transformers.utils.logging
+    log.set_verbosity_error()  # problems are raised, in one line
+    getattr(log, "disable_progress_bar", bool)()
+    try:
+        folder = Path(source) if Path(source).is_dir() else _download(source)
+        return model and _model(folder, model), _tokenizer(folder, tokenizer)
+    except Exception as error:  # transformers and the hub's client raise many types
+        reason = f"cannot be loaded by transformers {version} ({one_line(error)})"
+        raise UserError(f"{key}: {source} {reason}: {_FILES}") from None
 
 
 def for_inference(model: nn.Module) -> nn.Module:
@@ -50,46 +47,48 @@ def for_inference(model: nn.Module) -> nn.Module:
     return model.float().eval().requires_grad_(False)
 
 
-def encodable(text: str) -> str:
-    """Return a text without lone surrogates, which JSON may have and tokenizers refuse."""
-    return text.encode("utf-8", "replace").decode()
+def _download(source: str) -> Path:
+    """Return the local folder of a model on the hub.
 
-
-def _load(key: str, source: str, load: Callable[[Path], Any]) -> Any:
-    """Return `load(folder)` of a hub id or a folder. Raises UserError."""
+    transformers itself would retry for a minute without a network, and 4.15.0 follows no redirects
+    of the hub, and reads no safetensors.
+    """
     import transformers
     from huggingface_hub import snapshot_download
 
-    version, log = transformers.__version__, transformers.utils.logging
-    log.set_verbosity_error()  # problems are raised, in one line
-    getattr(log, "disable_progress_bar", bool)()
-    try:
-        folder = Path(source)
-        if folder.is_dir():
-            return load(folder)
-        # transformers itself would retry for a minute without a network, and 4.15.0 follows no
-        # redirects of the hub, and reads no safetensors.
-        for weights in ["model*.safetensors", "pytorch_model*.bin"][version == _OLD :]:
-            folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.txt", weights]))
-            if any(folder.glob(weights)):
-                break
-        return load(folder)
-    except Exception as error:  # transformers and the hub's client raise many types
-        reason = f"cannot be loaded by transformers {version} ({one_line(error)})"
-        raise UserError(f"{key}: {source} {reason}: {_FILES}") from None
+    kinds = ["model*.safetensors", "pytorch_model*.bin"]
+    for weights in kinds[transformers.__version__ == _OLD :]:
+        folder = Path(snapshot_download(source, allow_patterns=["*.json", "*.txt", weights]))
+        if any(folder.glob(weights)):
+            break
+    return folder
+
+
+def _model(folder: Path, kind: str) -> nn.Module:
+    import transformers
+
+    model, loading = getattr(transformers, kind).from_pretrained(
+        folder, output_loading_info=True, trust_remote_code=False
+    )
+    if loading["missing_keys"]:
+        raise ValueError(f"the weights lack {sorted(loading['missing_keys'])[0]}")
+    return for_inference(model)
 
 
 def _tokenizer(folder: Path, kind: str) -> Any:
     import transformers
 
     names = {path.name for path in folder.iterdir()}
-    if "tokenizer.json" not in names and not {"vocab.json", "merges.txt"} <= names:
+    is_fast = "tokenizer.json" in names
+    if not is_fast and not {"vocab.json", "merges.txt"} <= names:
         raise ValueError("there is no vocabulary")  # transformers would make one without words
     tokenizer = getattr(transformers, kind).from_pretrained(folder, trust_remote_code=False)
-    if (
-        "tokenizer.json" not in names
-        and type(tokenizer).__name__.startswith("CLIP")
-        and (transformers.__version__ == _OLD)
-    ):
+    is_clip = type(tokenizer).__name__.startswith("CLIP")
+    if is_clip and not is_fast and transformers.__version__ == _OLD:
         raise ValueError("this version splits words wrongly without tokenizer.json")
     return tokenizer
+
+
+def encodable(text: str) -> str:
+    """Return a text without lone surrogates, which JSON may have and tokenizers refuse."""
+    return text.encode("utf-8", "replace").decode()

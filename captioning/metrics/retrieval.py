@@ -56,30 +56,29 @@ class Retrieval(ClipEvaluator):
     }
 
     def prepare(self) -> None:
-        self.pool, paths = self.config.pool, []
-        if self.settings.annotations and self.pool in ("train", "val", "test"):
-            paths = self.settings.annotations(self.pool)
-            if not paths:
-                raise UserError(f"pool: {self.pool} has no file of its own: name a list of images")
-            self.pool = ", ".join(map(str, paths))
-        elif self.pool:
-            paths = [local(self.pool)]
-        pools = [read_pool(path, self.settings.image_root) for path in paths]
-        self.files = [file for files, _ in pools for file in files]
-        self.pool_features = pools[0][1] if pools else None
+        self.files, self.pool_features = [], None
+        pool, root = self.config.pool, self.settings.image_root
+        if pool and pool.endswith(".npz"):
+            self.files, self.pool_features = read_features(local(pool))
+        elif pool:
+            is_split = self.settings.annotations and pool in ("train", "val", "test")
+            paths = self.settings.annotations(pool) if is_split else [local(pool)]
+            self.files = [file for path in paths for file in read_pool(path, root)]
+        if pool and not self.files:
+            raise UserError(f"pool: {pool} holds no images: give a folder or a list of images")
 
     def evaluate(self, captions: CaptionSet) -> Scores:
         clip = self.clip(captions)
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         files = list(dict.fromkeys(paths))
         images = self.image_features(clip, files, "CLIP, images")
-        if self.pool:
+        if self.files:
             pool_features = self.pool_features
             if pool_features is None:
                 pool_features = self.image_features(clip, self.files, "CLIP, pool")
             if images.shape[1] != pool_features.shape[1]:
                 raise UserError(
-                    f"pool: {self.pool} has features of width {pool_features.shape[1]}, "
+                    f"pool: {self.config.pool} has features of width {pool_features.shape[1]}, "
                     f"clip_model of {images.shape[1]}: make them with the same model"
                 )
             images = _joined(files, images, self.files, pool_features)
@@ -87,7 +86,7 @@ class Retrieval(ClipEvaluator):
         vectors = self.text_features(clip, captions.texts)
         pairs = zip(captions.texts, paths)
         ranks = [own_image_rank(vectors[text], images, index_of[path]) for text, path in pairs]
-        where = self.pool or "the captions' own"
+        where = self.config.pool or "the captions' own"
         scores = Scores.from_means(
             {f"R@{k}": [100.0 if rank <= k else 0.0 for rank in ranks] for k in RANKS},
             settings={
@@ -106,7 +105,7 @@ def own_image_rank(caption: np.ndarray, images: np.ndarray, index: int) -> int:
 
     - caption: a unit vector (D,)
     - images: unit vectors (P, D)
-    - own: the index of the caption's own image
+    - index: of the caption's own image
 
     Ties count against the own image. An image is tied with the own image if its similarity is lower
     by at most 1e-6, because float32 features of one image in different batches differ by about
@@ -116,49 +115,35 @@ def own_image_rank(caption: np.ndarray, images: np.ndarray, index: int) -> int:
     return int((similarities >= similarities[index] - 1e-6).sum())
 
 
-def read_pool(path: Path, root: Optional[Path] = None) -> tuple[list[Path], Optional[np.ndarray]]:
-    """Return the files of a pool, and their features (P, D) if the pool has them.
+def read_pool(path: Path, root: Optional[Path] = None) -> list[Path]:
+    """Return the image files of a folder, including its subfolders, or of a list.
 
-    `path` is one of:
-
-    - a folder; its subfolders are included
-    - a list, see `captioning.files.rows`. In a list of names only, file names are
-      relative to the list's folder. In rows with fields, as in .csv and annotation files, they are
-      relative to `root` (default: the list's folder). Repeated rows count once
-    - an `.npz` file with `features`, CLIP features (P, D), and `files`, P file names. The files
-      need not exist. Files of the feature cache have this format
-
-    Raises UserError.
+    For lists, see `captioning.files.rows`. In a list of names only, file names are relative to the
+    list's folder. In rows with fields, as in .csv and annotation files, they are relative to `root`
+    (default: the list's folder). Repeated rows count once. Raises UserError.
     """
-    features = None
     if path.is_dir():
         paths = map(Path, images_in(str(path)))
-        files = [image for image in paths if image.is_file()]  # leaves out broken links
-    elif path.suffix == ".npz":
-        files, features = _read_features(path)
-    elif rows.is_list(path) and not is_table(path):
-        row_folder = root or path.parent
-        listed = rows.read(path, needs=["image"])
-        paths = ((row_folder if len(row) > 1 else path.parent) / row["image"] for row in listed)
-        files = list(dict.fromkeys(paths))
-    else:
+        return [image for image in paths if image.is_file()]  # leaves out broken links
+    if not rows.is_list(path) or is_table(path):
         raise UserError(f"pool: {path} is not a folder, a list of images or an .npz file")
-    if not files:
-        raise UserError(f"pool: {path} holds no images")
-    return files, features
+    listed = rows.read(path, needs=["image"])
+    folder = root or path.parent
+    paths = ((folder if len(row) > 1 else path.parent) / row["image"] for row in listed)
+    return list(dict.fromkeys(paths))
 
 
-def _read_features(path: Path) -> tuple[list[Path], np.ndarray]:
-    """Return the files and the unit vectors of an `.npz` file. Raises UserError."""
+def read_features(path: Path) -> tuple[list[Path], np.ndarray]:
+    """Return the files and the unit vectors (P, D) of an `.npz` file. Raises UserError.
+
+    The file has `features`, CLIP features (P, D), and `files`, P file names. The image files need
+    not exist. Files of the feature cache have this format.
+    """
     try:
         features, files = read_arrays(path, "features", "files")
-        with np.errstate(invalid="ignore"):
-            unit = features / np.linalg.norm(features, axis=1, keepdims=True)
-        if files.shape != unit.shape[:1] or not np.isfinite(unit).all():
-            raise ValueError(
-                "expected features (P, D), numbers that are finite and not all 0, and files (P): "
-                f"found {features.dtype} {features.shape} and {files.shape}"
-            )
+        unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+        if len(files) != len(unit):
+            raise ValueError(f"{len(unit)} features of {len(files)} files")
     except Exception as error:  # numpy and zipfile raise many types
         raise UserError(f"pool: {path}: cannot be read: {one_line(error, None)}") from None
     return [Path(str(name)) for name in files], unit.astype(np.float32)

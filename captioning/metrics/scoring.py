@@ -5,7 +5,7 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -13,13 +13,7 @@ from typing import Optional, Union
 
 import numpy as np
 
-from captioning.data.caption_files import (
-    Captions,
-    ImageId,
-    match_ids,
-    of_images,
-    predictions_by_id,
-)
+from captioning.data.caption_files import Captions, ImageId, match_ids, of_images
 from captioning.files.writing import write_json, write_text
 from captioning.metrics.base import (
     CaptionSet,
@@ -34,27 +28,24 @@ from captioning.metrics.java import JavaError, java_version
 from captioning.runtime import signals, table
 from captioning.runtime.errors import UserError
 
-NO_REFERENCES = "without --references"
 FEW_IMAGES = 100  # with fewer, the table has a remark about CIDEr
 
 
 def score(
-    predictions: Union[Captions, list[dict]],
+    predictions: Captions,
     references: Optional[Mapping[ImageId, Sequence[str]]],
     evaluators: Optional[Iterable[Evaluator]] = None,
 ) -> Scores:
-    """Return the scores of captions, given as {image id: caption} or a list of COCO results.
+    """Return the scores of captions.
 
+    - predictions: {image id: caption}
     - references: None skips the metrics that need them
     - evaluators: from `build_evaluators`; by default coco, length and diversity. If one fails, its
       metrics are listed in `skipped`, and the scores of others are kept
 
-    Only images with a prediction are scored. Raises UserError for an image with two different
-    predictions or without references, and if there are no predictions; Stopped if requested.
+    Only images with a prediction are scored. Raises UserError for an image without references;
+    Stopped if requested.
     """
-    if isinstance(predictions, Mapping):
-        predictions = [{"image_id": i, "caption": text} for i, text in predictions.items()]
-    predictions = predictions_by_id(predictions)
     evaluators = build_evaluators() if evaluators is None else list(evaluators)
     language = next((each.settings.language for each in evaluators), "en")
     if references is None:  # the captions stand in for them
@@ -65,23 +56,13 @@ def score(
     scores = Scores(settings={} if language == "en" else {"language": language})
     for evaluator in evaluators:
         signals.raise_if_requested()
-        try:
-            evaluator.check_language()
-            needy = [each.name for each in evaluator.metrics if each.needs_references]
-            needy = needy if references is None else []
-            if needy and len(needy) == len(evaluator.metrics):
-                raise UserError(NO_REFERENCES)
-            evaluated = evaluator.evaluate(captions)
-            for name in needy:
-                evaluated.metrics.pop(name, None)
-                evaluated.per_caption.pop(name, None)
-                evaluated.skipped[name] = NO_REFERENCES
-        except signals.Stopped:
-            raise
-        # Captioning may have taken hours: an error in one evaluator must not lose other scores.
-        except Exception as error:
-            reason = str(error) if isinstance(error, UserError) else repr(error)
-            evaluated = Scores(skipped=dict.fromkeys(evaluator.metric_names, reason))
+        skipped, evaluated = evaluator.skipped(references is not None), Scores()
+        if len(skipped) < len(evaluator.metrics):
+            evaluated = Scores.attempt(evaluator.metric_names, evaluator.evaluate, captions)
+        for name in skipped:
+            evaluated.metrics.pop(name, None)
+            evaluated.per_caption.pop(name, None)
+        evaluated.skipped.update(skipped)
         scores.update(evaluated)
     signals.raise_if_requested()
     for name in [name for name, each in scores.metrics.items() if not math.isfinite(each.value)]:
@@ -144,10 +125,9 @@ def format_table(scores: Scores, captions: int) -> str:
     rows = []
     for name, metric in all_metrics().items():
         if name in scores.metrics:
-            each = scores.metrics[name]
-            half = 0 if each.low is None else (each.high - each.low) / 2
-            spread = "" if each.low is None else f"±{half:.{metric.decimals}f}"
-            rows.append((metric.title, f"{each.value:.{metric.decimals}f}", spread))
+            each, form = scores.metrics[name], f"{{:.{metric.decimals}f}}".format
+            spread = "" if each.low is None else "±" + form((each.high - each.low) / 2)
+            rows.append((metric.title, form(each.value), spread))
         elif name in scores.skipped:
             rows.append((metric.title, "-", ""))
     lines = [table.format_table(rows)] if rows else []
@@ -169,12 +149,13 @@ def format_table(scores: Scores, captions: int) -> str:
     return "\n".join([*lines, *skipped_lines(scores.skipped)])
 
 
-def skipped_lines(skipped: Mapping[str, str]) -> Iterator[str]:
-    """Yield a line for each reason, with the metrics concerned. skipped: {metric: reason}."""
-    names = [name for name in all_metrics() if name in skipped]
-    for reason in dict.fromkeys(skipped[name] for name in names):
-        titles = ", ".join(metric_of(name).title for name in names if skipped[name] == reason)
-        yield f"{titles} skipped: {reason}"
+def skipped_lines(skipped: Mapping[str, str]) -> list[str]:
+    """Return a line for each reason, with the metrics concerned. skipped: {metric: reason}."""
+    titles = {}
+    for name, metric in all_metrics().items():
+        if name in skipped:
+            titles.setdefault(skipped[name], []).append(metric.title)
+    return [f"{', '.join(each)} skipped: {reason}" for reason, each in titles.items()]
 
 
 @dataclass(frozen=True)
@@ -204,14 +185,11 @@ def same_images(first: Captions, second: Captions) -> Captions:
 
     Raises UserError for an image that is missing in one of the two.
     """
-    for captions, others, where in ((first, second, "first"), (second, first, "second")):
-        known = set(map(str, others))
-        for image_id in captions:
-            if str(image_id) not in known:
-                other = "second" if where == "first" else "first"
-                raise UserError(
-                    f"image_id {image_id!r} has a caption in the {where} file, none in the {other}"
-                )
+    if unmatched := set(map(str, first)) ^ set(map(str, second)):
+        raise UserError(
+            f"image_id {min(unmatched)!r} has a caption in only one of the two files: compare "
+            "captions of the same images"
+        )
     return of_images(first, second)
 
 
@@ -229,25 +207,15 @@ def compare(first: Scores, second: Scores) -> dict[str, Difference]:
         if name in first.per_caption and name in second.per_caption:
             rows = zip(first.per_caption[name], second.per_caption[name])
             if pairs := [pair for pair in rows if None not in pair]:
-                differences[name] = _paired_difference(*np.array(pairs, dtype=float).T)
+                a, b = np.array(pairs, dtype=float).T  # (n,)
+                mean = mean_estimate(b - a)
+                p = p_value(b - a) if len(pairs) > 1 else None
+                scores = (float(a.mean()), float(b.mean()), mean.value)
+                differences[name] = Difference(*scores, mean.low, mean.high, p, len(pairs))
         elif name in first.metrics and name in second.metrics:
             a, b = first.metrics[name].value, second.metrics[name].value
             differences[name] = Difference(a, b, b - a, n=first.metrics[name].n)
     return differences
-
-
-def _paired_difference(first: np.ndarray, second: np.ndarray) -> Difference:
-    """Return the difference of two columns with one value per image, (n,)."""
-    estimate = mean_estimate(second - first)
-    return Difference(
-        float(first.mean()),
-        float(second.mean()),
-        estimate.value,
-        estimate.low,
-        estimate.high,
-        p_value(second - first) if len(first) > 1 else None,
-        len(first),
-    )
 
 
 def p_value(differences: np.ndarray) -> float:

@@ -1,36 +1,23 @@
 """Computes CIDEr-D (Vedantam et al. 2015, arXiv 1411.5726) as a reward for sampled captions.
 
 The idf weights of n-grams are computed from the training captions. The end of a caption counts as a
-word.
+word. The values equal those of pycocoevalcap, whose scorer takes several times as long, because it
+computes the vectors of an image's references anew for each sampled caption.
 """
 
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from captioning.metrics.cider_df import Corpus, count_ngrams
 from captioning.metrics.tokenizer import imitated_tokens, tokenize
 from captioning.rewards.interface import Reward, TrainingImages
 from captioning.runtime.distributed import broadcast_from_main, is_main
 
 ORDERS = 4
 SIGMA = 6.0  # the standard deviation of the Gaussian length penalty, in words
-END = "END"  # differs from all tokens, which are lower-case
-
-Ngram = tuple[str, ...]
-
-
-class NgramVectors(NamedTuple):
-    """The tf-idf vector {n-gram: weight} of each order in a caption, and the norms of the vectors.
-
-    length: the number of bigrams, as in pycocoevalcap.
-    """
-
-    vectors: list[dict[Ngram, float]]
-    norms: list[float]
-    length: int
+END = " END"  # differs from all tokens, which are lower-case
 
 
 class CiderD(Reward):
@@ -52,58 +39,43 @@ class CiderD(Reward):
     def prepare(self, images: TrainingImages) -> None:
         self.language = getattr(self.config, "language", "en")
         tokens = tokenize(images.captions, self.language)[0] if is_main() else None
-        self.references = broadcast_from_main(tokens)
-        self.idf = Idf(map(_with_end, group) for group in self.references.values())
+        tokens = broadcast_from_main(tokens)
+        self.references = {i: [text + END for text in group] for i, group in tokens.items()}
+        self.corpus = count_ngrams(self.references.values())
 
     def __call__(self, image_ids, captions) -> np.ndarray:
         scores = []
         for image_id, group in zip(image_ids, captions):
-            refs = [self.idf.vectors(_with_end(words)) for words in self.references[image_id]]
+            refs = [_ngram_vectors(text, self.corpus) for text in self.references[image_id]]
             scores.append([])
             for caption in group:
                 tokens = imitated_tokens(caption.text, self.language)
-                words = _with_end(tokens) if caption.ended else tokens.split()
-                candidate = self.idf.vectors(words)
+                candidate = _ngram_vectors(tokens + END * caption.ended, self.corpus)
                 total = sum(_similarity(candidate, ref) for ref in refs)
                 scores[-1].append(10.0 * total / len(refs))
         return np.array(scores)
 
 
-def _with_end(tokens: str) -> list[str]:
-    return [*tokens.split(), END]
+class NgramVectors(NamedTuple):
+    """The tf-idf vector {n-gram: weight} of each order in a caption, and the norms of the vectors.
 
-
-class Idf:
-    """The idf of n-grams: log(number of images / number of images that have the n-gram).
-
-    groups: for each image, the words of each of its captions. Without groups, every idf is 1. Most
-    n-grams occur with a single image. They are not stored: an unknown n-gram gets the same idf.
+    length: the number of bigrams, as in pycocoevalcap.
     """
 
-    def __init__(self, groups: Iterable[Iterable[Sequence[str]]]):
-        counts = Counter()
-        self.images = 0
-        for group in groups:
-            self.images += 1
-            counts.update({ngram for words in group for ngram in _ngrams(words)})
-        self.frequency = {ngram: count for ngram, count in counts.items() if count > 1}
-
-    def vectors(self, words: Sequence[str]) -> NgramVectors:
-        log_images = math.log(self.images) if self.images else 1.0
-        vectors = [{} for _ in range(ORDERS)]
-        for ngram, count in Counter(_ngrams(words)).items():
-            weight = log_images - math.log(self.frequency.get(ngram, 1))
-            vectors[len(ngram) - 1][ngram] = count * weight
-        norms = [math.sqrt(sum(v * v for v in vector.values())) for vector in vectors]
-        return NgramVectors(vectors, norms, max(len(words) - 1, 0))
+    vectors: list[dict[tuple[str, ...], float]]
+    norms: list[float]
+    length: int
 
 
-def _ngrams(words: Sequence[str]) -> list[Ngram]:
-    return [
-        tuple(words[start : start + n])
-        for n in range(1, ORDERS + 1)
-        for start in range(len(words) - n + 1)
-    ]
+def _ngram_vectors(tokens: str, corpus: Corpus) -> NgramVectors:
+    from pycocoevalcap.cider.cider_scorer import precook
+
+    log_images, vectors = math.log(corpus.images), [{} for _ in range(ORDERS)]
+    for ngram, count in precook(tokens, ORDERS).items():
+        weight = log_images - math.log(corpus.frequencies.get(ngram, 1))
+        vectors[len(ngram) - 1][ngram] = count * weight
+    norms = [math.sqrt(sum(v * v for v in vector.values())) for vector in vectors]
+    return NgramVectors(vectors, norms, max(len(tokens.split()) - 1, 0))
 
 
 def _similarity(candidate: NgramVectors, reference: NgramVectors) -> float:

@@ -17,8 +17,11 @@ SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 LAUNCHER_VARIABLE = "CAPTIONING_LAUNCHER"
 
 
-class Stopped(Exception):
-    """The program stops early on request. It has saved what it needs to continue."""
+class Stopped(BaseException):
+    """The program stops early on request. It has saved what it needs to continue.
+
+    Not an Exception, so that code which handles all errors lets it pass.
+    """
 
 
 _request: Optional[str] = None  # what asked to stop: "Ctrl-C" or the name of a signal

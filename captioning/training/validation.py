@@ -72,8 +72,8 @@ class SplitEvaluation:
         folder = self.folder / "result" / name
         shutil.rmtree(folder, ignore_errors=True)  # scores may be of other weights or settings
         write_json(results, folder.with_suffix(".json"))
-        scores = score(results, self.references, self.evaluators)
         captions = {result["image_id"]: result["caption"] for result in results}
+        scores = score(captions, self.references, self.evaluators)
         write_scores(folder, scores, captions, shell_command(sys.argv))
         log_line(f"image {results[0]['image_id']}: {results[0]['caption']}")
         log_line(format_table(scores, len(captions)))

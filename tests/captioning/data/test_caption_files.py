@@ -7,7 +7,6 @@ import pytest
 from captioning.data.caption_files import (
     ids_by_name,
     match_ids,
-    predictions_by_id,
     read_predictions,
     read_references,
     with_references,
@@ -138,9 +137,6 @@ def test_bad_predictions_are_one_line(write, content, message):
     path = write(content)
     with raises_line(UserError, start=f"{path}{message}"):
         read_predictions(path)
-    if isinstance(content, list):
-        with raises_line(UserError, start=f"predictions{message}"):
-            predictions_by_id(content)
 
 
 @pytest.mark.parametrize("content", [{}, {"5": "a man"}, [{"image": "a.jpg", "caption": " "}]])

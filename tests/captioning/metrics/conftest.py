@@ -5,7 +5,7 @@ import os
 import pytest
 
 from captioning.files import chat
-from captioning.metrics import clair, meteor
+from captioning.metrics import judge, meteor
 from captioning.metrics.java import JavaError, java_version
 from tests.captioning.chat_server import serving
 
@@ -50,7 +50,7 @@ def fake_java(monkeypatch, tmp_path, own_meteor):
 def server(monkeypatch):
     """Return a server of a language model, which is asked one question at a time."""
     monkeypatch.setattr(chat, "FIRST_PAUSE_S", 0)
-    monkeypatch.setattr(clair, "CONCURRENCY", 1)
-    monkeypatch.delenv(clair.KEY_VARIABLE, raising=False)
+    monkeypatch.setattr(judge, "CONCURRENCY", 1)
+    monkeypatch.delenv(judge.KEY_VARIABLE, raising=False)
     with serving() as server:
         yield server

@@ -57,7 +57,7 @@ def test_an_evaluator_that_is_named_twice_is_built_once():
 @pytest.mark.parametrize(
     ("name", "options", "line"),
     [
-        ("coco", {"spice_timeout": -1}, "spice_timeout: found -1; input should be greater than 0"),
+        ("coco", {"spice_timeout": -1}, "spice_timeout: found -1. Input should be greater than 0"),
         *(
             (name, {}, f"metrics: {name} needs {' and '.join(kind.required)}: ")
             for name, kind in KINDS.items()

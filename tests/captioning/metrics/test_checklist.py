@@ -5,11 +5,12 @@ import json
 import pytest
 
 from captioning.metrics.base import Settings, build_evaluators
-from captioning.metrics.checklist import checklist_scores, judge_prompt, read_checklist, read_reply
+from captioning.metrics.checklist import read_checklist
 from captioning.metrics.intervals import ratio_estimate
 from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
 from tests.captioning.chat_server import said
+from tests.programs import raises_line
 
 
 def last(server):
@@ -25,13 +26,35 @@ def scored(server, tmp_path, checklist, captions):
     return score(captions, {image_id: ["a"] for image_id in captions}, evaluators)
 
 
-def test_scores_are_shares_of_the_set():
+def test_scores_are_shares_of_the_set_and_answers_are_kept(server, tmp_path):
     """Of five questions with a valid reply, the captions answer four, and three with yes."""
-    found = checklist_scores([["yes", "yes", "not said"], ["yes", "no"], None])
-    values = {"checklist_coverage": ratio_estimate([2, 2, 0], [3, 2, 0], 100)}
-    values["checklist_precision"] = ratio_estimate([2, 1, 0], [2, 2, 0], 100)
-    assert found.metrics == values and found.settings["checklist_unread"] == 1
-    assert found.per_caption["checklist_precision"] == [100, 50, None]
+    replies = {"a kite": '{"1": "Yes", "2": "yes", "3": "Not said "}'}
+    replies.update({"a\nb": 'So: {"1": "yes", "2": "no"}.', "a dog": "yes"})
+    server.usual = lambda: said(
+        next(
+            reply
+            for text, reply in replies.items()
+            if f"\n{' '.join(text.split())}\n" in last(server)
+        )
+    )
+    questions = {1: ["A?", "B?", "C?"], 2: ["A?", "B?"], 3: ["A?"]}
+    for _ in range(2):
+        found = scored(server, tmp_path, questions, dict(enumerate(replies, 1)))
+        values = {"checklist_coverage": ratio_estimate([2, 2, 0], [3, 2, 0], 100)}
+        values["checklist_precision"] = ratio_estimate([2, 1, 0], [2, 2, 0], 100)
+        assert found.metrics == values and found.settings["checklist_unread"] == 1
+        assert found.per_caption["checklist_precision"] == [100, 50, None]
+        answers = [["yes", "yes", "not said"], ["yes", "no"], None]
+        assert found.details == {"checklist_answers": answers}
+    assert len(server.asked) == 1 + 1 + 3 + 3  # the invalid reply is not kept
+    assert "\n1. A? (yes / no / not said)\n2. B?" in server.asked[0][2]["messages"][0]["content"]
+
+
+@pytest.mark.parametrize("reply", ['{"1": "maybe"}', '{"2": "yes"}', "yes", '{"1": 1}'])
+def test_a_reply_has_an_answer_to_each_question(server, tmp_path, reply):
+    server.usual = lambda: said(reply)
+    found = scored(server, tmp_path, {1: ["A?"]}, {1: "a"})
+    assert found.settings["checklist_unread"] == 1 and not found.metrics
 
 
 CAPEVAL = {
@@ -48,40 +71,13 @@ def test_a_checklist_is_read_as_it_is_published(tmp_path):
     path.write_text(f"{json.dumps(CAPEVAL)}\n")
     robot = ["Is a robot mentioned?", "Is 'Strain gauge' mentioned?"]
     assert read_checklist(path) == dict.fromkeys(("DK001", "images/DK001.jpg", "DK001.jpg"), robot)
-    assert "\na b\n" in judge_prompt("a\nb", robot)
-    assert "1. Is a robot mentioned? (yes / no / not said)\n2. " in judge_prompt("a", robot)
-    path.write_text(f"{json.dumps(CAPEVAL)}\n{json.dumps({**CAPEVAL, 'text_checklist': []})}\n")
-    with pytest.raises(UserError, match="'DK001' names two entries"):
+    path.write_text('{"id": "DK001"}')
+    with raises_line(UserError, "list.jsonl: expected"):
         read_checklist(path)
 
 
-@pytest.mark.parametrize(
-    ("reply", "answers"),
-    [
-        ('{"1": "yes"}', ["yes"]),
-        ('So: {"1": "Not said "}.', ["not said"]),
-        *((text, None) for text in ('{"1": "maybe"}', '{"2": "yes"}', "yes", '{"1": 1}')),
-    ],
-)
-def test_a_reply_has_an_answer_to_each_question(reply, answers):
-    assert read_reply(reply, 1) == answers
-
-
-def test_unreadable_replies_are_counted_and_answers_kept(server, tmp_path):
-    server.usual = lambda: said('{"1": "No", "2": "yes"}' if "kite" in last(server) else "yes")
-    for _ in range(2):
-        found = scored(server, tmp_path, {1: ["A", "B"], 2: ["A", "B"]}, {1: "a kite", 2: "a dog"})
-        assert found.settings["checklist_unread"] == 1
-        assert found.per_caption["checklist_precision"] == [50, None]
-        assert found.metrics["checklist_coverage"].value == 100
-    assert len(server.asked) == 1 + 3 + 3  # that of the kite is kept
-
-
 def test_each_caption_of_an_image_is_asked_its_questions(server, tmp_path):
-    thought = '<think>Is it {"1": "no"}?</think>'
-    server.usual = lambda: said(
-        thought + ('{"1": "yes"}' if "a dog" in last(server) else '{"1": "no"}')
-    )
+    server.usual = lambda: said('{"1": "yes"}' if "a dog" in last(server) else '{"1": "no"}')
     captions = {"a.jpg#0": "a dog", "a.jpg#1": "a cat", "b.jpg": "a dog"}
     found = scored(server, tmp_path, {"a.jpg": ["A dog?"], "b.jpg": ["Dogs?"]}, captions)
     assert found.per_caption["checklist_precision"] == [100, 0, 100]
@@ -98,8 +94,6 @@ def test_each_caption_of_an_image_is_asked_its_questions(server, tmp_path):
     ],
 )
 def test_bad_checklists_are_one_line(server, tmp_path, content, message):
-    with pytest.raises(UserError) as error:
+    with raises_line(UserError, message, "checklist.json"):
         scored(server, tmp_path, content, {7: "a dog"})
-    reason = str(error.value)
-    assert message in reason and "checklist.json" in reason and "\n" not in reason
     assert not server.asked

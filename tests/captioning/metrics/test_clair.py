@@ -6,16 +6,19 @@ import time
 import pytest
 
 from captioning.metrics.base import Settings, build_evaluators
-from captioning.metrics.clair import KEY_VARIABLE as KEY
-from captioning.metrics.clair import QUESTION, judge_prompt, read_reply
+from captioning.metrics.clair import Clair
 from captioning.metrics.intervals import mean_estimate
+from captioning.metrics.judge import KEY_VARIABLE as KEY
 from captioning.metrics.scoring import score, write_scores
 from captioning.runtime import signals
+from captioning.runtime.errors import UserError
 from tests.captioning.chat_server import said
+from tests.programs import raises_line
 
 CAPTIONS = {1: "a dog on a sofa", 2: "two red\nballs", 3: "a kite"}
 REFERENCES = {1: ["a puppy sleeps", "a dog lies down"], 2: ["balls"], 3: ["the sky"]}
 SECRET = "sk-very-secret"
+MANY = {i: str(i) for i in range(20)}, {i: ["a"] for i in range(20)}
 
 
 def good(score=80, reason="alike"):
@@ -46,20 +49,21 @@ def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, m
     server.usual = answer
     found = ask()
     assert found.metrics["CLAIR"] == mean_estimate([90, 40, 20.5])
-    assert found.per_caption["CLAIR"] == [90, 40, 20.5]
-    assert found.details == {"clair_reason": ["because"] * 3}
+    assert list(found.per_caption["CLAIR"]) == [90, 40, 20.5]
+    assert list(found.details["clair_reason"]) == ["because"] * 3
     assert found.settings == {
         "clair_judge": f"wise of {server.url}",
-        "clair_question": QUESTION,
+        "clair_question": Clair.question,
         "clair_unread": 0,
     }
     path, headers, body = server.asked[0]
     assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {SECRET}"
-    asked = judge_prompt(CAPTIONS[1], REFERENCES[1])
-    assert "Reference captions:\n- a puppy sleeps\n- a dog lies down\n" in asked
-    messages = [{"role": "user", "content": asked}]
-    assert body == {"model": "wise", "temperature": 0, "messages": messages}
-    assert "- two red balls\n" in judge_prompt(CAPTIONS[2], REFERENCES[2])  # on one line
+    [message] = body.pop("messages")
+    assert body == {"model": "wise", "temperature": 0} and message["role"] == "user"
+    asked = "\n- a dog on a sofa\nReference captions:\n- a puppy sleeps\n- a dog lies down\n"
+    assert asked in message["content"]
+    texts = [each["messages"][0]["content"] for *_, each in server.asked[1:]]
+    assert any("\n- two red balls\n" in text for text in texts)  # on one line
     assert ask() == found and len(server.asked) == 3
     same = ask({i: "a dog" for i in range(5)}, {i: ["a cat"] for i in range(5)})
     assert same.metrics["CLAIR"].n == 5 and len(server.asked) == 4  # each question once
@@ -81,16 +85,20 @@ def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path, m
         *((text, None) for text in ("85 of 100", '{"score": 80', "[80]", "{" * 5000, "")),
     ],
 )
-def test_a_reply_is_a_score_from_0_to_100_and_a_reason_or_none(reply, verdict):
-    assert read_reply(reply) == verdict
+def test_a_reply_is_a_score_from_0_to_100_and_a_reason_or_none(ask, server, reply, verdict):
+    server.usual = lambda: said(reply)
+    found = ask({1: CAPTIONS[1]})
+    columns = found.per_caption["CLAIR"], found.details["clair_reason"]
+    assert list(zip(*columns)) == [verdict or (None, None)]
+    assert found.settings["clair_unread"] == (verdict is None)
+    assert len(server.asked) == (1 if verdict else 3)  # what cannot be read is asked again
 
 
-def test_what_cannot_be_read_is_asked_three_times_and_counted(ask, server):
+def test_what_cannot_be_read_is_counted_and_asked_in_the_next_run(ask, server):
     unread = map(said, ("hm", "no", "{}", "never", "x"))
     server.answers = [next(unread), good(60), *unread, good(100)]
     found = ask()
     assert found.metrics["CLAIR"].value == 80 and found.settings["clair_unread"] == 1
-    assert found.per_caption["CLAIR"].count(None) == 1
     assert len(server.asked) == 7
     server.usual = lambda: good(20)
     assert ask().metrics["CLAIR"].value == 60 and len(server.asked) == 8  # it alone is asked again
@@ -111,11 +119,10 @@ def test_thoughts_are_no_verdict(ask, server):
 def test_a_refusal_ends_the_questions(ask, server, answer):
     """What was answered before is kept."""
     server.answers, server.usual = [good(50)], lambda: answer
-    reason = ask({i: str(i) for i in range(20)}, {i: ["a"] for i in range(20)}).skipped["CLAIR"]
+    reason = ask(*MANY).skipped["CLAIR"]
     assert answer[2] in reason and len(server.asked) < 20
     server.usual = good
-    scores = ask({i: str(i) for i in range(20)}, {i: ["a"] for i in range(20)}).per_caption["CLAIR"]
-    assert sorted(scores) == [50] + [80] * 19
+    assert sorted(ask(*MANY).per_caption["CLAIR"]) == [50] + [80] * 19
 
 
 def test_a_stop_ends_the_pauses_of_requests(ask, server, monkeypatch):
@@ -126,7 +133,7 @@ def test_a_stop_ends_the_pauses_of_requests(ask, server, monkeypatch):
     assert time.monotonic() - began < 20
 
 
-def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, monkeypatch):
+def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path):
     def reasons():
         given = {"judge_url": server.url, "judge_model": "wise"}
         return build_evaluators(["clair"], Settings(cache_dir=tmp_path), **given)[0].unavailable()
@@ -139,14 +146,12 @@ def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path, mon
     assert server.url in reasons()["CLAIR"] and not server.asked
 
 
-def test_what_a_damaged_or_forbidden_cache_cannot_tell_is_asked(ask, server, tmp_path, capfd):
+def test_a_damaged_reply_is_asked_again_and_a_forbidden_cache_refused(ask, server, tmp_path):
     ask({1: CAPTIONS[1]})
     [kept] = (tmp_path / "judge").iterdir()
-    for text in ("", "[]", '{"model": "wise"}', '{"reply": "<think>{\\"score\\": 1}"}'):
+    for number, text in enumerate(("", "[]", '{"model": "wise"}'), 2):
         kept.write_text(text)
-        before = len(server.asked)
-        assert ask({1: CAPTIONS[1]}).metrics["CLAIR"].value == 80
-        assert len(server.asked) == before + 1
+        assert ask({1: CAPTIONS[1]}).metrics["CLAIR"].value == 80 and len(server.asked) == number
     (tmp_path / "file").write_text("")
-    assert ask(cache_dir=tmp_path / "file").metrics["CLAIR"].value == 80
-    assert capfd.readouterr().err.count("replies are not kept") == 1
+    with raises_line(UserError, str(tmp_path / "file")):
+        ask(cache_dir=tmp_path / "file")
