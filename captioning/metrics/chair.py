@@ -112,8 +112,8 @@ class Chair(Evaluator):
         reader, known = ObjectReader(self.synonyms, singulars()), self._objects_of(captions.ids)
         rows = []  # per caption: hallucinated mentions, mentions, named objects, present objects
         for image_id, objects in known.items():
-            for reference in captions.references[image_id]:
-                objects = objects.union(m.object for m in reader.mentions(reference))
+            in_references = map(reader.mentions, captions.references[image_id])
+            objects = objects.union(each.object for group in in_references for each in group)
             mentions = reader.mentions(captions.predictions[image_id])
             absent = [mention for mention in mentions if mention.object not in objects]
             named = objects.intersection(mention.object for mention in mentions)
@@ -127,16 +127,12 @@ class Chair(Evaluator):
                 "chair_unknown_images": len(captions.ids) - len(known),
             },
         )
-        shares = {
-            "CHAIRi": (list(map(len, hallucinated)), mentions),
-            "object_recall": (named, present),
-        }
-        scores.update(Scores.from_ratios(shares))
+        shares = {"CHAIRi": (list(map(len, hallucinated)), mentions)}
+        scores.update(Scores.from_ratios({**shares, "object_recall": (named, present)}))
         # One value per caption; None if its image is not in `objects_file`.
         for columns in (scores.per_caption, scores.details):
             for name, values in columns.items():
-                by_image = dict(zip(known, values))
-                columns[name] = [by_image.get(image_id) for image_id in captions.ids]
+                columns[name] = list(map(dict(zip(known, values)).get, captions.ids))
         return scores
 
 
@@ -152,9 +148,8 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
         # These fields are not needed, and segmentations make up most of COCO's files.
         listed = read_json(path, without={"segmentation", "bbox"})
         try:
-            if "annotations" in listed:
-                listed = _of_instances(listed)
-            for image_id, words in listed.items():
+            by_image = _of_instances(listed) if "annotations" in listed else listed
+            for image_id, words in by_image.items():
                 if not isinstance(words, list):
                     raise TypeError
                 objects.setdefault(image_id, set()).update(names[word] for word in words)

@@ -7,7 +7,7 @@ scene_R@k    captions whose own scene ranks among the first k, per cent. For eac
              for them; ties count against the own scene
 """
 
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, entries_of, option
 from captioning.scenes.facts import Statement, max_true_facts, read_caption, true_facts
@@ -62,29 +62,17 @@ class Facts(Evaluator):
         scenes = [*entries_of(captions.ids, self.scenes, self.config.facts_file).values()]
         # Ids such as a.jpg#0 and a.jpg#1 share a scene, which is ranked once.
         distinct = list({id(scene): scene for scene in scenes}.values())
-        stated, correct, wrong, ranks = [], [], [], []
+        rows = []
         for caption, scene in zip(captions.texts, scenes):
             statement = read_caption(caption)
-            counts = count_facts(statement, scene)
-            stated.append(counts.stated)
-            correct.append(counts.correct)
-            wrong.append(counts.stated - counts.correct)
-            ranks.append(_rank_of_own_scene(statement, scene, counts.correct, distinct))
+            num_stated, num_true = len(statement.facts()), len(true_facts(statement, scene))
+            rank = _rank_of_own_scene(statement, scene, num_true, distinct)
+            rows.append((num_stated, num_true, num_stated - num_true, rank))
+        stated, correct, wrong, ranks = zip(*rows)
         hits = {f"scene_R@{k}": [100.0 if r <= k else 0.0 for r in ranks] for k in RANKS}
         scores = Scores.from_means({"true_facts": correct, **hits})
         scores.update(Scores.from_ratios({"wrong_facts": (wrong, stated)}))
         return scores
-
-
-class FactCounts(NamedTuple):
-    """The number of facts that a caption states, and how many of them are true."""
-
-    stated: int
-    correct: int
-
-
-def count_facts(statement: Statement, scene: Scene) -> FactCounts:
-    return FactCounts(len(statement.facts()), len(true_facts(statement, scene)))
 
 
 def _rank_of_own_scene(
@@ -95,11 +83,10 @@ def _rank_of_own_scene(
     described: the own scene. num_true: the number of the caption's facts that are true for it.
     """
     facts = statement.facts()
-    rank = 1
-    for scene in scenes:
-        # `max_true_facts` is a cheap upper bound, which rules out most scenes.
-        if scene is described or max_true_facts(facts, scene) < num_true:
-            continue
-        if len(true_facts(statement, scene)) >= num_true:
-            rank += 1
-    return rank
+    # `max_true_facts` is a cheap upper bound, which rules out most scenes.
+    return 1 + sum(
+        scene is not described
+        and max_true_facts(facts, scene) >= num_true
+        and len(true_facts(statement, scene)) >= num_true
+        for scene in scenes
+    )

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 import signal
 import subprocess
 import time
@@ -32,14 +31,11 @@ def jar(name: str) -> str:
 
 def start_java(*arguments: str, **pipes: Any) -> subprocess.Popen:
     """Start `java ARGUMENTS` in its own process group. pipes: of Popen. Raises JavaError."""
-    java = shutil.which("java")
-    if java is None:
-        raise JavaError("no Java: there is no `java` on PATH")
     pipes = {"stdout": subprocess.PIPE, "encoding": "utf-8", "errors": "replace", **pipes}
     try:
-        return subprocess.Popen([java, *OPTIONS, *arguments], start_new_session=True, **pipes)
+        return subprocess.Popen(["java", *OPTIONS, *arguments], start_new_session=True, **pipes)
     except OSError as error:
-        raise JavaError(f"{java} cannot be started: {error.strerror}") from error
+        raise JavaError(f"no Java: there is no `java` on PATH ({error.strerror})") from error
 
 
 def end_java(process: subprocess.Popen) -> None:

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from BLIP.checkpoint import read_pickled
-from captioning.metrics.pretrained import for_inference
 from captioning.runtime.errors import UserError, one_line
 
 HEAD_WIDTH = 64
@@ -52,7 +51,7 @@ def read_openai_clip(path: Path) -> nn.Module:
         missing = [name for name in loading.missing_keys if "position_ids" not in name]
         if missing:
             raise ValueError(f"it lacks {missing[0]}")
-        return for_inference(model)
+        return model.float().eval().requires_grad_(False)
     except Exception as error:
         raise UserError(
             f"clip_model: {path} is no CLIP with a vision transformer in OpenAI's layout "

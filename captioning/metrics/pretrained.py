@@ -39,14 +39,6 @@ def load_pretrained(
         raise UserError(f"{key}: {source} {reason}: {_FILES}") from None
 
 
-def for_inference(model: nn.Module) -> nn.Module:
-    """Return a model in float32 without gradients. Raises ValueError if a weight is not finite."""
-    for name, weight in model.named_parameters():
-        if not weight.isfinite().all():
-            raise ValueError(f"{name} has values that are not finite")
-    return model.float().eval().requires_grad_(False)
-
-
 def _download(source: str) -> Path:
     """Return the local folder of a model on the hub.
 
@@ -72,7 +64,7 @@ def _model(folder: Path, kind: str) -> nn.Module:
     )
     if loading["missing_keys"]:
         raise ValueError(f"the weights lack {sorted(loading['missing_keys'])[0]}")
-    return for_inference(model)
+    return model.float().eval().requires_grad_(False)
 
 
 def _tokenizer(folder: Path, kind: str) -> Any:

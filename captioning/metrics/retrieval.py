@@ -26,8 +26,8 @@ class Retrieval(ClipEvaluator):
     R@k: the share of captions whose own image is among the k most similar images, per cent.
     median_rank: the median rank of a caption's own image. Ties count against the caption.
 
-    The pool consists of the captions' own images and the images of the option `pool`, without
-    duplicates. The captions are embedded without the prefix that CLIPScore uses.
+    The pool consists of the captions' own images and the other images of the option `pool`. The
+    captions are embedded without the prefix that CLIPScore uses.
     """
 
     metrics = (
@@ -123,8 +123,7 @@ def read_pool(path: Path, root: Optional[Path] = None) -> list[Path]:
     (default: the list's folder). Repeated rows count once. Raises UserError.
     """
     if path.is_dir():
-        paths = map(Path, images_in(str(path)))
-        return [image for image in paths if image.is_file()]  # leaves out broken links
+        return list(map(Path, images_in(str(path))))
     if not rows.is_list(path) or is_table(path):
         raise UserError(f"pool: {path} is not a folder, a list of images or an .npz file")
     listed = rows.read(path, needs=["image"])
@@ -157,11 +156,11 @@ def _joined(
     Two files of one name are the same image if their features are equal, up to the precision of
     different machines.
     """
-    distinct, named = list(features), defaultdict(list)  # {file name: features of its images}
+    named = defaultdict(list)  # {file name: features of the captions' images}
     for path, vector in zip(files, features):
         named[path.name].append(vector)
-    for path, vector in zip(pool, pool_features):
-        if all(vector @ known < 1 - 1e-5 for known in named[path.name]):
-            distinct.append(vector)
-            named[path.name].append(vector)
-    return np.array(distinct)
+    is_other = [
+        all(vector @ own < 1 - 1e-5 for own in named[path.name])
+        for path, vector in zip(pool, pool_features)
+    ]
+    return np.concatenate([features, pool_features[is_other]])

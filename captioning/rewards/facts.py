@@ -3,10 +3,10 @@
 import numpy as np
 
 from captioning.metrics.base import entries_of, option_files
-from captioning.metrics.facts import Facts, count_facts
+from captioning.metrics.facts import Facts
 from captioning.rewards.interface import Reward, TrainingImages
-from captioning.scenes.facts import read_caption
-from captioning.scenes.world import read_scenes
+from captioning.scenes.facts import read_caption, true_facts
+from captioning.scenes.world import Scene, read_scenes
 
 
 class FactsReward(Reward):
@@ -21,8 +21,10 @@ class FactsReward(Reward):
         self.scenes = entries_of(images.files, read_scenes(path), f"reward: facts: {path}")
 
     def __call__(self, image_ids, captions) -> np.ndarray:
-        groups = (
-            [count_facts(read_caption(sampled.text), self.scenes[image_id]) for sampled in group]
-            for image_id, group in zip(image_ids, captions)
-        )
-        return np.array([[float(2 * count.correct - count.stated) for count in g] for g in groups])
+        pairs = zip(image_ids, captions)
+        return np.array([[_true_minus_wrong(s.text, self.scenes[i]) for s in g] for i, g in pairs])
+
+
+def _true_minus_wrong(caption: str, scene: Scene) -> float:
+    statement = read_caption(caption)
+    return float(2 * len(true_facts(statement, scene)) - len(statement.facts()))

@@ -40,14 +40,14 @@ def test_facts_and_ranks_are_those_counted_by_hand(scored):
             "scene_R@5": 100,
         }
     )
-    assert scores.per_caption["true_facts"] == [2, 3, 1]
+    assert scores.per_caption["true_facts"] == (2, 3, 1)
     assert scores.per_caption["scene_R@1"] == [0, 100, 100]
     assert scored({str(i): caption for i, caption in CAPTIONS.items()}) == scores
     # Each of several captions of an image has the values that it has as the only one.
     single = [scored({**CAPTIONS, 1: text}).per_caption for text in (CAPTIONS[1], "sand")]
     numbered = {"1#0": CAPTIONS[1], "1#1": "sand", 2: CAPTIONS[2], 3: CAPTIONS[3]}
     for name, values in scored(numbered).per_caption.items():
-        assert values == [single[0][name][0], single[1][name][0], *single[0][name][1:]]
+        assert list(values) == [single[0][name][0], single[1][name][0], *single[0][name][1:]]
 
 
 def test_captions_that_state_nothing_and_an_unknown_image(scored):

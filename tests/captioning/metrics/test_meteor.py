@@ -121,15 +121,12 @@ def test_failing_java_is_reported(fake_java):
         meteor_scores(CAPTIONS, REFERENCES)
 
 
-def test_versions_of_java_and_one_that_cannot_run(fake_java):
+def test_versions_of_java_and_what_it_says_when_it_fails(fake_java):
     for printed, version in (('openjdk version "17.0.15" 2025', 17), ('java version "1.8.0"', 8)):
         fake_java(f"echo '{printed}' >&2")
         assert java_version() == version
     fake_java("echo 'Unable to locate a Java Runtime.' >&2; exit 1")
     with pytest.raises(JavaError, match="exit code 1: Unable to locate a Java Runtime"):
-        java_version()
-    Path(os.environ["PATH"].split(os.pathsep)[0], "java").write_bytes(b"\0\1\2")
-    with pytest.raises(JavaError, match="cannot be started"):
         java_version()
 
 

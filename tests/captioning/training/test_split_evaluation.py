@@ -61,5 +61,5 @@ def test_models_are_told_of_images_device_and_pool(evaluation, tmp_path):
     settings = evaluator.settings
     assert settings.images == {7: tmp_path / "7.png", 8: tmp_path / "8.png"}
     assert evaluator.config.clip_model == "some/model" and settings.device == "cpu"
-    with pytest.raises(UserError, match="pool: test has no file of its own: name a list"):
+    with pytest.raises(UserError, match="pool: test holds no images: give a folder"):
         evaluation(*given, "val_file=", "train_file=val.json", "split={val: 0.5}", "pool=test")
