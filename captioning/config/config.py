@@ -253,11 +253,8 @@ def parse_config(values: Any) -> Config:
     model, entries = str(values.get("model", "blip")), set()
     for key, options in _ENTRIES.items():
         named = values.get(key, Config.model_fields[key].default)
-        # Not validated yet: a value of the wrong type names no entry.
-        named = (
-            [named] if isinstance(named, str) else named if isinstance(named, (list, dict)) else ()
-        )
-        entries.update(option for name, option in options.items() if name in named)
+        if isinstance(named, (str, list, dict)):  # not validated yet
+            entries.update(option for name, option in options.items() if name in named)
     config_type = config_class(model, frozenset(entries))
     if not values.keys() <= config_type.model_fields.keys():
         config_type = config_class(model)  # also imports metrics and rewards that are not used

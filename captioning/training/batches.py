@@ -17,25 +17,10 @@ def training_batches(
     config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
 ) -> TrainingLoader:
     """Return the loader of this rank's batches of the training split."""
-    return training_loader(
-        _dataset(config, samples, preprocessing),
-        batch_size=config.batch_size,
-        seed=config.seed,
-        rank=distributed.rank(),
-        world_size=distributed.world_size(),
-        num_workers=config.num_workers,
-        bucket_batches=config.bucket_batches,
-        collate=preprocessing.collate,
-    )
-
-
-def _dataset(
-    config: Config, samples: Union[Sequence[Sample], Shards], preprocessing: Preprocessing
-) -> TrainingDataset:
     are_shards, dataset_class = isinstance(samples, Shards), TrainingDataset
     if are_shards:
         dataset_class = partial(ShardDataset, shuffle_buffer=config.shuffle_buffer)
-    return dataset_class(
+    dataset = dataset_class(
         samples=samples,
         image_root=config.image_root,
         transform=preprocessing.training,
@@ -46,4 +31,14 @@ def _dataset(
         is_deterministic=preprocessing.is_deterministic and not are_shards,
         drop_image=config.drop_image,
         takes_prompt=preprocessing.takes_prompt,
+    )
+    return training_loader(
+        dataset,
+        batch_size=config.batch_size,
+        seed=config.seed,
+        rank=distributed.rank(),
+        world_size=distributed.world_size(),
+        num_workers=config.num_workers,
+        bucket_batches=config.bucket_batches,
+        collate=preprocessing.collate,
     )

@@ -71,10 +71,6 @@ def shard(
     return captioner
 
 
-def is_sharded(captioner: nn.Module) -> bool:
-    return any(map(is_distributed, captioner.parameters()))
-
-
 def gather_full(state: Any, keep: bool = True) -> Any:
     """Return a state dict whose sharded tensors are gathered on the CPU. All ranks call this.
 
@@ -107,7 +103,7 @@ def unsharded(captioner: nn.Module, config: Config, device: torch.device) -> nn.
     cannot generate captions: every rank has to take part in each forward pass, but the ranks
     generate different numbers of tokens.
     """
-    if not is_sharded(captioner):
+    if not any(map(is_distributed, captioner.parameters())):
         return captioner
     saved = {**captioner.saved_beside_weights(), **adapter_config(captioner)}
     copy, _ = captioner_from(config, None, saved)

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from captioning.config import Config, write_config
+from captioning.files.reading import read_lines
 from captioning.files.stores import without_secrets
 from captioning.files.writing import user_errors, write_json, write_text
 from captioning.metrics.scoring import library_versions
@@ -129,12 +130,7 @@ class RunLog:
 
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a log.jsonl as dicts; nothing without the file. Skips broken lines."""
-    if path.exists():
-        for text in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            with contextlib.suppress(json.JSONDecodeError):
-                line = json.loads(text)
-                if isinstance(line, dict) and {"event", "step"} <= line.keys():
-                    yield line
+    return (line for line in read_lines(path) if line and {"event", "step"} <= line.keys())
 
 
 def read_validations(lines: Iterable[dict[str, Any]]) -> dict[int, dict[str, float]]:

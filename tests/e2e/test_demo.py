@@ -76,8 +76,9 @@ def test_demo_that_was_killed_goes_on_shows_the_effect_and_its_report(
     assert "[rank 1]" not in logs["pretrain"] and record["processes"] == 2
     said = "".join(logs.values())
     assert said.count("captions and scores are in") == 2 * len(RUNS)
-    # The first call found the finished pre-training; the others found all four runs finished.
-    assert said.count("has finished all of its") == 1 + 4 + 4
+    # Said at the end of a run, and where it is found finished: the pre-training by the first call,
+    # all four runs by the others.
+    assert said.count("has finished all of its") == 4 + 1 + 4 + 4
 
     # The effect is weaker than the full demo's, but a broken objective would not show it.
     files = (folder / name / "result" / "test" / "metrics.json" for name in ("mle", "smile"))
