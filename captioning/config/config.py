@@ -73,13 +73,6 @@ class Config(Keys):
     def _without_secrets(self, value):
         return without_secrets(value) if isinstance(value, str) else value
 
-    @model_validator(mode="before")
-    @classmethod
-    def _no_default_objective_beside_a_reward(cls, values):
-        if isinstance(values, dict) and values.get("reward") and "objective" not in values:
-            return {**values, "objective": None}
-        return values
-
     @field_validator("reward")
     @classmethod
     def _known_rewards(cls, value):
@@ -250,6 +243,8 @@ def parse_config(values: Any) -> Config:
         gone.remove(("null_image", "zeros"))
     gone.append(("encoder_features", values.get("encoder_features")))  # a cache
     values = {key: value for key, value in values.items() if (key, value) not in gone}
+    if values.get("reward"):
+        values = {"objective": None, **values}  # no default objective beside a reward
     model, entries = str(values.get("model", "blip")), set()
     for key, options in _ENTRIES.items():
         named = values.get(key, Config.model_fields[key].default)

@@ -18,9 +18,9 @@ from tests.runs import write_config
 from tests.soak.disturbed import BrokenPromise
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-# Growth in a thousand steps that fails; malloc's cache varies by less.
-MOST_MEMORY = 4 << 20  # bytes, in the main process and in its workers together
-MOST_FILES = 0.5  # a leaked file in a thousand steps fails, a temporary one does not
+# The most growth in a thousand steps; malloc's cache varies by less. A leaked file fails, a
+# temporary one does not.
+LIMITS = {"memory": 4 << 20, "of_workers": 4 << 20, "files": 0.5, "processes": 0.5}
 
 
 class Sample(NamedTuple):
@@ -57,47 +57,25 @@ def slope(steps: Sequence[int], values: Sequence[float]) -> float:
     return rise.median().item()
 
 
-def train_and_sample(config: Path, folder: Path, every: int, *overrides: str) -> list[Sample]:
-    """Train in this process; take a sample after `every` steps."""
-    samples: list[Sample] = []
-    call = TrainingStep.__call__
-
-    def watched(self, batches, step):
-        if step % every == 0:
-            samples.append(take_sample(step))
-        return call(self, batches, step)
-
-    settings = load_config(config, overrides, {"output_dir": str(folder)})
-    with mock.patch.object(TrainingStep, "__call__", watched):
-        fine_tune(settings, torch.device("cpu"))
-    return samples
-
-
-def growth_per_1000_steps(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return the growth of each quantity in a thousand steps."""
-    steps = [one.step for one in samples]
-    names = ("memory", "of_workers", "files", "processes")
-    return {n: 1000 * slope(steps, [getattr(one, n) for one in samples]) for n in names}
-
-
-def exceeded_limits(found: dict[str, float]) -> str:
-    """Return the quantities that grow too fast, as text; "" for none."""
-    limits = {"memory": MOST_MEMORY, "of_workers": MOST_MEMORY}
-    limits |= {"files": MOST_FILES, "processes": MOST_FILES}
-    grown = [f"{name}: {found[name]:.6g}" for name, most in limits.items() if found[name] > most]
-    return ", ".join(grown)
-
-
 def check_growth(folder: Path, steps: int) -> dict[str, float]:
     """Train in epochs of 50 steps, with two workers. Return what grew; raises BrokenPromise."""
     config = write_config(folder, train_images=400)
     given = [f"max_epoch={max(1, steps // 50)}", "num_workers=2", "checkpoint_every=20"]
-    samples = train_and_sample(config, folder / "run", 10, *given)
-    found = growth_per_1000_steps(samples)
-    if exceeded_limits(found):
-        raise BrokenPromise(
-            f"in {samples[-1].step} steps there grew {exceeded_limits(found)} a thousand steps"
-        )
+    settings = load_config(config, given, {"output_dir": str(folder / "run")})
+    samples: list[Sample] = []
+    call = TrainingStep.__call__
+
+    def watched(self, batches, step):
+        if step % 10 == 0:
+            samples.append(take_sample(step))
+        return call(self, batches, step)
+
+    with mock.patch.object(TrainingStep, "__call__", watched):
+        fine_tune(settings, torch.device("cpu"))
+    steps = [one.step for one in samples]
+    found = {n: 1000 * slope(steps, [getattr(one, n) for one in samples]) for n in LIMITS}
+    if grown := {n: value for n, value in found.items() if value > LIMITS[n]}:
+        raise BrokenPromise(f"in {steps[-1]} steps there grew {grown} a thousand steps")
     first, last = samples[len(samples) // 10], samples[-1]
     return {
         "steps": last.step,
