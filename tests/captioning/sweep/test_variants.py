@@ -3,7 +3,7 @@
 import pytest
 
 from captioning.config import load_config
-from captioning.sweep.variants import ablation_variants, mle_share, plan, with_seeds
+from captioning.sweep.variants import ablation_variants, mle_share, own_keys, plan, with_seeds
 from smile import OBJECTIVES
 
 
@@ -49,6 +49,8 @@ def test_what_two_ablations_share_is_run_once(settings_of):
     assert len(told) == len(set(told)) == 10
     assert len({str(settings_of(variant)) for variant in variants}) == 10
     assert told[:3] == ["smile", "mle0.01", "mle"]  # mixtures first
+    keys = {"objective", "first_token_mle", "first_token_shift", "random_subset_size"}
+    assert own_keys(variants) == {*keys, "output_dir"}
 
 
 def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_of):

@@ -1,4 +1,4 @@
-"""Whether a run resumes, and with which settings it may."""
+"""Whether a run resumes, and with which settings it may: the roles of keys decide."""
 
 import os
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from captioning import train
-from captioning.config import load_config
+from captioning.config import Config, config_class, keys_of, load_config
+from captioning.config.keys import ROLES, roles_of
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.checkpointing import resume_content
@@ -14,6 +15,8 @@ from captioning.training.output_folder import OutputFolder
 from tests.processes import Processes
 from tests.programs import raises_line
 from tests.tiny import leave_an_epoch
+
+KEYS = config_class("blip")  # with the options of all metrics
 
 
 def resumed(config, num_items=24):
@@ -42,6 +45,50 @@ def at(scenes_config, tmp_path):
     return lambda *overrides: load_config(scenes_config, overrides, {"output_dir": str(tmp_path)})
 
 
+def test_every_key_has_one_role_and_every_role_a_key():
+    for keys in (Config, config_class()):
+        assert set(roles_of(keys)) == set(keys.model_fields)
+        named = [key for role in ROLES for key in keys_of(role, keys)]
+        assert sorted(named) == sorted(keys.model_fields)
+    assert all(keys_of(role, config_class()) for role in ROLES)
+
+
+@pytest.fixture
+def with_another(at):
+    """Return a function that resumes a run after a key got a value which differs."""
+
+    def resume(key):
+        config = KEYS(**at("max_epoch=2").model_dump())
+        leave_an_epoch(config)
+        value = getattr(config, key)
+        number = value in (None, True, False) and value != 1
+        # The value of `reward` is read, so that it has to be valid.
+        value = {"facts": 1.0} if key == "reward" else 1 if number else "another"
+        return resumed(config.model_copy(update={key: value}))
+
+    return resume
+
+
+MAY_CHANGE = ("speed", "upkeep", "data", "generation", "scoring", "machine")
+
+
+@pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
+@pytest.mark.parametrize(
+    "key", [*keys_of("run", KEYS), *(r for m in MAY_CHANGE for r in keys_of(m, KEYS))]
+)
+def test_another_value_of_a_run_key_is_another_run_and_of_the_others_is_not(with_another, key):
+    if key == "output_dir":  # chooses the run
+        return
+    # skip_bad_images may be turned on: the run met no bad image. See below for off.
+    if key in keys_of("run", KEYS) and key != "skip_bad_images":
+        with pytest.raises(
+            UserError, match=f"had other settings \\({key} was .*, is .*set the old"
+        ):
+            with_another(key)
+    else:
+        assert with_another(key)["epoch"] == 0
+
+
 def test_a_run_of_before_a_key_existed_goes_on(at):
     leave_an_epoch(at(), without="augmentation")
     assert resumed(at())["epoch"] == 0
@@ -65,6 +112,12 @@ def test_a_run_with_a_key_that_is_gone_goes_on_if_the_key_had_no_effect(at, tmp_
     line = "reward_kl is 0.2, which commit f445f286 was the last to support): finish it with"
     with raises_line(UserError, line):
         resumed(at())
+
+
+def test_a_run_may_get_other_parts_of_a_step_and_more_epochs_of_a_schedule_without_length(at):
+    leave_an_epoch(at("lr_schedule=plateau", "metrics=[coco]"))
+    more = ["max_epoch=9", "batch_size=4", "accumulation_steps=2"]
+    assert resumed(at("lr_schedule=plateau", "metrics=[coco]", *more))["epoch"] == 0
 
 
 def test_more_epochs_than_asked_and_other_data_are_refused(at):
@@ -104,6 +157,7 @@ ROWS = [  # the settings of the run, other settings, a part of the error line
         )
         for n in ("cosine", "cosine_steps", "cosine_restarts")
     ),
+    (["bucket_batches=true"], ["batch_size=2", "accumulation_steps=2"], "images per step were 8"),
     (
         *([], ["accumulation_steps=2"]),
         "images per step were 8 (8 batch_size, 1 processes, 1 accumulation_steps), are 32 "
