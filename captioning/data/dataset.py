@@ -3,7 +3,7 @@
 import os
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, Callable
@@ -101,9 +101,9 @@ class TrainingDataset(Dataset):
             return [max(lengths) for lengths in counts]
         return [length for lengths in counts for length in lengths]
 
-    def order(self, seed: int, epoch: int, first: int = 0) -> Iterator[int]:
-        """Return the shuffled indices of an epoch, from position `first` on."""
-        return iter(permutation(len(self), derived_seed("order", seed, epoch))[first:])
+    def order(self, seed: int, epoch: int) -> Iterable[int]:
+        """Return the shuffled indices of an epoch."""
+        return permutation(len(self), derived_seed("order", seed, epoch))
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key
@@ -158,10 +158,15 @@ class TrainingDataset(Dataset):
 
         The list is empty if captions_per_image is above 1, because `_item` then chooses captions.
         """
+        samples, pairs_up_to, index = self._part(index)
         if self.captions_per_image > 1:
-            return self.samples[index], []
-        position, caption = group_and_position(self._pairs_up_to, index)
-        return self.samples[position], [caption]
+            return samples[index], []
+        position, caption = group_and_position(pairs_up_to, index)
+        return samples[position], [caption]
+
+    def _part(self, index: int) -> tuple[Sequence[Sample], list[int], int]:
+        """Return the part of the samples with an item, see `_pairs_up_to`, and its index there."""
+        return self.samples, self._pairs_up_to, index
 
 
 @dataclass(eq=False, repr=False)

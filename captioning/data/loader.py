@@ -182,13 +182,11 @@ class _ShuffledBatches:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         size = self.batch_size * self.world_size
-        first = self.first_batch * size
-        if self.lengths is None:
-            order = self.dataset.order(self.seed, self.epoch, first)
-        else:
+        order = self.dataset.order(self.seed, self.epoch)
+        if self.lengths is not None:
             seed = derived_seed("buckets", self.seed, self.epoch)
-            shuffled = list(self.dataset.order(self.seed, self.epoch))
-            order = iter(bucketed(shuffled, self.lengths, size, seed)[first:])
+            order = bucketed(order, self.lengths, size, seed)
+        order = islice(order, self.first_batch * size, None)
         part = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)
         for _ in range(self.first_batch, len(self)):
             yield [(self.epoch, index) for index in list(islice(order, size))[part]]

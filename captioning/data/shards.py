@@ -9,9 +9,9 @@ workers, and it resumes by reading from the start.
 import io
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, chain
-from typing import Union
+from itertools import accumulate
 
 import torch
 from PIL import Image
@@ -20,25 +20,31 @@ from captioning.data.annotations import Sample
 from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset, group_and_position
 from captioning.data.image import open_image
 from captioning.data.randomness import derived_seed, permutation
-from captioning.data.tar_index import read_rows, summaries
+from captioning.data.tar_index import read_samples, summaries
 from captioning.files import stores
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_once
 
 
 class Shards:
-    """The samples of several tars, in order. An iteration leaves out samples with an error.
+    """The samples of several tars, in order, without samples that cannot be used.
 
-    The constructor indexes the tars. It raises UserError, and Stopped if a stop is requested.
+    The constructor indexes the tars. It raises UserError, for samples that cannot be used unless
+    `skip_bad_images` is set, and Stopped if a stop is requested.
     """
 
-    def __init__(self, tars: Sequence[str]):
-        self.tars = list(tars)
-        self.summaries = summaries(self.tars)
-        if not len(self):
-            first = next((s["first"] for s in self.summaries if s["first"]), "none has an image")
-            raise UserError(f"{self.tars[0]}: no samples in {len(self.tars)} tars: {first}")
+    def __init__(self, tars: Sequence[str], skip_bad_images: bool = False):
+        self.summaries = summaries(list(tars))
+        errors = [error for summary in self.summaries for error in summary["errors"]]
         left_out = [name for summary in self.summaries for name in summary["left_out"]]
+        if not len(self):
+            first = next(iter(errors), "none has an image")
+            raise UserError(f"{tars[0]}: no samples in {len(tars)} tars: {first}")
+        if errors:
+            line = f"{len(errors):,} of the tars' samples cannot be used. The first: {errors[0]}"
+            if not skip_bad_images:
+                raise UserError(f"{line}, or set skip_bad_images=true")
+            log_once(line)
         if left_out:
             log_once(
                 f"{len(left_out):,} files of the tars are not used, such as {left_out[0]}: a "
@@ -49,139 +55,82 @@ class Shards:
         return sum(summary["samples"] for summary in self.summaries)
 
     def __iter__(self) -> Iterator[Sample]:
-        return self._samples_of_tars_with("samples")
+        for summary in self.summaries:
+            yield from read_samples(summary)
 
     def with_prompts(self) -> Iterator[Sample]:
         """Yield the samples of the tars that have prompts."""
-        return self._samples_of_tars_with("prompts")
-
-    def _samples_of_tars_with(self, count: str) -> Iterator[Sample]:
-        for number, summary in enumerate(self.summaries):
-            if summary[count]:
-                yield from (row for row in self.rows(number) if isinstance(row, Sample))
-
-    def rows(self, number: int) -> list[Union[Sample, str]]:
-        """Return the samples of a tar, and the errors of those that cannot be used."""
-        return read_rows(self.tars[number], self.summaries[number])
+        for summary in self.summaries:
+            if summary["prompts"]:
+                yield from read_samples(summary)
 
 
 @dataclass(eq=False, repr=False)
 class ShardDataset(TrainingDataset):
     """A TrainingDataset whose `samples` are `Shards`.
 
-    A sample with an error in the tar's index is one unreadable item. Such samples are allowed only
-    with `skip_bad_images`.
-
     shuffle_buffer: tars are grouped until a group has at least this many items, and the items of a
-    group are shuffled together. The index rows of about twice as many items are kept in memory.
+    group are shuffled together. The samples of about twice as many items are kept in memory.
     """
 
     shuffle_buffer: int = 50_000
 
     def __post_init__(self):
-        tars = self.samples.summaries
-        if count := sum(tar["errors"] for tar in tars):
-            first = next(tar["first"] for tar in tars if tar["errors"])
-            line = f"{count:,} of the tars' samples cannot be used. The first: {first}"
-            if not self.skip_bad_images:
-                raise UserError(f"{line}, or set skip_bad_images=true")
-            log_once(line)
         unit = "captions" if self.captions_per_image == 1 else "samples"
-        self._sizes = [tar[unit] + tar["errors"] for tar in tars]  # items of each tar
+        self._sizes = [summary[unit] for summary in self.samples.summaries]  # items of each tar
         self._ends = list(accumulate(self._sizes))  # of the tars, in items
-        # {tar: its samples and errors, and the end of each of them in items}, least recently used
-        # first
-        self._rows = OrderedDict()
-        # {span of an image: bytes of the image, or the error of reading them}
-        self._prefetched = {}
+        # {tar: its samples, and their cumulative numbers of captions}, least recently used first
+        self._loaded = OrderedDict()
+        self._prefetched = {}  # {span of an image: future of the image's bytes}
 
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def order(self, seed: int, epoch: int, first: int = 0) -> Iterator[int]:
-        """Return the shuffled items of an epoch from position `first` on.
+    def order(self, seed: int, epoch: int) -> Iterator[int]:
+        """Yield the shuffled items of an epoch.
 
         The tars are shuffled and divided into groups that fill `shuffle_buffer`. Then the items of
         each group are shuffled.
         """
-        num_before = 0
-        for number, tars in enumerate(self._groups(seed, epoch)):
-            size = sum(self._sizes[tar] for tar in tars)
-            if num_before + size > first:
-                ranges = (
-                    range(self._ends[tar] - self._sizes[tar], self._ends[tar]) for tar in tars
-                )
-                items = list(chain.from_iterable(ranges))
-                shuffled = permutation(size, derived_seed("group", seed, epoch, number))
-                yield from (items[offset] for offset in shuffled[max(first - num_before, 0) :])
-            num_before += size
-
-    def _groups(self, seed: int, epoch: int) -> Iterator[list[int]]:
-        group, size = [], 0
-        for tar in permutation(len(self._sizes), derived_seed("tars", seed, epoch)):
-            group.append(tar)
-            size += self._sizes[tar]
-            if size >= self.shuffle_buffer:
-                yield group
-                group, size = [], 0
-        if group:
-            yield group
+        tars = permutation(len(self._sizes), derived_seed("tars", seed, epoch))
+        items, number = [], 0  # of the group
+        for tar in tars:
+            items += range(self._ends[tar] - self._sizes[tar], self._ends[tar])
+            if len(items) >= self.shuffle_buffer or tar == tars[-1]:
+                shuffled = permutation(len(items), derived_seed("group", seed, epoch, number))
+                yield from (items[offset] for offset in shuffled)
+                items, number = [], number + 1
 
     def prefetch(self, keys: Sequence[tuple[int, int]]) -> None:
         """Read the images of a batch from a store, concurrently, for `_open`.
 
         keys: (epoch, index) of the items. Images on disk are not prefetched.
         """
-        rows = (self._find(index)[0] for _, index in keys)
-        spans = [row.span for row in rows if isinstance(row, Sample)]
-        spans = [span for span in spans if stores.is_store(span.address)]
-        self._prefetched = dict(zip(spans, stores.read_ranges(spans)))
+        spans = [self._sample_and_captions(index)[0].span for _, index in keys]
+        spans = filter(lambda span: stores.is_store(span.address), spans)
+        with ThreadPoolExecutor(stores.THREADS) as pool:
+            self._prefetched = {span: pool.submit(stores.read_range, *span) for span in spans}
 
     def _candidates(self, index: int) -> Iterator[int]:
         yield index
         random = torch.Generator().manual_seed(derived_seed("replacement", self.seed, index))
         yield from torch.randint(len(self), (MAX_REPLACEMENTS,), generator=random).tolist()
 
-    def _sample_and_captions(self, index: int) -> tuple[Sample, list[int]]:
-        row, captions = self._find(index)
-        if isinstance(row, str):
-            raise UserError(row)
-        return row, captions
-
-    def _find(self, index: int) -> tuple[Union[Sample, str], list[int]]:
-        """Return an item's sample or error, and [position of its caption].
-
-        The list is empty if captions_per_image is above 1.
-        """
-        tar, item = group_and_position(self._ends, index)
-        rows, item_ends = self._rows_of(tar)
-        if self.captions_per_image > 1:
-            return rows[item], []
-        position, caption = group_and_position(item_ends, item)
-        return rows[position], [caption]
-
-    def _rows_of(self, tar: int) -> tuple[list[Union[Sample, str]], list[int]]:
-        if tar not in self._rows:
-            rows = self.samples.rows(tar)
-            # With captions_per_image 1, each caption is an item, and each error is one item.
-            sizes = (len(row.captions) if isinstance(row, Sample) else 1 for row in rows)
-            item_ends = list(accumulate(sizes))
-            items = item_ends[-1] if self.captions_per_image == 1 else len(rows)
-            if items != self._sizes[tar]:
-                raise UserError(f"{self.samples.tars[tar]}: it has changed since training began")
-            self._rows[tar] = rows, item_ends
-            # Keep the rows of two groups in memory: a batch may be at the end of one group and at
-            # the beginning of the next group.
-            max_rows = 2 * self.shuffle_buffer + self._sizes[tar]
-            while len(self._rows) > 1 and sum(self._sizes[tar] for tar in self._rows) > max_rows:
-                self._rows.popitem(last=False)
-        self._rows.move_to_end(tar)
-        return self._rows[tar]
+    def _part(self, index: int) -> tuple[list[Sample], list[int], int]:
+        tar, index = group_and_position(self._ends, index)
+        if tar not in self._loaded:
+            samples = read_samples(self.samples.summaries[tar])
+            pairs_up_to = list(accumulate(len(sample.captions) for sample in samples))
+            self._loaded[tar] = samples, pairs_up_to
+            # Keep the samples of two groups in memory: a batch may be at the end of one group and
+            # at the beginning of the next group.
+            most = 2 * self.shuffle_buffer + self._sizes[tar]
+            while len(self._loaded) > 1 and sum(map(self._sizes.__getitem__, self._loaded)) > most:
+                self._loaded.popitem(last=False)
+        self._loaded.move_to_end(tar)
+        return (*self._loaded[tar], index)
 
     def _open(self, sample: Sample) -> Image.Image:
-        data = self._prefetched.get(sample.span)
-        if data is None:
-            data = stores.read_range(*sample.span)
-        if isinstance(data, UserError):
-            raise data
+        prefetched = self._prefetched.get(sample.span)
+        data = prefetched.result() if prefetched else stores.read_range(*sample.span)
         return open_image(sample.image, io.BytesIO(data))

@@ -107,7 +107,7 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
     files contain the same image id.
     """
     if split == "train" and (tars := training_tars(config)):
-        return Shards(tars)
+        return Shards(tars, config.skip_bad_images)
     if not config.split:
         return _read_samples(config, files_of=split, split=split)
     samples = _read_samples(config, files_of="train", split=None)

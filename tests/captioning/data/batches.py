@@ -31,4 +31,4 @@ def dataset(tars, captions_per_image=1, skip=False, shuffle_buffer=1000):
     """Return the training data set of the tars, of images of 8 by 8."""
     settings = {"captions_per_image": captions_per_image, "shuffle_buffer": shuffle_buffer}
     transform = training_transform(8)
-    return ShardDataset(Shards(tars), "", transform, 7, skip_bad_images=skip, **settings)
+    return ShardDataset(Shards(tars, skip), "", transform, 7, skip_bad_images=skip, **settings)
