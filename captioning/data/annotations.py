@@ -67,7 +67,7 @@ def read_annotations(
             raise UserError(
                 f"{line}: expected text in a column {', '.join(COLUMNS['captions'])}{advice}"
             )
-        log_once(f"{line}: they are left out")
+        log_once(f"{line}: they are left out")  # a split is read several times
     if not samples:
         in_split = f" of split {split}" if split else ""
         raise UserError(f"{path}: no samples{in_split}: check that this is the right file")

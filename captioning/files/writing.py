@@ -1,11 +1,10 @@
 """Writes files atomically: a file appears under its name only when it is complete and synced."""
 
 import contextlib
-import fcntl
 import json
 import os
 import secrets
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -32,26 +31,6 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             temporary.unlink()
     sync_folder(path.parent)
-
-
-@contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Lock the file `path` against other processes that call this function.
-
-    The block may replace or remove the file. Creates an empty file if there is none. Raises
-    OSError.
-    """
-    while True:
-        with open(path, "ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            try:
-                current = os.path.samestat(os.fstat(file.fileno()), os.stat(path))
-            except FileNotFoundError:
-                current = False
-            # Otherwise another process has replaced or removed the file: lock the new one.
-            if current:
-                yield
-                return
 
 
 def sync_folder(folder: Path) -> None:
@@ -113,9 +92,3 @@ def json_line(entry: Any) -> bytes:
         return json.dumps(entry, ensure_ascii=False).encode() + b"\n"
     except UnicodeEncodeError:
         return json.dumps(entry).encode() + b"\n"
-
-
-def write_lines(path: Path, entries: Iterable[Any]) -> None:
-    """Write a line of JSON for each entry; see `atomic_write`. Raises OSError."""
-    with atomic_write(path) as file:
-        file.writelines(map(json_line, entries))
