@@ -18,7 +18,6 @@ def aliases(levels):
     return "\n".join(lines).encode()
 
 
-TOO_MUCH = "more than 10000 values with aliases expanded: this is not a configuration"
 CONTENTS = [
     (b"", "the file is empty: download or write it again"),
     (b"# later", "expected lines of 'key: value', found None"),
@@ -27,10 +26,9 @@ CONTENTS = [
     (START + b"image_root: c", "not valid YAML at line 3: while constructing a mapping, found dup"),
     (START + b"1: 2", "1: found 1; keys should be strings"),
     (START + b"prompt: 2020-13-45", "not valid YAML: month must be in 1..12"),
-    (START + b"prompt: " + b"[" * 700, "not valid YAML: it is nested too deeply"),
-    (START + aliases(10), TOO_MUCH),
-    (START + b"metrics: &a [*a]", TOO_MUCH),
-    (START + b"prompt: [" + b"x, " * 10_001 + b"]", TOO_MUCH),
+    (START + b"prompt: " + b"[" * 700 + b"]" * 700, "not valid YAML: it is nested too deeply"),
+    (START + aliases(10), "not valid YAML: more than 20 aliases"),
+    (START + b"metrics: &a [*a]", "metrics: found [[...]]; input should be 'coco', "),
     (START + b"prompt: !!python/object/apply:os.mkdir [ran]", f"{NO_TAG}tag:yaml.org,2002:python"),
     (START + b"prompt: !mine a", f"{NO_TAG}!mine'"),
 ]
