@@ -97,10 +97,10 @@ class Request:
     def check(self) -> None:
         """Raise UserError if an output cannot be written. Called before the work starts."""
         for flag, name in (("--parquet", self.parquet), ("--metadata", self.metadata)):
-            stores.check_names_file(flag, name or "")
+            stores.check_can_hold(flag, name or "")
             if name and (os.path.isdir(name) or name in (self.out, *self.sources)):
                 raise UserError(f"{flag} is {name}; name another file")
-        stores.check_names_file("--out", self.out)
+        stores.check_can_hold("--out", self.out)
         stores.check_can_hold("--write-shards", self.write_shards or "")
         files = filter(os.path.exists, (*self.outputs, self.marker))
         if not (self.out.endswith(".jsonl") and all(map(os.path.isfile, files))):

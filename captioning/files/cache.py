@@ -11,9 +11,11 @@ import shutil
 from pathlib import Path
 from typing import Optional
 
+from filelock import FileLock
+
 from captioning.files import stores
 from captioning.files.reading import StrPath
-from captioning.files.writing import atomic_write, locked, user_errors
+from captioning.files.writing import atomic_write, user_errors
 from captioning.runtime.errors import UserError
 
 
@@ -55,7 +57,7 @@ def local(name: StrPath) -> Path:
     copy = kept / cache_key(repr(files), 16)
     with user_errors(copy):
         kept.mkdir(parents=True, exist_ok=True)
-        with locked(Path(f"{kept}.lock")):  # another process may make the copy
+        with FileLock(f"{kept}.lock"):  # another process may make the copy
             if not copy.exists():
                 for earlier in kept.iterdir():  # of other versions, or an interrupted download
                     shutil.rmtree(earlier)
@@ -74,8 +76,11 @@ def local_path_in(folder: str, name: str) -> Path:
 def fetch(address: str, path: Path, stamp: stores.Stamp) -> None:
     """Download the version `stamp` of a file to `path`, which appears when it is complete.
 
-    Raises UserError, also if the file is replaced during the download.
+    Raises UserError, also if the file is replaced during the download, or if its name has "..",
+    which may lead out of the folder of copies.
     """
+    if ".." in address.split("/"):
+        raise UserError(f"{address}: its name contains .., which is impossible on a disk")
     with user_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:

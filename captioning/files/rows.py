@@ -80,8 +80,6 @@ def _rows(path: str, split: Optional[str]) -> Iterator[_PlacedRow]:
         return tables.rows(path)
     if os.path.isdir(path):
         return _folder_rows(path)
-    if not (stores.is_store(path) or os.path.exists(path)):
-        raise UserError(f"{path}: no such file: put it there, or correct the path")
     if suffix == ".jsonl":
         return ((f"line {n}", row) for n, row in parse_json_lines(_lines(path), path))
     if suffix in SUFFIXES and suffix != ".json":

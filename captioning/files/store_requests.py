@@ -1,7 +1,7 @@
 """Sends requests to object stores through fsspec, and retries requests that fail."""
 
 import asyncio
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from captioning.runtime.errors import UserError
 
@@ -14,6 +14,10 @@ PAUSE_S = 0.5  # after the first failure; doubled after each further failure
 
 class StoreError(UserError):
     """A store does not answer or refuses access. Skipping the requested file would not help."""
+
+
+class NoAnswer(StoreError):
+    """A request failed in a way that may be temporary."""
 
 
 class Missing(UserError):
@@ -42,57 +46,49 @@ def system_of(address: str) -> tuple[Any, str]:
 
 def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
     """Call a method of the file system with the path of `address`; see `retry`."""
-
-    def request() -> Any:
-        system, path = system_of(address)
-        return getattr(system, method)(path, *arguments, **settings)
-
-    return retry(address, request)
+    return retry(
+        address, lambda system, path: getattr(system, method)(path, *arguments, **settings)
+    )
 
 
-def retry(address: str, request: Callable[[], Any]) -> Any:
-    """Return `request()`. Retry it after pauses, unless the file is missing or access is refused.
+def retry(address: str, request: Callable[[Any, str], Any]) -> Any:
+    """Return `request(system, path)`, see `system_of`. Retry it after pauses if it fails.
 
-    Raises UserError. The library's error may contain credentials, so that it is neither chained
-    nor quoted.
+    Raises UserError, at once if the file is missing or access is refused. The library's error may
+    contain credentials, so that it is neither chained nor quoted.
     """
     import tenacity
 
-    tries = tenacity.Retrying(
+    def attempt() -> Any:
+        try:
+            return request(*system_of(address))
+        except Exception as error:
+            problem = _user_error(address, error)
+        raise problem
+
+    return tenacity.Retrying(
         stop=tenacity.stop_after_attempt(TRIES),
         wait=tenacity.wait_exponential(PAUSE_S),
-        retry=tenacity.retry_if_exception(
-            lambda error: isinstance(error, Exception) and _refusal(address, error) is None
-        ),
+        retry=tenacity.retry_if_exception_type(NoAnswer),
         reraise=True,
-    )
-    try:
-        return tries(request)
-    except Exception as error:
-        problem = _refusal(address, error) or StoreError(
-            f"{address}: {TRIES} requests failed ({type(_cause(error)).__name__}): check the "
-            "address and the network, then run the same command again"
-        )
-    raise problem
+    )(attempt)
 
 
-def _refusal(address: str, error: Exception) -> Optional[UserError]:
-    """Return the error to raise at once; None if the request may succeed later."""
-    error = _cause(error)
+def _user_error(address: str, error: Exception) -> UserError:
+    # fsspec raises FileNotFoundError also for failed connections, and for our own errors.
+    if isinstance(error.__cause__, (UserError, OSError, asyncio.TimeoutError)):
+        error = error.__cause__
     if isinstance(error, UserError):
         return error
     answer = getattr(error, "response", None)  # set in huggingface_hub's errors
     status = getattr(error, "status", None) or getattr(answer, "status_code", None)
     if isinstance(error, FileNotFoundError) or status == 404:
         return Missing(f"{address}: no such file or bucket")
-    no_credentials = type(error).__name__ == "NoCredentialsError"
-    if isinstance(error, PermissionError) or status in (401, 403) or no_credentials:
+    kind = type(error).__name__
+    if isinstance(error, PermissionError) or status in (401, 403) or kind == "NoCredentialsError":
         where = library_of(address)
         return StoreError(f"{address}: not allowed: give credentials where {where} finds them")
-    return None
-
-
-def _cause(error: Exception) -> Exception:
-    """Return the failed connection, or our own error, for which fsspec raises FileNotFoundError."""
-    known = (UserError, OSError, asyncio.TimeoutError)
-    return error.__cause__ if isinstance(error.__cause__, known) else error
+    return NoAnswer(
+        f"{address}: {TRIES} requests failed ({kind}): check the address and the network, then run "
+        "the same command again"
+    )

@@ -9,10 +9,9 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Optional, Union
+from typing import Any, BinaryIO, NamedTuple, Optional
 from urllib.parse import urlsplit
 
 from captioning.files.store_requests import (
@@ -22,7 +21,6 @@ from captioning.files.store_requests import (
     call,
     library_of,
     retry,
-    system_of,
 )
 from captioning.files.writing import atomic_write, user_errors
 from captioning.runtime.errors import UserError
@@ -72,20 +70,13 @@ def check_can_hold(what: str, place: str) -> None:
 
     what: the name of the setting that contains `place`, for the error.
     """
-    scheme, colon, _ = place.partition(":/")
     if is_bucket_address(place):
         check_address(place)
-    elif colon and scheme in LIBRARIES:  # matches one slash, too, because Path collapses "//"
+    elif is_store(place):
+        scheme = place.partition("://")[0]
         raise UserError(
             f"{what} is on {scheme}; use a path on a disk or in a bucket, such as s3://BUCKET/NAME"
         )
-
-
-def check_names_file(what: str, place: str) -> None:
-    """Like `check_can_hold`. Also raises UserError for an address without a file name."""
-    check_can_hold(what, place)
-    if is_bucket_address(place) and (place.endswith("/") or not urlsplit(place).path):
-        raise UserError(f"{what} is {place}; it has to name a file, such as s3://BUCKET/NAME")
 
 
 def without_secrets(address: str) -> str:
@@ -108,23 +99,26 @@ def join(folder: str, name: str) -> str:
 
 @contextlib.contextmanager
 def read_errors(name: str) -> Iterator[None]:
-    """Within the block, turn an OSError into a UserError that names the file."""
+    """Within the block, turn an OSError into a UserError that names the file, such as Missing."""
     try:
         yield
+    except FileNotFoundError:
+        raise Missing(f"{name}: no such file: put it there, or correct the path") from None
     except OSError as error:
         raise UserError(f"{name}: cannot be read: {error.strerror or error}") from error
 
 
 def read_bytes(name: str) -> bytes:
-    """Return all bytes of a file. Raises UserError for a store, OSError for the disk."""
-    return call(name, "cat_file") if is_store(name) else Path(name).read_bytes()
+    """Return all bytes of a file. Raises UserError."""
+    with read_errors(name):
+        return call(name, "cat_file") if is_store(name) else Path(name).read_bytes()
 
 
 def read_if_any(name: str) -> bytes:
-    """Return all bytes of a file; b"" if there is none. Raises the errors of `read_bytes`."""
+    """Return all bytes of a file; b"" if there is none. Raises UserError."""
     try:
         return read_bytes(name)
-    except (FileNotFoundError, Missing):
+    except Missing:
         return b""
 
 
@@ -141,19 +135,6 @@ def read_range(name: str, first: int, count: int) -> bytes:
     return data
 
 
-def read_ranges(ranges: Sequence[ByteRange]) -> list[Union[bytes, UserError]]:
-    """Read ranges of files concurrently. The result for a range is its bytes or a UserError."""
-
-    def read(part: ByteRange) -> Union[bytes, UserError]:
-        try:
-            return read_range(*part)
-        except UserError as error:
-            return error
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        return list(pool.map(read, ranges))
-
-
 def open_file(name: str) -> BinaryIO:
     """Open a file for reading with seek. Raises UserError."""
     if not is_store(name):
@@ -162,9 +143,8 @@ def open_file(name: str) -> BinaryIO:
     file = call(name, "open", "rb", block_size=CHUNK_BYTES, cache_type="readahead")
     if file.size is None:
         raise UserError(f"{name}: its server reports neither its size nor range support")
-    if hasattr(file, "cache"):  # each read of it is a request
-        fetch = file.cache.fetcher
-        file.cache.fetcher = lambda first, end: retry(name, lambda: fetch(first, end))
+    fetch = file.cache.fetcher  # sends a request for each read of the file
+    file.cache.fetcher = lambda first, end: retry(name, lambda *_: fetch(first, end))
     return file
 
 
@@ -188,7 +168,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
     query = {"Bucket": bucket, "Prefix": f"{key}/" if key else "", "MaxKeys": PAGE}
     query.update({} if recursive else {"Delimiter": "/"})
     while True:
-        page = retry(folder, lambda: system_of(folder)[0].call_s3("list_objects_v2", **query))
+        page = retry(folder, lambda system, _: system.call_s3("list_objects_v2", **query))
         names = (item["Key"] for item in page.get("Contents", ()))
         # Some programs create a key that ends in a slash to stand for a folder.
         yield from (f"{bucket}/{name}" for name in names if not name.endswith("/"))
@@ -199,7 +179,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
 
 def names_in(folder: str) -> list[str]:
     """Return the names of the files in a folder, unsorted; [] if there is no such folder."""
-    with read_errors(folder), contextlib.suppress(FileNotFoundError, Missing):
+    with contextlib.suppress(Missing), read_errors(folder):
         if is_store(folder):
             return [name.rpartition("/")[2] for name in list_files(folder, recursive=False)]
         return os.listdir(folder)
@@ -219,7 +199,7 @@ def matching(pattern: str) -> list[str]:
 
 def exists(name: str) -> bool:
     """Return whether there is a file. Raises StoreError."""
-    return call(name, "exists") if is_store(name) else os.path.exists(name)
+    return stamp_if_any(name) is not None
 
 
 def stamp(name: str) -> Stamp:
@@ -231,7 +211,8 @@ def stamp(name: str) -> Stamp:
         info = call(name, "info")
         if info["type"] == "directory":
             raise Missing(f"{name}: no such file or bucket")
-        return _stamp_of(info)
+        version = next((info[name] for name in VERSIONS if info.get(name)), "")
+        return [info["size"], str(version).strip('"')]
     with read_errors(name):
         state = os.stat(name)
     return [state.st_size, state.st_mtime_ns]
@@ -248,30 +229,8 @@ def stamp_if_any(name: str) -> Optional[Stamp]:
 
 
 def stamps(folder: str) -> dict[str, Stamp]:
-    """Return {relative name: stamp} of the files in a store's folder and its subfolders.
-
-    Empty if there is no such folder. Raises UserError, for example for a name with "..", which
-    would lead out of the folder.
-    """
-    folder = folder.rstrip("/")
-    try:
-        infos = call(folder, "find", detail=True)
-    except Missing:
-        return {}
-    path = system_of(folder)[1]
-    stamps = {}
-    for name, info in infos.items():
-        if info["type"] == "file" and name != path and not name.endswith("/"):
-            relative = name[len(path) + 1 :]
-            if not {"", ".", ".."}.isdisjoint(relative.split("/")):
-                raise UserError(f"{folder}: contains {relative!r}, which is impossible on a disk")
-            stamps[relative] = _stamp_of(info)
-    return stamps
-
-
-def _stamp_of(info: Mapping[str, Any]) -> Stamp:
-    version = next((info[name] for name in VERSIONS if info.get(name)), "")
-    return [info["size"], str(version).strip('"')]
+    """Return {address: stamp} of the files in a folder of a store. Raises UserError."""
+    return {address: stamp(address) for address in list_files(folder, recursive=True)}
 
 
 @contextlib.contextmanager
@@ -295,22 +254,12 @@ def create(name: str) -> Iterator[BinaryIO]:
 
 def upload(path: Path, address: str) -> None:
     """Upload a file to a store. Raises UserError."""
-    _write(address, os.path.getsize(path), "put_file", str(path))
+    retry(address, lambda system, target: system.put_file(str(path), target))
 
 
-def copy(source: str, address: str, size: int) -> None:
-    """Copy a file of `size` bytes within a store. Raises UserError."""
-    _write(address, size, "cp_file", source)
-
-
-def _write(address: str, size: int, method: str, source: str) -> None:
-    def request() -> None:
-        system, target = system_of(address)
-        getattr(system, method)(source, target)
-        if system.info(target)["size"] != size:
-            raise OSError("wrong number of bytes")
-
-    retry(address, request)
+def copy(source: str, address: str) -> None:
+    """Copy a file within a store. Raises UserError."""
+    retry(address, lambda system, target: system.cp_file(source, target))
 
 
 def put(content: bytes, name: str) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from BLIP.checkpoint import check_finite, holds_tensors, read_pickled
 from captioning.files.cache import cache_key
-from captioning.files.stores import check_address, is_bucket_address, stamp, stamps
+from captioning.files.stores import check_address, is_bucket_address, names_in, stamp, stamps
 from captioning.files.writing import (
     SUFFIX,
     atomic_write,
@@ -106,7 +106,7 @@ def resolve(name: str) -> str:
     names = ()
     if is_bucket_address(name):
         check_address(name)
-        names = stamps(name)
+        names = names_in(name)
     elif os.path.isdir(name):  # Path.is_dir fails for long names
         names = os.listdir(name)
     paths = [Path(n) for n in names if re.fullmatch(rf"{_STEM.pattern}\.pth", n)]

@@ -81,9 +81,10 @@ class OutputFolder:
         temporary = self.folder.with_name(f".{self.folder.name}{SUFFIX}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for name, stamp in stores.stamps(self.address).items():
+        for address, stamp in stores.stamps(self.address).items():
+            name = address[len(self.address) + 1 :]
             if name != WRITER:
-                fetch(f"{self.address}/{name}", temporary / name, stamp)
+                fetch(address, temporary / name, stamp)
         self.copied = _states(temporary)
         self._become_writer(temporary)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -114,7 +115,7 @@ class OutputFolder:
                     # Another name of the same file, as of the best checkpoint, is in the store.
                     same = (n for n, s in self.copied.items() if s == state)
                     if source := next(same, None):
-                        stores.copy(f"{self.address}/{source}", target, state[0])
+                        stores.copy(f"{self.address}/{source}", target)
                     else:
                         stores.upload(self.folder / name, target)
                     self.copied[name] = state

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from typing import Any, Callable, Optional
 
-from captioning.files import store_requests
+from captioning.files import store_requests, stores
 
 PAUSE_S = 0.01  # before the first retry
 ERROR = b"<Error><Code>%s</Code><Message>told to fail</Message></Error>"
@@ -71,6 +71,11 @@ def quick_retries(rank: int) -> None:
 
     store_requests.PAUSE_S = PAUSE_S
     s3fs.S3FileSystem.retries = 1
+
+
+def stamps(folder: str) -> dict[str, stores.Stamp]:
+    """Return {relative name: stamp} of the files in a store's folder and its subfolders."""
+    return {name[len(folder) + 1 :]: stamp for name, stamp in stores.stamps(folder).items()}
 
 
 REFUSALS = {

@@ -6,7 +6,7 @@ import pytest
 
 from captioning.files import stores
 from captioning.training.output_folder import WRITER, working_folder
-from tests.captioning.object_store import FAULTS, quick_retries
+from tests.captioning.object_store import FAULTS, quick_retries, stamps
 from tests.programs import one_error_line
 from tests.runs import difference, stop_at
 
@@ -42,7 +42,7 @@ def files(folder):
 
 def assert_stored(folder):
     """The store has the files of a working folder, and no other."""
-    there = {name.partition("tensorboard/")[0] or "tensorboard" for name in stores.stamps(ADDRESS)}
+    there = {name.partition("tensorboard/")[0] or "tensorboard" for name in stamps(ADDRESS)}
     names = files(folder)
     assert there == names | {WRITER}
     for name in names - {"tensorboard"}:

@@ -10,7 +10,7 @@ from captioning.bulk.plan import Plan
 from captioning.files import stores
 from captioning.files.images import images_in
 from tests.captioning.bulk.conftest import read_lines
-from tests.captioning.object_store import FAULTS
+from tests.captioning.object_store import FAULTS, stamps
 from tests.captioning.tar_files import write_members
 from tests.programs import one_error_line
 
@@ -129,7 +129,7 @@ def test_invalid_addresses_are_one_line_before_weights_are_loaded(run, source, l
 
 def in_store():
     """The bytes of each file beside the captions in the store, by its name."""
-    names = stores.stamps("s3://bucket/within")
+    names = stamps("s3://bucket/within")
     return {name: stores.read_bytes(f"s3://bucket/within/{name}") for name in names}
 
 

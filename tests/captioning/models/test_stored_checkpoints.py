@@ -60,7 +60,7 @@ def test_a_missing_or_refused_checkpoint_of_a_store_is_one_line(s3):
         assert "S3CR3T" not in str(error.value)
     s3.faults += ["refused"] * 100
     with pytest.raises(UserError, match=r"none\.pth: not allowed: give credentials"):
-        checkpoints.resolve("s3://bucket/none.pth")
+        load_trained(checkpoints.resolve("s3://bucket/none.pth"), None, CPU)
 
 
 def test_a_folder_of_transformers_and_an_index_of_shards_are_read_from_a_store(

@@ -12,6 +12,7 @@ from captioning.files.writing import write_json, write_text
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
 from captioning.training.output_folder import SELECTED, OutputFolder
+from tests.captioning.object_store import stamps
 from tests.programs import raises_line
 
 ADDRESS = "s3://bucket/run"
@@ -87,7 +88,7 @@ def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, monkeypatch):
         if left >= 0:
             break
     assert number == 3 * 5 + 1  # files of an epoch, what is removed
-    assert set(stores.stamps(ADDRESS)) == {
+    assert set(stamps(ADDRESS)) == {
         *("writer.json", "log.jsonl", "selected.json", "checkpoint_best.pth"),
         *(f"checkpoint_{epoch:02d}.pth" for epoch in (1, 2)),
         *(f"result/val_epoch{epoch:02d}/metrics.json" for epoch in range(3)),
@@ -125,7 +126,7 @@ def test_what_a_store_lacks_is_written_by_the_next_call(s3, on):
     on("one").upload()
     s3.files.rm("bucket/run", recursive=True)
     on("one").upload()
-    assert {"checkpoint_00.pth", "writer.json"} == set(stores.stamps(ADDRESS))
+    assert {"checkpoint_00.pth", "writer.json"} == set(stamps(ADDRESS))
     assert newest(on("two")) == newest(output) == 0
 
 
@@ -136,13 +137,13 @@ def test_a_run_has_one_writer_and_an_earlier_state_is_not_lost(s3, on, tmp_path,
         with pytest.raises(Killed):
             on("second")
     second = uploaded(on("second"), 1)
-    there = stores.stamps(ADDRESS)
+    there = stamps(ADDRESS)
     save(first.folder, 7)
     with raises_line(UserError, "another machine has continued this run", str(first.folder)):
         first.upload()
     with raises_line(UserError, "another machine has continued this run", "move it away"):
         on("first")
-    assert stores.stamps(ADDRESS) == there and newest(first) == 7
+    assert stamps(ADDRESS) == there and newest(first) == 7
     second.upload()
     first.folder.rename(tmp_path / "away")
     assert newest(on("first")) == 1
@@ -155,7 +156,7 @@ def test_a_run_of_an_earlier_version_goes_on_where_it_was(s3, on):
     for name in (str(folder / "writer.json"), f"{ADDRESS}/writer.json"):
         stores.put(b'{"token": "c0ffee"}', name)
     assert newest(uploaded(on("one"), 1)) == 1
-    assert "checkpoint_01.pth" in stores.stamps(ADDRESS)
+    assert "checkpoint_01.pth" in stamps(ADDRESS)
 
 
 def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
