@@ -160,7 +160,8 @@ def list_files(folder: str, recursive: bool) -> Iterator[str]:
         names = _s3_names(folder, place, recursive)
     else:
         names = sorted(call(folder, "find", maxdepth=None if recursive else 1))
-    return (f"{scheme}://{name}" for name in names)
+    # `find` returns the file itself if `folder` is one.
+    return (f"{scheme}://{name}" for name in names if name != place)
 
 
 def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
@@ -264,11 +265,8 @@ def copy(source: str, address: str) -> None:
 
 def put(content: bytes, name: str) -> None:
     """Write a small file. Raises UserError."""
-    if is_store(name):
-        call(name, "pipe_file", content)
-    else:
-        with create(name) as file:
-            file.write(content)
+    with create(name) as file:
+        file.write(content)
 
 
 def require_writable(folder: str) -> None:
