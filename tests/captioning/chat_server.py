@@ -46,11 +46,6 @@ class Handler(BaseHTTPRequestHandler):
         self.close_connection = isinstance(answer, str)
         if answer == "hang":
             self.server.over.wait(20)
-        elif answer == "drip":
-            self.send_response(200)
-            self.end_headers()
-            while not self.server.over.wait(0.02):
-                self.wfile.write(b" ")
         elif answer != "close":
             code, headers, text = answer
             self.send_response(code)
