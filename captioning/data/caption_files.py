@@ -109,21 +109,6 @@ def with_references(
     return kept, [image_id for image_id in captions if image_id not in kept]
 
 
-def match_ids(captions: Captions, references: Mapping[ImageId, Sequence[str]]) -> References:
-    """Return {id in `captions`: references}. Ids are matched as in `of_images`.
-
-    Raises UserError for the first caption without references.
-    """
-    matched = of_images(captions, references)
-    for image_id, group in matched.items():
-        if not group:
-            raise UserError(
-                f"image_id {image_id!r} has a prediction but no reference captions: give the "
-                "references of the same images"
-            )
-    return {image_id: list(group) for image_id, group in matched.items()}
-
-
 def of_images(ids: Iterable[ImageId], known: Mapping[ImageId, Any]) -> dict[ImageId, Any]:
     """Return {id: its entry in `known`}, such as its references; () for an unknown id.
 

@@ -13,7 +13,7 @@ from typing import Optional, Union
 
 import numpy as np
 
-from captioning.data.caption_files import Captions, ImageId, match_ids, of_images
+from captioning.data.caption_files import Captions, ImageId, of_images
 from captioning.files.writing import write_json, write_text
 from captioning.metrics.base import (
     CaptionSet,
@@ -21,6 +21,7 @@ from captioning.metrics.base import (
     Scores,
     all_metrics,
     build_evaluators,
+    entries_of,
     metric_of,
 )
 from captioning.metrics.intervals import INTERVALS, RESAMPLES, mean_estimate, resampled_sums
@@ -51,7 +52,8 @@ def score(
     if references is None:  # the captions stand in for them
         groups = {image_id: [text] for image_id, text in predictions.items()}
     else:
-        groups = match_ids(predictions, references)
+        entries = entries_of(predictions, references, "references")
+        groups = {image_id: list(texts) for image_id, texts in entries.items()}
     captions = CaptionSet(predictions, groups, language=language)
     scores = Scores(settings={} if language == "en" else {"language": language})
     for evaluator in evaluators:

@@ -65,6 +65,11 @@ def test_a_table_without_intervals_or_scores():
     assert format_table(Scores(), 2) == "2 captions"
 
 
+def test_a_caption_without_references_is_refused():
+    with raises_line(UserError, start="references has no entry for image 7: add one, or leave the"):
+        score({5: "a man", 7: "a dog"}, {5: ["a man on a horse"], 6: ["a cat"]})
+
+
 class Broken(Evaluator):
     metrics = (Metric("ITM", "ITM"), Metric("ITC", "ITC"))
 
