@@ -24,16 +24,13 @@ MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 ORIENTATION = 0x0112  # the tag of EXIF
 
-# Pillow's default limit. `open_image` checks it too, because other libraries may change Pillow's.
-MAX_PIXELS = 178_956_970
-
 
 def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
     """Open an image file, and check its header and a JPEG's markers. `decode` reads the pixels.
 
     data: the file's content; `path` is then used only in errors. The format is detected from the
     content, not from the name. Raises UserError, which names the file, for a format that is not in
-    FORMATS, for an image of more than MAX_PIXELS pixels, and for a JPEG of more than MAX_SCANS
+    FORMATS, for an image of more pixels than Pillow's limit, and for a JPEG of more than MAX_SCANS
     scans or MAX_SEGMENTS segments.
     """
     with _errors_naming(path):
@@ -45,9 +42,6 @@ def open_image(path: StrPath, data: Optional[BinaryIO] = None) -> Image.Image:
                 raise OSError("not a regular file")  # opening a pipe would block
         image = Image.open(data or path, formats=_formats())
         image.path = path  # for errors of `decode`
-        if image.width * image.height > MAX_PIXELS:
-            image.close()
-            raise Image.DecompressionBombError
         if image.format in ("JPEG", "MPO"):
             position = image.fp.tell()
             if has_many_scans(image.fp):
@@ -126,10 +120,6 @@ def _errors_naming(path: StrPath) -> Iterator[None]:
     except FileNotFoundError:
         raise UserError(
             f"{path}: no such image: check its path, and image_root or --root"
-        ) from None
-    except Image.DecompressionBombError:
-        raise UserError(
-            f"{path}: not a readable image (more than {MAX_PIXELS} pixels): make it smaller"
         ) from None
     except UnidentifiedImageError:
         is_heif = str(path).lower().endswith(FORMATS["HEIF"]) and "HEIF" not in _formats()

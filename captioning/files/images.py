@@ -41,15 +41,15 @@ def images_in(
 
     glob: a pattern that selects the files; they may then have any suffix. A pattern with a slash is
     compared with the path relative to `folder`, another pattern with the file name. left_out:
-    counts the files that are not yielded, by suffix. A symbolic link is followed, unless it leads
-    to a folder that contains the link. Raises UserError.
+    counts the files that are not yielded, by suffix. Symbolic links are followed. Raises UserError,
+    also for a link to a folder that contains the link.
     """
     folder = folder.rstrip("/") or "/"
     if stores.is_store(folder):
         files = (name[len(folder) + 1 :] for name in stores.list_files(folder, recursive))
         files = (name for name in files if "/." not in f"/{name}")
     else:
-        files = _files_in(folder, "", recursive, frozenset())
+        files = _files_in(folder, "", recursive)
     for name in files:
         is_wanted = is_image(name)
         if glob is not None:
@@ -66,29 +66,14 @@ def kinds_of(left_out: Counter[str]) -> str:
     return f"left out, not taken for images: {', '.join(kinds)}"
 
 
-def _is_folder(entry: os.DirEntry) -> bool:
-    """Return whether it is a folder. A link that cannot be followed counts as a file."""
+def _files_in(folder: str, relative: str, recursive: bool) -> Iterator[str]:
+    """Yield the names of files in `folder`/`relative`, relative to `folder`."""
+    place = os.path.join(folder, relative)
     try:
-        return entry.is_dir()
-    except OSError:
-        return False
-
-
-def _files_in(folder, relative, recursive, ancestors) -> Iterator[str]:
-    """Yield the names of a folder's files, relative to the folder of `images_in`.
-
-    relative: the folder's own relative path. ancestors: (device, inode) of the folders that contain
-    this folder, to detect cycles of links.
-    """
-    state = os.stat(folder)
-    if (state.st_dev, state.st_ino) in ancestors:
-        return
-    ancestors |= {(state.st_dev, state.st_ino)}
-    try:
-        with os.scandir(folder) as iterator:
-            entries = sorted((entry.name, _is_folder(entry)) for entry in iterator)
+        with os.scandir(place) as iterator:
+            entries = sorted((entry.name, entry.is_dir()) for entry in iterator)
     except OSError as error:
-        raise UserError(f"cannot read the folder {folder}: {error.strerror}") from error
+        raise UserError(f"cannot read the folder {place}: {error.strerror}") from error
     for name, is_folder in entries:
         path = os.path.join(relative, name)
         if name.startswith("."):
@@ -96,4 +81,4 @@ def _files_in(folder, relative, recursive, ancestors) -> Iterator[str]:
         if not is_folder:
             yield path
         elif recursive:
-            yield from _files_in(os.path.join(folder, name), path, recursive, ancestors)
+            yield from _files_in(folder, path, recursive)

@@ -68,12 +68,13 @@ def test_errors_in_a_list_name_the_line(tmp_path, name, text, reason):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return a folder of files with many kinds of names, and a link to itself."""
+    """Return a folder of files with many kinds of names, and with a link to a folder."""
     names = ["b.JPG", "a.png", "notes.txt", ".hid.png", "cats/c.webp", "cats/x/d.tiff", ".h/e.png"]
     for name in [*names, "f.xcf", "g.xcf"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    (tmp_path / "cats" / "again").symlink_to(tmp_path)
+    (tmp_path / "cats" / "x").rename(tmp_path / ".x")
+    (tmp_path / "cats" / "x").symlink_to(tmp_path / ".x")
     (tmp_path / "folder.png").mkdir()
     return tmp_path
 

@@ -28,8 +28,3 @@ def test_a_folder_that_cannot_be_read_is_named(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "scandir", Mock(side_effect=refused))
     with pytest.raises(UserError, match=r"cannot read the folder .*: Permission denied"):
         list(images_in(str(tmp_path)))
-
-
-def test_a_link_that_cannot_be_followed_is_a_file(tmp_path):
-    (tmp_path / "loop.jpg").symlink_to("loop.jpg")
-    assert list(images_in(str(tmp_path))) == [str(tmp_path / "loop.jpg")]
