@@ -5,7 +5,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Callable
 
 import torch
@@ -98,8 +98,8 @@ class TrainingDataset(Dataset):
             for sample in self.samples
         ]
         if self.captions_per_image > 1:
-            return [max(lengths) for lengths in counts]
-        return [length for lengths in counts for length in lengths]
+            return list(map(max, counts))
+        return list(chain.from_iterable(counts))
 
     def order(self, seed: int, epoch: int) -> Iterable[int]:
         """Return the shuffled indices of an epoch."""

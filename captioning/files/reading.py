@@ -3,7 +3,6 @@
 import json
 from collections.abc import Collection, Iterable, Iterator
 from os import PathLike
-from pathlib import Path
 from typing import Any, Optional, Union
 
 from captioning.files.stores import read_bytes
@@ -39,31 +38,19 @@ def read_json(path: StrPath, without: Collection[str] = ()) -> Any:
 def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collection[str] = ()) -> Any:
     """Return the value of a JSON text that begins at `first_line` of the file `path`.
 
-    Raises UserError, also if an object contains a key twice.
+    Raises UserError. without: see `read_json`.
     """
 
-    def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        values = dict(pairs)
-        if len(values) < len(pairs):  # json would silently take the last value
-            names = [name for name, _ in pairs]
-            raise UserError(
-                f"{path}: {max(names, key=names.count)!r} occurs twice in an object: keep one"
-            )
-        for name in without:
-            values.pop(name, None)
-        return values
+    def kept(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if name not in without}
 
     try:
-        return json.loads(text, object_pairs_hook=kept)
+        return json.loads(text, object_hook=kept if without else None)
     except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise UserError(
-            f"{path}: not valid JSON at line {line} ({error.msg}): correct it"
-        ) from None
+        reason = f" at line {first_line + error.lineno - 1} ({error.msg})"
     except (RecursionError, ValueError):
-        raise UserError(
-            f"{path}: not valid JSON: it is nested too deeply, or a number has thousands of digits"
-        ) from None
+        reason = ": it is nested too deeply, or a number has thousands of digits"
+    raise UserError(f"{path}: not valid JSON{reason}: correct it")
 
 
 def parse_json_lines(lines: Iterable[str], path: StrPath) -> Iterator[tuple[int, Any]]:
