@@ -190,18 +190,17 @@ class EvaluationDataset(Dataset):
         return len(self.samples)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        sample = self.samples[index]
-        item = {"image": None, "image_id": sample.image_id, "index": index, "unreadable": []}
-        item["prompt"] = sample.prompt
+        sample, image, unreadable = self.samples[index], None, []
         try:
-            image = load_image(os.path.join(self.image_root, sample.image), exif=self.exif)
-            item["image"] = apply_transform(
-                self.transform, image, sample.image, sample.prompt, self.takes_prompt
+            photo = load_image(os.path.join(self.image_root, sample.image), exif=self.exif)
+            image = apply_transform(
+                self.transform, photo, sample.image, sample.prompt, self.takes_prompt
             )
         except UserError as error:
             _raise_unless(self.skip_bad_images, error)
-            item["unreadable"].append(str(error))
-        return item
+            unreadable.append(str(error))
+        item = {"image": image, "image_id": sample.image_id, "index": index}
+        return {**item, "prompt": sample.prompt, "unreadable": unreadable}
 
 
 def _raise_unless(skip: bool, error: UserError) -> None:

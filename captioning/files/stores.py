@@ -240,22 +240,21 @@ def create(name: str) -> Iterator[BinaryIO]:
 
     A file for a store is first written to a temporary file on disk, then uploaded.
     """
-    if is_store(name):
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "content")
-            with user_errors(path), open(path, "wb") as file:
+    with user_errors(name):
+        if is_store(name):
+            with tempfile.NamedTemporaryFile() as file:
                 yield file
-            upload(path, name)
-        return
-    with user_errors(Path(name)):
-        Path(name).parent.mkdir(parents=True, exist_ok=True)
-        with atomic_write(Path(name)) as file:
-            yield file
+                file.flush()
+                upload(file.name, name)
+        else:
+            Path(name).parent.mkdir(parents=True, exist_ok=True)
+            with atomic_write(Path(name)) as file:
+                yield file
 
 
-def upload(path: Path, address: str) -> None:
+def upload(path: str, address: str) -> None:
     """Upload a file to a store. Raises UserError."""
-    retry(address, lambda system, target: system.put_file(str(path), target))
+    retry(address, lambda system, target: system.put_file(path, target))
 
 
 def copy(source: str, address: str) -> None:

@@ -52,8 +52,8 @@ def unfinished_writes(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def user_errors(path: Path) -> Iterator[None]:
-    """Turn an OSError into a UserError that names `path`."""
+def user_errors(path: Any) -> Iterator[None]:
+    """Turn an OSError into a UserError that names `path`, a path or an address."""
     try:
         yield
     except OSError as error:

@@ -117,7 +117,7 @@ class OutputFolder:
                     if source := next(same, None):
                         stores.copy(f"{self.address}/{source}", target)
                     else:
-                        stores.upload(self.folder / name, target)
+                        stores.upload(str(self.folder / name), target)
                     self.copied[name] = state
         except UserError as error:
             raise UserError(
