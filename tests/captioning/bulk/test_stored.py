@@ -73,7 +73,11 @@ def test_a_photo_that_a_store_refuses_fails_alone(run, s3, stored, tmp_path):
 
 
 def test_a_folder_is_listed_page_by_page(s3, stored, monkeypatch):
-    monkeypatch.setattr(stores, "PAGE", 3)
+    import s3fs
+
+    call_s3 = s3fs.S3FileSystem.call_s3
+    pages_of_three = lambda *given, **query: call_s3(*given, MaxKeys=3, **query)  # noqa: E731
+    monkeypatch.setattr(s3fs.S3FileSystem, "call_s3", pages_of_three)
 
     def names(**settings):
         return [name.removeprefix(f"{stored}/") for name in images_in(stored, **settings)]
