@@ -73,7 +73,7 @@ GOOD = {
 ANY = "..."  # a decoder's own words, which differ from version to version
 NONE_OF = "none of JPEG, PNG, GIF, WEBP, BMP, TIFF, PPM, AVIF, JPEG2000..."
 REPLACE = "not a readable image ({}): replace the file"
-TOO_LARGE = "not a readable image (Image size (178970884 pixels) exceeds limit of 178956970 ...): replace the file"
+TOO_LARGE = REPLACE.format("Image size (178970884 pixels) exceeds limit of 178956970 pixels...")
 TOO_MANY = "not a readable image (more than 100 scans or 10000 segments): save it again"
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n%%EOF\n"
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8))

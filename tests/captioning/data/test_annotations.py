@@ -88,40 +88,24 @@ def test_a_split_of_karpathys_file_has_its_photos_and_train_those_of_restval(wri
 ROW = {"image": "x.jpg", "caption": "a dog"}
 COCO = {"images": [{"id": 1, "file_name": "x.jpg"}]}
 COCO["annotations"] = [{"image_id": 1, "caption": "a"}]
-NO_IMAGE = "has no image: expected text in a column"
 NO_CAPTION = (
     " images have no caption, such as x.jpg: expected text in a column captions, caption, text, "
     "comment; "
 )
 NEEDS_NONE = f"{NO_CAPTION}scripts/caption.sh needs none"
 BAD = [  # content, what is said of it, the file's name
-    (" \n\n", "the file is empty: download or write it again"),
     ("\n", "no samples: check that this is the right file", "a.csv"),
-    ("[" * 100_000, "not valid JSON: it is nested too deeply"),
     ([], "no samples: check that this is the right file"),
-    ([{"image_id": 1, "caption": "a"}], f"row 1 {NO_IMAGE}"),
     ([{"image": "x.jpg"}], "1 of 1" + NEEDS_NONE),
     (
         [ROW, {"image": "y.jpg", "caption": [1]}, ROW],
         f"1 of 2{NO_CAPTION.replace('x', 'y', 1)}or set skip_bad_images=true to leave them out",
     ),
     ("x.jpg a dog\n", "1 of 1" + NEEDS_NONE.replace("x.jpg", "x.jpg a dog"), "a.txt"),
-    ({"x.jpg": ["a"]}, f"row 1 {NO_IMAGE}"),
-    ({**COCO, "images": [{"id": 1}]}, f"row 1 of images {NO_IMAGE}"),
-    (
-        {**COCO, "annotations": [{"id": 1}]},
-        "1 of 1" + NEEDS_NONE,
-    ),
-    ({**COCO, "annotations": []}, "1 of 1" + NEEDS_NONE),
-    ({**COCO, "images": []}, f"captions of image_id 1 {NO_IMAGE}"),
-    (
-        [ROW, {"image": "y.jpg", "captions": ["", " \n"]}],
-        "1 of 2 images have no caption, such as y.j",
-    ),
-    (
-        [{**ROW, "image_id": i} for i in (1, 2)],
-        "row 2: x.jpg has the image_id 2 here and 1 before: ",
-    ),
+    ({**COCO, "annotations": [{"image_id": 1, "id": 1}]}, "1 of 1" + NEEDS_NONE),
+    ({**COCO, "images": []}, "captions of image_id 1 has no image: expected text in a column"),
+    ([ROW, {"image": "y.jpg", "captions": ["", " \n"]}], "1 of 2 images have no caption, such as"),
+    ([{**ROW, "image_id": i} for i in (1, 2)], "row 2: x.jpg has the image_id 2 here and 1 bef"),
     ([{**ROW, "prompt": p} for p in "ab"], "row 2: x.jpg has the prompt 'b' here and 'a' before"),
     ([{**ROW, "image_id": 1}, {**ROW, "image": "b/01.jpg"}], "x.jpg and b/01.jpg have the same im"),
 ]
