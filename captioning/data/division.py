@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
-from typing import Any, Callable
+from pathlib import PurePosixPath
+from typing import Any
 
 from captioning.data.annotations import Sample
 from captioning.data.randomness import derived_seed
 from captioning.files import rows
+from captioning.files.stores import join
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_once
 
@@ -38,17 +39,17 @@ def checked_division(split: dict[str, Any], seed: int) -> dict[str, Any]:
 
 
 def divided(
-    samples: Sequence[Sample], split: dict[str, Any], path_of: Callable[[str], Path]
+    samples: Sequence[Sample], split: dict[str, Any], folder: str
 ) -> dict[str, list[Sample]]:
     """Return {split: samples} for train and each split in `split`, in the order of `samples`.
 
     With shares, photos are sorted by a hash of file name and seed, so that the order of samples has
     no effect. Folders decide only between photos with equal file names. With lists, train has all
-    photos that are in no list, unless there is a list for train. path_of: maps the name of a list
-    to its path. Raises UserError.
+    photos that are in no list, unless there is a list for train. folder: that of the lists, on disk
+    or in a store. Raises UserError.
     """
     if isinstance(split["val"], str):
-        split_of = _split_by_lists(samples, split, path_of)
+        split_of = _split_by_lists(samples, split, folder)
     else:
         split_of = _split_by_shares(samples, split)
     parts = {name: [] for name in SPLITS if name in (*split, "train")}
@@ -77,14 +78,14 @@ def _split_by_shares(samples: Sequence[Sample], split: dict[str, Any]) -> dict[s
 
 
 def _split_by_lists(
-    samples: Sequence[Sample], split: dict[str, str], path_of: Callable[[str], Path]
+    samples: Sequence[Sample], split: dict[str, str], folder: str
 ) -> dict[str, str]:
     """Return {image: split} of the listed images. Lists may omit the suffix of a file name."""
     known = {os.path.splitext(sample.image)[0]: sample.image for sample in samples}
     known.update((sample.image, sample.image) for sample in samples)
     split_of = {}
     for name, file in split.items():
-        path = path_of(file)
+        path = join(folder, file)
         listed = [row["image"] for row in rows.read(path, needs=["image"])]
         unknown = [image for image in listed if image not in known]
         if unknown:

@@ -11,7 +11,7 @@ from itertools import chain, islice
 from typing import Any, Callable, Optional, Union
 
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, Dataset, get_worker_info
 
 from captioning.data.dataset import EvaluationDataset, TrainingDataset
 from captioning.data.image import normalise
@@ -142,9 +142,8 @@ def evaluation_loader(
     Each item belongs to one process. A process may have no items. A batch whose images are all
     unreadable is left out.
     """
-    positions = range(len(dataset))[rank::world_size]
-    batches = [positions[i : i + batch_size] for i in range(0, len(positions), batch_size)]
-    return Loader(dataset, batches, num_workers, collate)
+    indices = range(len(dataset))[rank::world_size]
+    return Loader(dataset, BatchSampler(indices, batch_size, False), num_workers, collate)
 
 
 def bucketed(order: Sequence[int], lengths: Sequence[int], size: int, seed: int) -> list[int]:

@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Optional, Union
 
@@ -17,7 +16,7 @@ from captioning.data.annotations import ImageId, Sample, read_annotations
 from captioning.data.caption_files import of_images, read_references
 from captioning.data.division import divided
 from captioning.data.shards import Shards
-from captioning.files.cache import download_once, local, local_path_in
+from captioning.files.cache import download_once, local
 from captioning.files.stores import is_store, join
 from captioning.files.tables import is_row
 from captioning.files.tars import expand, is_tars
@@ -95,9 +94,7 @@ def training_tars(config) -> list[str]:
             f"train_file: {packed} is compressed, which allows no random access: unpack it with "
             "gunzip"
         )
-    if len(set(tars)) < len(tars):
-        raise UserError(f"train_file: {max(tars, key=tars.count)} is named twice: name it once")
-    return tars
+    return list(dict.fromkeys(tars))
 
 
 def read_split(config, split: str) -> Union[list[Sample], Shards]:
@@ -111,7 +108,7 @@ def read_split(config, split: str) -> Union[list[Sample], Shards]:
     if not config.split:
         return _read_samples(config, files_of=split, split=split)
     samples = _read_samples(config, files_of="train", split=None)
-    splits = divided(samples, config.split, partial(local_path_in, config.ann_root))
+    splits = divided(samples, config.split, config.ann_root)
     if split not in splits:
         raise UserError(f"split divides train_file, but has no {split}: add it")
     return splits[split]

@@ -68,11 +68,6 @@ def local(name: StrPath) -> Path:
     return copy / name[start:]
 
 
-def local_path_in(folder: str, name: str) -> Path:
-    """Return the local path of a file in a folder, on disk or in a store; see `local`."""
-    return local(stores.join(folder, name))
-
-
 def fetch(address: str, path: Path, stamp: stores.Stamp) -> None:
     """Download the version `stamp` of a file to `path`, which appears when it is complete.
 

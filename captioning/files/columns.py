@@ -54,12 +54,10 @@ def row_of(
     values = {**{name.lower(): value for name, value in columns.items()}, **columns}
     for key, names in COLUMNS.items():
         names = (column,) if column and key == "image" else names
-        for name in names:
-            if name in values and (value := _typed(key, values[name])) is not None:
-                row[key] = value
-                break
-        else:
-            row.pop(key, None)
+        typed = (_typed(key, values.get(name)) for name in names)
+        row[key] = next((value for value in typed if value is not None), None)
+        if row[key] is None:
+            del row[key]
             if key in needs:
                 found = "" if {*names} & {*values} else ", ".join(map(repr, [*columns][:5]))
                 names, found = ", ".join(names), found and f" (found {found})"

@@ -10,7 +10,8 @@ from typing import Annotated, Any, NamedTuple, Optional
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from captioning.data.caption_files import ImageId, image_of, of_images
-from captioning.files.cache import local_path_in
+from captioning.files.cache import local
+from captioning.files.stores import join
 from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
 from captioning.metrics.intervals import Estimate, mean_estimate, ratio_estimate
 from captioning.metrics.tokenizer import tokenize
@@ -251,7 +252,7 @@ def option_files(config: Any, key: str) -> list[Path]:
     names = getattr(config, key, None) or []
     folder = getattr(config, "ann_root", "")
     names = [names] if isinstance(names, str) else names
-    return [Path(local_path_in(folder, name)) for name in names if name]
+    return [local(join(folder, name)) for name in names if name]
 
 
 def entries_of(

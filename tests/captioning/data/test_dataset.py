@@ -12,7 +12,6 @@ from captioning.data import dataset as dataset_module
 from captioning.data.annotations import Sample
 from captioning.data.augmentation import training_transform
 from captioning.data.dataset import EvaluationDataset, TrainingDataset, preprocess_caption
-from captioning.data.image import decode
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
@@ -109,53 +108,33 @@ def test_unreadable_image_is_replaced_by_the_same_one_each_time(photos, samples,
     dataset = make_training(samples, photos / "none", skip_bad_images=True)
     with pytest.raises(UserError, match=r"0\.png: no such image.*none of 3 replacements"):
         dataset[0, 0]
-
-
-@pytest.mark.parametrize("upright", [True, False])
-def test_photos_are_upright_or_as_stored_in_training_and_evaluation(tmp_path, upright):
-    exif, stored = Image.Exif(), Image.new("RGB", (64, 32))
-    exif[0x0112] = 6  # the left side is the top
-    stored.paste("white", (0, 0, 32, 32))
-    stored.save(tmp_path / "0.jpg", exif=exif, quality=100)
-
-    def transform(image):
-        image = decode(image, upright)
-        seen = image.size, np.asarray(image.convert("L").resize((2, 2))).ravel() > 127
-        return torch.tensor([*seen[0], *map(int, seen[1])])
-
-    samples = [Sample("0.jpg", ("a",), 0)]
-    expected = [32, 64, 1, 1, 0, 0] if upright else [64, 32, 1, 0, 1, 0]
-    assert make_training(samples, tmp_path, transform)[0, 0]["image"].tolist() == expected
-    evaluated = EvaluationDataset(samples, tmp_path, transform, exif=upright)
-    assert evaluated[0]["image"].tolist() == expected
+    monkeypatch.setattr(dataset_module, "load_image", Mock(side_effect=StoreError("no answer")))
+    with pytest.raises(StoreError, match="no answer"):  # which is no bad image
+        EvaluationDataset(samples, photos, transform=None, skip_bad_images=True)[0]
 
 
 @pytest.mark.parametrize("augmentation", ["none", "weak", "blip"])
-def test_augmentation_sees_the_photo_upright(tmp_path, augmentation):
+def test_photos_are_upright_or_as_stored(tmp_path, augmentation):
     exif, stored = Image.Exif(), Image.new("RGB", (80, 40))
-    exif[0x0112] = 6
+    exif[0x0112] = 6  # the left side is the top
     stored.paste("white", (0, 0, 20, 40))
     stored.save(tmp_path / "0.jpg", exif=exif, quality=100)
     stored.transpose(Image.Transpose.ROTATE_270).save(tmp_path / "1.jpg", quality=100)
     stored.save(tmp_path / "2.jpg", quality=100)
+    samples = [Sample(f"{number}.jpg", ("a",), number) for number in range(3)]
 
     def images(number, exif):
-        samples = [Sample(f"{number}.jpg", ("a",), 0)]
         transform = training_transform(16, augmentation, 0.0, exif)
-        dataset = make_training(samples, tmp_path, transform)
+        dataset = make_training(samples[number : number + 1], tmp_path, transform)
         return torch.stack([dataset[epoch, 0]["image"].float() for epoch in range(8)])
 
     # A turned JPEG is not decoded at a fraction of its size.
     assert (images(0, True) - images(1, True)).abs().mean() < 8
     assert torch.equal(images(0, False), images(2, False))
     assert (images(0, False) - images(1, True)).abs().mean() > 20
-
-
-def test_a_store_that_does_not_answer_is_no_bad_image(samples, photos, monkeypatch):
-    dataset = EvaluationDataset(samples, photos, transform=None, skip_bad_images=True)
-    monkeypatch.setattr(dataset_module, "load_image", Mock(side_effect=StoreError("no answer")))
-    with pytest.raises(StoreError, match="no answer"):
-        dataset[0]
+    for exif, size in ((True, (40, 80)), (False, (80, 40))):
+        dataset = EvaluationDataset(samples, tmp_path, lambda image: image.size, exif=exif)
+        assert dataset[0]["image"] == size
 
 
 CLEANED = {
@@ -171,15 +150,13 @@ CLEANED = {
 }
 
 
-def test_captions_are_cleaned_and_cut_as_in_blip(photos, samples):
+def test_captions_are_cleaned_and_cut_as_in_blip_and_prompts_are_given_to_the_transform(
+    photos, samples
+):
     assert {text: preprocess_caption(text) for text in CLEANED} == CLEANED
     assert preprocess_caption("w " * 40).split() == ["w"] * 30
-    samples = [samples[0]._replace(captions=("A dog, a (big) CAT.",))]
-    assert make_training(samples, photos, max_words=4)[0, 0]["captions"] == ["A dog, a big"]
-
-
-def test_a_transform_may_take_the_prompt(photos, samples):
-    samples = [samples[0]._replace(prompt="why?")]
-    settings = {"transform": lambda image, prompt: prompt, "takes_prompt": True}
-    assert make_training(samples, photos, **settings)[0, 0]["image"] == "why?"
-    assert EvaluationDataset(samples, photos, **settings)[0]["image"] == "why?"
+    samples = [samples[0]._replace(captions=("A dog, a (big) CAT.",), prompt="why?")]
+    takes_prompt = {"transform": lambda image, prompt: prompt, "takes_prompt": True}
+    item = make_training(samples, photos, **takes_prompt, max_words=4)[0, 0]
+    assert (item["captions"], item["image"]) == (["A dog, a big"], "why?")
+    assert EvaluationDataset(samples, photos, **takes_prompt)[0]["image"] == "why?"

@@ -47,7 +47,6 @@ def test_dropped_images_and_words_are_as_of_files(run):
         ({"train_file": ["a.tar", "b.json"]}, "train_file: a.tar: only train_file can be tars"),
         ({"val_file": "a.tar"}, "val_file: a.tar: only train_file can be tars"),
         ({"train_file": "a.tar.gz"}, "a.tar.gz is compressed, which"),
-        ({"train_file": ["TMP/0.tar", "TMP/{0..1}.tar"]}, "0.tar is named twice"),
         ({"output_dir": "s3://key:S3CR3T@bucket/run"}, "s3://bucket/run: an address with a user"),
         ({"train_file": "https://host/a.tar?sig=S3CR3T"}, "https://host/a.tar: an address"),
         ({"batch_size": 999}, "takes 999 training items"),
@@ -59,8 +58,6 @@ def test_dropped_images_and_words_are_as_of_files(run):
 def test_what_cannot_be_is_one_line(run, tmp_path, flags, line):
     (tmp_path / "a.tar.gz").touch()
     (tmp_path / "scenes_val.json").write_text('[{"image": "a.png", "caption": "a"}]')
-    if isinstance(flags.get("train_file"), list):
-        flags = {"train_file": [name.replace("TMP", str(tmp_path)) for name in flags["train_file"]]}
     with raises_line(UserError, line) as error:
         run(f"ann_root={tmp_path}", **flags).run()
     assert "S3CR3T" not in str(error.value)
