@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import torch
 from PIL import Image
@@ -55,14 +55,12 @@ class Shards:
         return sum(summary["samples"] for summary in self.summaries)
 
     def __iter__(self) -> Iterator[Sample]:
-        for summary in self.summaries:
-            yield from read_samples(summary)
+        return chain.from_iterable(map(read_samples, self.summaries))
 
     def with_prompts(self) -> Iterator[Sample]:
-        """Yield the samples of the tars that have prompts."""
-        for summary in self.summaries:
-            if summary["prompts"]:
-                yield from read_samples(summary)
+        """Return an iterator over the samples of the tars that have prompts."""
+        with_prompts = (summary for summary in self.summaries if summary["prompts"])
+        return chain.from_iterable(map(read_samples, with_prompts))
 
 
 @dataclass(eq=False, repr=False)
