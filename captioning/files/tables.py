@@ -40,7 +40,7 @@ def rows(name: StrPath) -> Iterator[tuple[str, dict[str, Any]]]:
     for file in _files(str(name)):
         data = _opened(file)
         plain = [n for n, kind in data.features.items() if not hasattr(kind, "decode_example")]
-        columns = data.select_columns([n for n in plain if n != IMAGE])
+        columns = data.select_columns(plain)  # without IMAGE
         for number in range(len(data)):
             row = f"{file}/{number}"
             yield row, {**(columns[number] if columns.column_names else {}), IMAGE: row}
