@@ -3,6 +3,7 @@
 import json
 from collections.abc import Collection, Iterable, Iterator
 from os import PathLike
+from pathlib import Path
 from typing import Any, Optional, Union
 
 from captioning.files.stores import read_bytes
@@ -62,6 +63,13 @@ def parse_json_lines(lines: Iterable[str], path: StrPath) -> Iterator[tuple[int,
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield number, parse_json(line.rstrip("\n"), path, number)
+
+
+def read_lines(path: Path) -> Iterator[Optional[dict[str, Any]]]:
+    """Yield the JSON object of each line of a file, see `parse_line`; nothing without a file."""
+    if path.exists():
+        with open(path, "rb") as file:
+            yield from map(parse_line, file)
 
 
 def parse_line(text: bytes) -> Optional[dict[str, Any]]:
