@@ -16,11 +16,13 @@ from captioning.bulk.request import Request
 from captioning.bulk.work import Worker
 from captioning.files import stores
 from captioning.files.images import kinds_of
+from captioning.metrics.scoring import warn_of_one_for_most
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line, progress
 
 EXAMPLES = 3  # captions that are logged at the end
+COMPARED = 1000  # captions, the first, that should not all be the same
 # Settings that may differ between the captions of one file without a remark.
 OF_INPUT = ("input", "glob", "root", "column", "recursive", "captions", "existing", "write_shards")
 
@@ -200,8 +202,10 @@ class BulkCaptioning:
         )
         why = f" ({request.failed} says why; --retry-failed tries them again)" if failed else ""
         if totals["captioned"]:
-            for line in itertools.islice(outputs.lines_of(request, request.out), EXAMPLES):
+            lines = list(itertools.islice(outputs.lines_of(request, request.out), COMPARED))
+            for line in lines[:EXAMPLES]:
                 log_line(outputs.printable(f"{line['image']}: {line['caption']}"))
+            warn_of_one_for_most([line["caption"] for line in lines])
         log_line(f"done {totals['captioned']}{rate}, skipped {skipped}, failed {failed}{why}")
         if request.filter:
             log_line(

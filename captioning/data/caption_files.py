@@ -12,6 +12,7 @@ from captioning.files.cache import local
 from captioning.files.reading import StrPath
 from captioning.files.tables import is_row
 from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_line
 
 Captions = dict[ImageId, str]  # one predicted caption per image
 References = dict[ImageId, list[str]]  # the human captions of each image
@@ -30,8 +31,9 @@ def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = MappingProxyTyp
     two different captions. Two equal captions are accepted, because the shards of several processes
     may repeat an image.
     """
-    captions = {}  # {image id as text: (image id, caption)}
+    captions, cut = {}, 0  # {image id as text: (image id, caption)}
     for row in rows.read(local(path), needs=["captions"]):
+        cut += row.get("cut") is True
         image_id, image = row.get("image_id"), row.get("image")
         if image is not None and image_id in (None, row.get("id")):
             name = named_in(image, ids)
@@ -51,6 +53,8 @@ def read_predictions(path: StrPath, ids: Mapping[str, ImageId] = MappingProxyTyp
             )
     if not captions:
         raise UserError(f"{path}: no predictions: nothing to score")
+    if cut:
+        log_line(f"{path}: {cut} of {len(captions)} captions were cut at max_length")
     return dict(captions.values())
 
 

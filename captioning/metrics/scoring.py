@@ -5,7 +5,8 @@ import json
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -28,8 +29,11 @@ from captioning.metrics.intervals import INTERVALS, RESAMPLES, mean_estimate, re
 from captioning.metrics.java import JavaError, java_version
 from captioning.runtime import signals, table
 from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_line
 
-FEW_IMAGES = 100  # with fewer, the table has a remark about CIDEr
+FEW_IMAGES = 100  # with fewer, there are remarks
+# {metric: the metrics that come with it, and depend on the number of images}
+SIZE_DEPENDENT = {"lex_div": "diversity", "R@1": "R@k", "scene_R@1": "scene R@k"}
 
 
 def score(
@@ -55,6 +59,7 @@ def score(
         entries = entries_of(predictions, references, "references")
         groups = {image_id: list(texts) for image_id, texts in entries.items()}
     captions = CaptionSet(predictions, groups, language=language)
+    warn_of_one_for_most(captions.texts)
     scores = Scores(settings={} if language == "en" else {"language": language})
     for evaluator in evaluators:
         signals.raise_if_requested()
@@ -143,12 +148,34 @@ def format_table(scores: Scores, captions: int) -> str:
         if value != 0 and "\n" not in str(value)
     ]
     lines.append(", ".join([f"{captions} captions", *settings]))
-    if captions < FEW_IMAGES and "CIDEr" in scores.metrics and "cider_df" not in scores.settings:
-        lines.append(
-            f"CIDEr weights words by how rare they are in the references of these {captions} "
+    lines += remarks(scores.metrics, captions, "cider_df" in scores.settings)
+    return "\n".join([*lines, *skipped_lines(scores.skipped)])
+
+
+def remarks(metrics: Collection[str], images: int, has_corpus: bool) -> Iterator[str]:
+    """Yield lines about metrics that mislead with few images.
+
+    has_corpus: whether CIDEr has the option cider_df.
+    """
+    if images >= FEW_IMAGES:
+        return
+    if "CIDEr" in metrics and not has_corpus:
+        yield (
+            f"CIDEr weights words by how rare they are in the references of these {images} "
             "captions, too few for comparisons: set cider_df"
         )
-    return "\n".join([*lines, *skipped_lines(scores.skipped)])
+    if names := [title for name, title in SIZE_DEPENDENT.items() if name in metrics]:
+        yield f"By {' and '.join(names)}, {images} images compare only with sets of as many"
+
+
+def warn_of_one_for_most(captions: Sequence[str]) -> None:
+    """Log a line if more than half of several captions are the same."""
+    for caption, count in Counter(captions).most_common(1):
+        if 2 * count > len(captions) and count > 2:
+            log_line(
+                f"warning: {count} of {len(captions)} captions are the same, {caption!r}: the "
+                "captioner makes little use of the images, unless they are alike"
+            )
 
 
 def skipped_lines(skipped: Mapping[str, str]) -> list[str]:

@@ -1,8 +1,7 @@
 """Generates captions of many images on all processes, and gathers them on rank 0."""
 
 import dataclasses
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from typing import Any, Optional
 
@@ -33,8 +32,8 @@ def caption_images(
     Other ranks return None. All ranks call this. Each image is captioned on one rank. description:
     the text of the progress bar. With `save_candidates`, a result also has "candidates", see
     `caption_lists`. "cut": True marks a caption that was cut at max_length. With `skip_bad_images`,
-    unreadable images are left out. Log lines count both, and name a caption that most images have.
-    Raises UserError, and Stopped on all ranks if one was asked to stop.
+    unreadable images are left out. Log lines count both. Raises UserError, and Stopped on all ranks
+    if one was asked to stop.
     """
     loader, batch_size = build_image_loader(samples, config, rank(), world_size())
     precision = Precision(config.precision, device)
@@ -69,19 +68,7 @@ def caption_images(
         log_line(f"{skipped} of {len(samples)} images could not be read and have no caption")
     if cut := sum("cut" in result for result in results.values()):
         log_line(f"{cut} of {len(results)} captions were cut at max_length; they have cut: true")
-    _warn_of_one_for_most(results.values())
     return [results[index] for index in sorted(results)]
-
-
-def _warn_of_one_for_most(results: Collection[dict[str, Any]]) -> None:
-    """Log a line if more than half of several captions are the same."""
-    counts = Counter(result["caption"] for result in results)
-    for caption, count in counts.most_common(1):
-        if 2 * count > len(results) and count > 2:
-            log_line(
-                f"warning: {count} of {len(results)} captions are the same, {caption!r}: the "
-                "captioner makes little use of the images"
-            )
 
 
 def build_image_loader(

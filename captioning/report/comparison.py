@@ -10,7 +10,7 @@ from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation, read_split, references
 from captioning.metrics.base import build_evaluators, evaluator_classes, metric_of, option_files
 from captioning.metrics.intervals import Estimate
-from captioning.metrics.scoring import score
+from captioning.metrics.scoring import remarks, score
 from captioning.metrics.tokenizer import UNSPACED
 from captioning.report.runs import Run, read_runs
 from captioning.runtime.errors import UserError
@@ -83,6 +83,9 @@ def read_comparison(folders: Sequence[Path], split: str = "test") -> Comparison:
         )
     missing = list(_describe_gaps(runs, count))
     config = runs[0].scoring_config
+    metrics = {name for run in runs for name in run.metrics}
+    has_corpus = bool(getattr(config, "cider_df", None))
+    missing += (f"{line}." for line in remarks(metrics, count, has_corpus))
     if config.language in UNSPACED:
         missing.append(f"Words are characters in scores and figures (language: {config.language}).")
     comparison = Comparison(split, runs, captioned, count, missing)

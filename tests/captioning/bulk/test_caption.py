@@ -81,6 +81,15 @@ def test_captions_that_end_at_max_length_are_marked_and_counted(run, photos):
     assert 0 < sum(differ) <= sum(cut) < 10
     assert all(is_cut for is_cut, differs in zip(cut, differ) if differs)
     assert f"{sum(cut)} captions were cut at max_length; their lines have cut: true" in log
+    assert "captions are the same" not in log
+
+
+def test_one_caption_for_most_images_is_named(run, photos, tmp_path):
+    (tmp_path / "alike").mkdir()
+    for number in range(3):
+        shutil.copy(min(photos.rglob("*.png")), tmp_path / "alike" / f"{number}.png")
+    _, log = run(tmp_path / "alike")
+    assert "warning: 3 of 3 captions are the same, " in log
 
 
 def damage(photos):

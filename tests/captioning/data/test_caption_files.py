@@ -136,3 +136,10 @@ def test_bad_predictions_are_one_line(write, content, message):
 def test_a_file_without_references_is_one_line(write, content):
     with raises_line(UserError, "no reference captions: check that this is the right file"):
         read_references(write(content))
+
+
+def test_cut_predictions_are_counted(write, capsys):
+    marked = [{"image_id": n, "caption": "a", "cut": cut} for n, cut in enumerate((True, False))]
+    path = write(marked)
+    read_predictions(path)
+    assert f"{path}: 1 of 2 captions were cut at max_length" in capsys.readouterr().err

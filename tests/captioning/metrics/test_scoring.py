@@ -50,12 +50,21 @@ def test_the_table_has_the_published_order_intervals_skipped_metrics_and_a_remar
         "±: half of the 95 % interval over images",
         "99 captions, tokenizer: PTBTokenizer, seed: 7",
         remark,
+        "By diversity, 99 images compare only with sets of as many",
         "BLEU-1 skipped: no words",
         "ROUGE-L, SPICE skipped: it broke",
     ]
-    assert remark not in format_table(scores, 100)
+    assert not any(words in format_table(scores, 100) for words in (remark, "as many"))
     scores.settings["cider_df"] = "coco.json"
     assert remark not in format_table(scores, 99)
+
+
+@pytest.mark.parametrize("others", [3, 4])
+def test_one_caption_for_most_images_is_named(capsys, others):
+    texts = [*"bcde"[:others], *["a disc"] * (7 - others)]
+    score(dict(enumerate(texts)), None, [])
+    line = "warning: 4 of 7 captions are the same, 'a disc': the captioner makes little use"
+    assert (line in capsys.readouterr().err) == (others == 3)
 
 
 def test_a_table_without_intervals_or_scores():

@@ -47,18 +47,6 @@ def test_captions_that_were_cut_are_marked_and_counted(caption, capsys, monkeypa
     assert "2 of 7 captions were cut at max_length" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("others", [3, 4])
-def test_one_caption_for_most_images_is_named(caption, capsys, monkeypatch, others):
-    texts = iter([*"bcde"[:others], *["a disc"] * (7 - others)])
-    monkeypatch.setattr(
-        "captioning.models.generation.caption_lists",
-        lambda _, __, images, *___: [[{"caption": next(texts)}] for _ in images],
-    )
-    caption()
-    line = "warning: 4 of 7 captions are the same, 'a disc': the captioner makes little use"
-    assert (line in capsys.readouterr().err) == (others == 3)
-
-
 def test_no_worker_stays_when_it_breaks_off(caption, no_child_stays, monkeypatch):
     monkeypatch.setattr("BLIP.blip.BlipCaptioner.generate_details", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):

@@ -61,6 +61,7 @@ def test_each_part_of_the_page_or_that_it_is_missing_is_told(runs, make_run, tmp
     text = text_of(render(read_comparison(runs)))
     assert re.search(r"The whole caption costs \d+\.\d\d nats under MLE", text)
     assert "MLE charges" in text and "first_token_mle" in text
+    assert "CIDEr weights words by how rare they are in the references of these" in text
     for run in runs:
         (run / "checkpoint_best.pth").unlink()
     scores = {"metrics": {}, "skipped": {"METEOR": "no Java", "SPICE": "no Java"}}
