@@ -40,9 +40,9 @@ def calibrate(arguments: argparse.Namespace) -> None:
     config, captioner = load_trained(arguments.checkpoint, arguments.config, device)
     if not config.image_root:
         raise UserError(f"{arguments.checkpoint} does not say its data: give them with --config")
-    samples = read_split(config, arguments.split)
+    training, samples = read_split(config, "train"), read_split(config, arguments.split)
     result = likelihood(captioner, samples, config, device)
-    unigram = unigram_nll(captioner, read_split(config, "train"), samples, config)
+    unigram = unigram_nll(captioner, training, samples, config)
     temperature, calibrated = find_minimum(result.nll)
     print(f"{result.tokens} tokens of {len(samples)} images of {arguments.split}, nats per token")
     print(f"  negative log-likelihood      {result.nll[UNSCALED]:.3f}")

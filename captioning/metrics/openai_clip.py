@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from BLIP.checkpoint import read_pickled
+from BLIP.checkpoint import read_checkpoint
 from captioning.runtime.errors import UserError, one_line
 
 HEAD_WIDTH = 64
@@ -39,13 +39,12 @@ _NAMES = {
 def read_openai_clip(path: Path) -> nn.Module:
     """Return transformers' CLIPModel with the weights of a file.
 
-    The file is a state dict, or contains one under "state_dict". The activation is OpenAI's quick
+    For the forms of a file, see `read_checkpoint`. The activation is OpenAI's quick
     GELU, or the exact GELU if the file's name contains "openclip" or "open_clip". Raises UserError.
     """
     activation = "gelu" if "openclip" in path.name.lower().replace("_", "") else "quick_gelu"
     try:
-        state = read_pickled(path)
-        state = state.get("state_dict", state)
+        state = read_checkpoint(str(path))["model"]
         model = _build(state, activation)
         loading = model.load_state_dict(_renamed(state), strict=False)
         missing = [name for name in loading.missing_keys if "position_ids" not in name]

@@ -1,5 +1,6 @@
 """Builds a captioner from a configuration or from a checkpoint alone, and loads its weights."""
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
@@ -77,9 +78,15 @@ def captioner_from(
 
 
 def tokenizer_of(config: Config) -> Tokenizer:
-    """Return the tokenizer of a new captioner, without building the captioner. Raises UserError."""
+    """Return the tokenizer of a new captioner, without building the captioner. Raises UserError.
+
+    It is the one in `pretrained`, if this is a file here that has one.
+    """
+    name = config.pretrained or ""
     with value_errors_as_user_errors():
-        return package_of(config.model).build_tokenizer(config, _context(config))
+        is_here = os.path.exists(name)
+        content = read_checkpoint(name, config.trust_checkpoint) if is_here else None
+        return package_of(config.model).build_tokenizer(config, _context(config, content))
 
 
 def _context(

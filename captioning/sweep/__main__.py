@@ -23,7 +23,10 @@ from typing import Annotated, Any, Literal, Optional
 
 from pydantic import Field, PositiveInt, TypeAdapter, ValidationError
 
+from captioning.data.sources import read_split, references
+from captioning.files.stores import require_writable
 from captioning.models import checkpoints
+from captioning.report.runs import read_runs
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.jobs import run_jobs
@@ -106,6 +109,12 @@ def _run(arguments: argparse.Namespace) -> int:
         first = plan_runs(arguments.pretrain, folder, [pretraining], overrides)
         initial = [f"pretrained={first[0].folder / checkpoints.BEST}"]
     runs = plan_runs(arguments.config, folder, planned, overrides, initial)
+    # What comparison needs at the end is found wrong before runs train.
+    require_writable(str(folder))
+    scored = runs[0].config()
+    references(scored, "test", read_split(scored, "test"))
+    if arguments.collect:
+        read_runs(arguments.collect, "test")
     failures = _train(first, runs, arguments.jobs)
     swept = {}
     for variant, run in zip(planned, runs):

@@ -34,9 +34,9 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
     """Train until all epochs are done or the run stops early, on one or several devices.
 
     Raises UserError, and Stopped after a signal. The same call resumes the run. check_only: only
-    check settings, data and metrics, without weights.
+    check settings, data, metrics and rewards, without weights.
     """
-    # Settings, data and metrics: whatever is wrong with them is found before a model is loaded.
+    # Settings, data, metrics and rewards: what is wrong is found before the captioner is loaded.
     if config.precision == "int8":
         raise UserError("precision is int8, which is only for inference; use fp32, bf16 or fp16")
     fsdp.check_sharding(config)
@@ -53,8 +53,12 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
             f"{len(loader)} batches; lower accumulation_steps or batch_size"
         )
     distributed.run_on_main(lambda: check_data(config, samples, validation.samples))
+    if config.reward:
+        from captioning.training.self_critical import SelfCritical, build_rewards
     if check_only:
         distributed.run_on_main(lambda: check_captions(config, samples, tokenizer_of(config)))
+        if config.reward:
+            build_rewards(config, samples, device)
         return
 
     # The state to begin with. Files are written only from here on.
@@ -70,11 +74,7 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
         output.upload()
         log_line(reason)
         return
-    rewards = None
-    if config.reward:
-        from captioning.training.self_critical import SelfCritical, build_rewards
-
-        rewards = build_rewards(config, samples, device)
+    rewards = build_rewards(config, samples, device) if config.reward else None
     record_run(config, output.folder)
     output.upload()
     log_line(describe_training(config))

@@ -40,6 +40,7 @@ def test_a_file_of_every_form_gives_the_same_weights(make_captioner, tmp_path):
         "lightning.ckpt": {"state_dict": state, **extra},
         "tutorial.pt": {"model_state_dict": state, **extra},
         "ddp.pth": {f"module.{key}": state[key] for key in state},
+        "inner.ckpt": {"state_dict": {f"model.module.{key}": state[key] for key in state}},
         "compiled.pth": {"model": {f"_orig_mod.{key}": state[key] for key in state}},
         "both.pth": {"model": {f"module._orig_mod.{key}": state[key] for key in state}},
         "parts.pth": {key.replace(".", "._orig_mod.", 1): state[key] for key in state},
@@ -50,7 +51,7 @@ def test_a_file_of_every_form_gives_the_same_weights(make_captioner, tmp_path):
     save_shards(state, tmp_path, "safetensors", save_file)
     save_shards(state, tmp_path, "bin", torch.save)
     paths = [path for path in sorted(tmp_path.iterdir()) if not path.name.startswith("part-")]
-    assert len(paths) == 12
+    assert len(paths) == 13
     for path in paths:
         for parameter in target.parameters():
             parameter.data.zero_()

@@ -213,6 +213,7 @@ def as_long_clip(state):
         ("openClip_ViT-L-14.pth", "gelu", lambda state: {"state_dict": state}),
         ("bare.pt", "quick_gelu", lambda state: {**state, "context_length": torch.tensor(24)}),
         ("longclip.pt", "quick_gelu", as_long_clip),
+        ("ddp.pt", "quick_gelu", lambda state: {"model": {f"module.{k}": state[k] for k in state}}),
     ],
 )
 def test_features_of_openais_layout_are_those_of_transformers(

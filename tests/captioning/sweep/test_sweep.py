@@ -30,6 +30,15 @@ def swept(tiny_config, in_process, tmp_path):
     return call
 
 
+def test_what_the_comparison_lacks_is_found_before_runs_train(swept, tmp_path, capsys):
+    assert swept("--collect", str(tmp_path / "nowhere"), code=2) == []
+    one_error_line(capsys, "nowhere: no such folder: name the output_dir of a run")
+    assert swept("test_file=", code=2) == []
+    one_error_line(capsys, "dataset: custom needs test_file")
+    assert swept("--output_dir", "/proc/sweep", code=2) == []
+    one_error_line(capsys, "/proc/sweep")
+
+
 def labels(table):
     """Return the first column of a Markdown table, without its heading."""
     return [line.split("|")[1].strip() for line in table.splitlines()[2:]]

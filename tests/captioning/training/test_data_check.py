@@ -49,6 +49,8 @@ def test_a_check_counts_images_and_captions_and_loads_no_weights(check):
     )
     one_error_line(check("objective=nil", code=2), "objective")
     one_error_line(check("tokenizer=/nowhere", code=2), "tokenizer: /nowhere is not")
+    reward = ("reward={facts: 1}", "facts_file=nowhere.json")
+    one_error_line(check(*reward, code=2), "nowhere.json: no such file")
 
 
 def test_each_kind_of_flaw_is_a_line_with_a_count_and_an_example(check):
@@ -116,3 +118,11 @@ def test_a_check_has_the_tokenizer_of_training(scenes_config, captioner):
     texts, trained = ["a red star", "Blue, and a hund"], captioner_from(config, None)[0].tokenizer
     for found, expected in zip(tokenizer_of(config).encode(texts, 9), trained.encode(texts, 9)):
         torch.testing.assert_close(found, expected)
+
+
+def test_a_check_has_the_tokenizer_in_the_pretrained_weights(check, trained, tmp_path):
+    weights = trained(tmp_path / "weights") / "checkpoint_best.pth"
+    content = torch.load(weights)
+    content["config"]["tokenizer"] = "/nowhere"
+    torch.save(content, weights)
+    assert "unknown" not in check("tokenizer=/nowhere", f"pretrained={weights}")
