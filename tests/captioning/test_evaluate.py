@@ -31,7 +31,7 @@ def test_captions_are_scored_printed_and_recorded(files, tmp_path, monkeypatch):
     arguments = files([{"image_id": i, "caption": c} for i, c in captions.items()])
     done = evaluate(*arguments, "--output_dir", "out dir")
     assert done.code == 0
-    *rows, intervals, note, remark, skipped = done.out.splitlines()
+    *rows, intervals, note, remark, _, skipped = done.out.splitlines()
     shown = {row[:9].strip(): row[10:].split() for row in rows}
     assert list(shown)[:3] == ["Cap. Len.", "Lex. Div.", "BLEU-1"]
     assert shown["METEOR"] == ["-"] and shown["ROUGE-L"] == ["0.500", "±0.500"]
