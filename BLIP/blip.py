@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -18,19 +19,11 @@ from BLIP.step import CachedStep
 from BLIP.text_decoder import TextDecoder
 from BLIP.tokenizer import CaptionTokenizer, first_pieces
 from BLIP.vit import ImageEncoder
-from decoding import DecodingSettings, Step, until_end
-from decoding.caption_generator import (
-    IGNORE,
-    CaptionGenerator,
-    Prompts,
-    TrainingTokens,
-    captions_per_image,
-    training_tokens,
-)
+from decoding import DecodingSettings, Step
+from decoding.caption_generator import CaptionGenerator, Prompts
 from smile import Objective, ObjectiveOutput
 
 PROMPT = "a picture of "
-LIKELIHOOD = Objective("mle")  # its loss without reduction is a negative log-likelihood
 
 
 class BlipCaptioner(CaptionGenerator):
@@ -86,9 +79,8 @@ class BlipCaptioner(CaptionGenerator):
 
         Raises ValueError if there are not B lists of equal length.
         """
-        tokens, attention_mask, labels, prompt_length = self._encode(image, captions, prompts)
-        embeds = self.visual_encoder(image)
-        return self.text_decoder(tokens, attention_mask, embeds, labels, prompt_length)
+        tokens, labels, prompt_length = self.training_tokens(image, captions, prompts)
+        return self.text_decoder(tokens, self.visual_encoder(image), labels, prompt_length)
 
     def predictions(
         self,
@@ -100,17 +92,10 @@ class BlipCaptioner(CaptionGenerator):
 
         `forward` documents the arguments. N is the number of positions after the shortest prompt.
         """
-        tokens, attention_mask, labels, prompt_length = self._encode(image, captions, prompts)
+        tokens, labels, prompt_length = self.training_tokens(image, captions, prompts)
         embeds = self.visual_encoder(image)
-        logits = self.text_decoder.logits(tokens, attention_mask, embeds, prompt_length - 1)
-        return logits[:, :-1], labels[:, prompt_length:]
-
-    def _encode(self, image: Tensor, captions: list[list[str]], prompts: Prompts) -> TrainingTokens:
-        """Return the tokens of prompts and captions, on the device of the images."""
-        captions_per_image(captions, len(image))  # raises ValueError for unequal lists
-        *tensors, prompt_length = training_tokens(self, captions, prompts)
-        moved = [tensor.to(image.device, non_blocking=True) for tensor in tensors]
-        return TrainingTokens(*moved, prompt_length)
+        logits = self.text_decoder.logits(tokens[:, :-1], embeds, prompt_length - 1)
+        return logits, labels[:, prompt_length:]
 
     def step_function(self, encoded: Tensor, settings: DecodingSettings) -> Step:
         return self.step_factory(self.text_decoder, encoded, settings.max_length)
@@ -128,8 +113,6 @@ class BlipCaptioner(CaptionGenerator):
         p ids of the prompt. The attention map (n - p, P) is the mean of cross-attention over heads
         and layers. It leaves [CLS] out, and each row sums to 1.
         """
-        start = self.prompt_ids.size(-1) - 1
-        tokens = ids[None, :-1]
         attention_maps = []
 
         def record(attention, arguments):
@@ -138,40 +121,16 @@ class BlipCaptioner(CaptionGenerator):
             scores = query @ key.to(query.dtype).transpose(2, 3) / math.sqrt(query.size(3))
             attention_maps.append(scores.softmax(-1).mean(1)[0])  # (n, 1 + P)
 
-        layers = self.text_decoder.layers
-        hooks = [layer.crossattention.register_forward_pre_hook(record) for layer in layers]
-        try:
-            with self.inference_context():
-                logits = self.text_decoder.logits(tokens, torch.ones_like(tokens), encoded, start)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        patch_attention = torch.stack(attention_maps).mean(0)[start:, 1:]
-        return logits[0], patch_attention / patch_attention.sum(1, keepdim=True)
+        with ExitStack() as hooks:
+            for layer in self.text_decoder.layers:
+                hooks.enter_context(layer.crossattention.register_forward_pre_hook(record))
+            logits = self.caption_logits(encoded, ids[None])[0]
+        patch_attention = torch.stack(attention_maps).mean(0)[-len(logits) :, 1:]
+        return logits, patch_attention / patch_attention.sum(1, keepdim=True)
 
-    def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return the log-likelihood of each token of captions (B, k, n) after the prompt.
-
-        The result is float32 (B, k, n - p), where p is the length of the prompt, and 0 after a
-        caption's end. It has a gradient, except in an inference copy. The fused linear loss
-        computes it without a tensor of all logits.
-        """
-        rows, start = ids.flatten(0, 1), self.prompt_ids.size(-1)
-        inputs, labels = rows[:, :-1], rows[:, start:]
-        head = self.text_decoder.cls["predictions"]
+    def caption_logits(self, encoded: Tensor, ids: Tensor) -> Tensor:
         with self.inference_context():
-            hidden = self.text_decoder.hidden_states(inputs, torch.ones_like(inputs), encoded)
-            hidden = head.transform_hidden(hidden[:, start - 1 :])
-            # An inference copy has packed the head's weight, which is also the word embedding.
-            weight = self.text_decoder.bert["embeddings"].word_embeddings.weight
-            losses = LIKELIHOOD.from_hidden(
-                hidden / temperature,
-                weight.to(hidden.dtype),
-                head.bias / temperature,
-                labels.where(until_end(labels, self.tokenizer.end), IGNORE),
-                reduction="none",
-            ).loss
-        return -losses.float().unflatten(0, ids.shape[:2])
+            return self.text_decoder.logits(ids[:, :-1], encoded, self.prompt_ids.size(-1) - 1)
 
     def for_inference(
         self, dtype: torch.dtype = torch.float32, compiled: bool = False
@@ -209,9 +168,6 @@ class BlipCaptioner(CaptionGenerator):
         The word embedding and the head are left out, because they share a weight.
         """
         return [*self.visual_encoder.blocks, *self.text_decoder.layers]
-
-    def caption_text(self, ids: Tensor) -> str:
-        return self.tokenizer.decode(ids[self.prompt_ids.size(-1) :])
 
 
 build_captioner = BlipCaptioner  # an alias that users' scripts import

@@ -96,10 +96,9 @@ class BlipItm(nn.Module):
         texts = [caption for group in captions for caption in group]
         tokens, mask = self.tokenizer.encode(texts, MAX_TOKENS)
         tokens[:, 0] = self.tokenizer.bert.token_to_id(first)
-        tokens = tokens.to(encoded.device)
-        mask = mask.to(encoded.device)
-        image_embeds = encoded if attend_image else None
-        return bert_states(self.text_encoder, tokens, mask, image_embeds, is_causal=False)[:, 0]
+        mask = mask.bool()[:, None, None, :]  # (R, 1, 1, n)
+        tokens, mask = tokens.to(encoded.device), mask.to(encoded.device)
+        return bert_states(self.text_encoder, tokens, mask, encoded if attend_image else None)[:, 0]
 
     def truncates(self, caption: str) -> bool:
         """Return whether a caption, with its first token and [SEP], is longer than MAX_TOKENS."""

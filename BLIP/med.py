@@ -161,21 +161,14 @@ def causal_mask(tokens: Tensor) -> Tensor:
 
 
 def bert_states(
-    bert: nn.ModuleDict,
-    tokens: Tensor,
-    attention_mask: Tensor,
-    image_embeds: Optional[Tensor],
-    is_causal: bool,
+    bert: nn.ModuleDict, tokens: Tensor, mask: Tensor, image_embeds: Optional[Tensor]
 ) -> Tensor:
     """Return the last layer's output, (R, n, H).
 
     - tokens: int64 (R, n)
-    - attention_mask: int64 (R, n), 1 for a token and 0 for padding
+    - mask: bool, true where a token may attend; it is broadcast to (R, heads, n, n)
     - image_embeds: (B, P, width); None skips cross-attention
-    - is_causal: whether a token attends only to itself and to earlier tokens
     """
-    mask = attention_mask.bool()[:, None, None, :]  # (R, 1, 1, n)
-    mask = causal_mask(tokens) & mask if is_causal else mask  # (R, 1, n, n)
     hidden = bert["embeddings"](tokens)
     for layer in bert["encoder"]["layer"]:
         hidden = layer(hidden, image_embeds, mask)

@@ -6,7 +6,7 @@ Shapes are those of `med`; V is the vocabulary size.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from BLIP.med import bert_states, build_bert
+from BLIP.med import bert_states, build_bert, causal_mask
 from BLIP.sizes import MedConfig
 from smile import Objective, ObjectiveOutput
 
@@ -56,31 +56,26 @@ class TextDecoder(nn.Module):
     def layers(self) -> nn.ModuleList:
         return self.bert["encoder"]["layer"]
 
-    def hidden_states(self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor) -> Tensor:
-        """Return the last layer's output, (R, n, H); see `bert_states`."""
-        return bert_states(self.bert, tokens, attention_mask, image_embeds, is_causal=True)
+    def hidden_states(self, tokens: Tensor, image_embeds: Tensor) -> Tensor:
+        """Return the last layer's output, (R, n, H); see `bert_states`.
 
-    def logits(
-        self, tokens: Tensor, attention_mask: Tensor, image_embeds: Tensor, start: int = 0
-    ) -> Tensor:
+        Padding needs no mask: it follows the caption, and no token attends to later ones.
+        """
+        return bert_states(self.bert, tokens, causal_mask(tokens), image_embeds)
+
+    def logits(self, tokens: Tensor, image_embeds: Tensor, start: int = 0) -> Tensor:
         """Return next-token logits (R, n - start, V) at the positions from `start` on."""
-        hidden = self.hidden_states(tokens, attention_mask, image_embeds)
-        return self.cls["predictions"](hidden[:, start:])
+        return self.cls["predictions"](self.hidden_states(tokens, image_embeds)[:, start:])
 
     def forward(
-        self,
-        tokens: Tensor,
-        attention_mask: Tensor,
-        image_embeds: Tensor,
-        labels: Tensor,
-        prompt_length: int = 1,
+        self, tokens: Tensor, image_embeds: Tensor, labels: Tensor, prompt_length: int = 1
     ) -> ObjectiveOutput:
         """Compute the objective on the labels (R, n) after the first `prompt_length` positions.
 
         The hidden state at a position predicts the label at the next position.
         """
-        hidden = self.hidden_states(tokens, attention_mask, image_embeds)
+        hidden = self.hidden_states(tokens, image_embeds)[:, prompt_length - 1 : -1]
         head = self.cls["predictions"]
-        hidden = head.transform_hidden(hidden[:, prompt_length - 1 : -1])
+        hidden = head.transform_hidden(hidden)
         labels = labels[:, prompt_length:]
         return self.objective.from_hidden(hidden, head.decoder.weight, head.decoder.bias, labels)

@@ -13,8 +13,6 @@ from tokenizers import BertWordPieceTokenizer, decoders
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from decoding.characters import join_characters
-
 ADDED_TOKENS = ["[DEC]", "[ENC]"]  # BLIP appends them to BERT's vocabulary
 CONFIG, ADDED = "tokenizer_config.json", "added_tokens.json"
 # The files of a tokenizer. As in transformers, the others are not used beside tokenizer.json,
@@ -125,13 +123,10 @@ class CaptionTokenizer:
         return torch.tensor([self.start, *self.ids(prompt)])
 
     def decode(self, ids: Tensor) -> str:
-        """Return the text of ids (n,), without special tokens or spaces before punctuation.
-
-        transformers does so, too, but keeps spaces between Chinese characters.
-        """
+        """Return the text of ids (n,), without special tokens or spaces before punctuation."""
         text = self.bert.decode(ids.tolist(), skip_special_tokens=True).removeprefix("##")
         text = re.sub(r" ([.?!,])", r"\1", text).replace(" ' ", "'")
-        return join_characters(re.sub(r" (n't|'(?:m|s|ve|re))", r"\1", text))
+        return re.sub(r" (n't|'(?:m|s|ve|re))", r"\1", text)
 
 
 def _text(value: Any) -> Any:

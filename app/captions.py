@@ -22,6 +22,7 @@ from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.report.picture import Picture, embed_image
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
+from decoding.characters import join_characters
 
 MAX_PIXELS = 50_000_000
 SHOWN_SIDE = 640  # photos in the page are scaled down to this width and height in pixels
@@ -185,7 +186,8 @@ def _prompt(captioner: Captioner, prompt: Optional[str], max_length: int) -> Ite
         captioner.prompt_ids = ids
         if prompt is not None:
             # The record has the tokenizer's spelling of the prompt.
-            captioner.prompt = f"{captioner.tokenizer.decode(ids)} ".lstrip()
+            spelled = join_characters(captioner.tokenizer.decode(ids))
+            captioner.prompt = f"{spelled} ".lstrip()
         yield
     finally:
         captioner.prompt, captioner.prompt_ids = previous

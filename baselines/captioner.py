@@ -4,21 +4,14 @@ import math
 from typing import Any, Optional
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from baselines.cells import AttentionLSTM, PooledDecoder, ShowAttendTell
 from baselines.decoder import RecurrentStep, teacher_forcing
 from baselines.image_encoder import ImageEncoder
 from baselines.vocabulary import Vocabulary
-from decoding import DecodingSettings, Step, until_end
-from decoding.caption_generator import (
-    IGNORE,
-    CaptionGenerator,
-    Prompts,
-    captions_per_image,
-    training_tokens,
-)
+from decoding import DecodingSettings, Step
+from decoding.caption_generator import IGNORE, CaptionGenerator, Prompts
 from smile import Objective, ObjectiveOutput
 
 DECODERS = {
@@ -93,9 +86,7 @@ class ClassicCaptioner(CaptionGenerator):
         self, image: Tensor, captions: list[list[str]], prompts: Prompts
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return logits (R, N, V), labels (R, N) and the attention (R, N, P) of the decoder."""
-        captions_per_image(captions, len(image))
-        *tensors, prompt_length = training_tokens(self, captions, prompts)
-        tokens, _, labels = (tensor.to(image.device) for tensor in tensors)
+        tokens, labels, prompt_length = self.training_tokens(image, captions, prompts)
         logits, attention = self.decoder(tokens[:, :-1], self.encoder(image), prompt_length)
         return logits, labels[:, prompt_length:], attention
 
@@ -105,9 +96,6 @@ class ClassicCaptioner(CaptionGenerator):
     def encode(self, image: Tensor) -> Tensor:
         """Encode images (B, 3, S, S) -> annotations (B, P, D)."""
         return self.encoder(image)
-
-    def caption_text(self, ids: Tensor) -> str:
-        return self.tokenizer.decode(ids[self.prompt_ids.size(-1) :])
 
     @torch.inference_mode()
     def score_tokens(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Optional[Tensor]]:
@@ -120,19 +108,8 @@ class ClassicCaptioner(CaptionGenerator):
         logits, attention = self._read(encoded, ids[None])
         return logits[0], attention[0] if attention.size(2) else None
 
-    def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
-        """Return the log-likelihood of each token of captions (B, k, n) after the prompt.
-
-        The result is float32 (B, k, n - p), where p is the length of the prompt, and 0 after a
-        caption's end. It has a gradient.
-        """
-        logits, _ = self._read(encoded, ids.flatten(0, 1))
-        labels = ids[:, :, self.prompt_ids.size(-1) :]
-        labels = labels.where(until_end(labels, self.tokenizer.end), IGNORE)
-        losses = F.cross_entropy(
-            logits.flatten(0, 1) / temperature, labels.flatten(), reduction="none"
-        )
-        return -losses.view(labels.shape)
+    def caption_logits(self, encoded: Tensor, ids: Tensor) -> Tensor:
+        return self._read(encoded, ids)[0]
 
     def _read(self, encoded: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits (R, n - p, V), -inf for excluded ids, and the attention (R, n - p, P)."""

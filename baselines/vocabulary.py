@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from decoding.characters import CHARACTERS, join_characters
+from decoding.characters import CHARACTERS
 
 SPECIAL_TOKENS = ("<NULL>", "<START>", "<END>", "<UNK>")
 UNKNOWN_WORD = SPECIAL_TOKENS[3].lower()  # `captioning.unpack` writes <unk> for unknown words
@@ -89,7 +89,7 @@ class Vocabulary:
     def decode(self, ids: Tensor) -> str:
         """Return the words of ids (n,) as text. Special tokens are left out."""
         words = (self.tokens[token_id] for token_id in ids.tolist())
-        return join_characters(" ".join(word for word in words if word not in SPECIAL_TOKENS))
+        return " ".join(word for word in words if word not in SPECIAL_TOKENS)
 
 
 def load_word_vectors(embedding: nn.Embedding, tokenizer: Any, path: str) -> None:

@@ -1,78 +1,40 @@
 """Provides the base class of captioners that decode token by token with a `decoding.Step`."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple, Optional
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from decoding.characters import join_characters
 from decoding.decode import decode
-from decoding.interface import DecodingSettings, Generated, Step, caption_lengths
+from decoding.interface import DecodingSettings, Generated, Step, caption_lengths, until_end
 
 # One prompt per image. None, as an entry or instead of the list, means the captioner's own prompt.
 Prompts = Optional[list[Optional[str]]]
 IGNORE = -100  # the label of a position that is not scored
 
 
-def captions_per_image(captions: Sequence[Sequence[str]], images: int) -> int:
-    """Return the number of captions per image. Raises ValueError if it differs between images.
-
-    captions: the captions of each image. images: the number of images.
-    """
-    counts = [len(group) for group in captions]
-    if not counts or 0 in counts or counts != counts[:1] * images:
-        raise ValueError(f"{counts} captions for {images} images; give each image the same number")
-    return counts[0]
-
-
 class TrainingTokens(NamedTuple):
     """R captions, each after its prompt.
 
-    - tokens, attention_mask, labels: int64 (R, n). Prompts and padding have the label IGNORE.
+    - tokens, labels: int64 (R, n). Prompts and padding have the label IGNORE.
     - prompt_length: the number of tokens of the shortest prompt
     """
 
     tokens: Tensor
-    attention_mask: Tensor
     labels: Tensor
     prompt_length: int
-
-
-def training_tokens(captioner: Any, captions: list[list[str]], prompts: Prompts) -> TrainingTokens:
-    """Tokenise the captions of B images, each after its prompt. The tensors are on the CPU.
-
-    captioner: a `CaptionGenerator` with a `prompt`, its `prompt_ids`, a `tokenizer` and
-    `max_tokens`. captions: a list of captions for each image.
-    """
-    texts = []
-    prompt_lengths = []
-    for group, prompt in zip(captions, prompts or [None] * len(captions)):
-        if prompt is None:
-            prefix = captioner.prompt
-            length = captioner.prompt_ids.size(-1)
-        else:
-            prefix = f"{prompt.strip()} "
-            length = len(captioner.tokenizer.encode_prompt(prompt))
-        texts += [prefix + caption for caption in group]
-        prompt_lengths += [length] * len(group)
-    tokens, mask = captioner.tokenizer.encode(texts, captioner.max_tokens)
-    caption_starts = torch.tensor(prompt_lengths)
-    if captioner.shift is not None:
-        rows = torch.arange(len(tokens))
-        tokens[rows, caption_starts] = captioner.shift[tokens[rows, caption_starts]]
-    is_prompt = torch.arange(tokens.size(1)) < caption_starts.unsqueeze(1)
-    labels = tokens.masked_fill((mask == 0) | is_prompt, IGNORE)
-    return TrainingTokens(tokens, mask, labels, min(prompt_lengths))
 
 
 class CaptionGenerator(nn.Module):
     """Implements the methods of `captioning.captioners.interface.Captioner` that most share.
 
-    A subclass defines the other methods of that protocol, and `step_function` and `caption_text`,
-    which `generate_from` calls.
+    A subclass defines the other methods of that protocol, and `step_function` and `caption_logits`.
 
     - image_size: S, the height and width of images in pixels
+    - max_tokens: the length to which training captions are truncated, with prompt and end token
     - inference_context: called for a context manager around decoding, for example to turn autocast
       off. `encode` is outside of it, unless the subclass also uses it there.
     - shift: the id that replaces each id at the start of a training caption, see
@@ -80,6 +42,7 @@ class CaptionGenerator(nn.Module):
     """
 
     image_size: int
+    max_tokens: int
     inference_context: Any = nullcontext
     shift: Any = None
     has_unused_parameters = False
@@ -88,9 +51,60 @@ class CaptionGenerator(nn.Module):
         """Return the step function for encoded images (B, P, width)."""
         raise NotImplementedError
 
-    def caption_text(self, ids: Tensor) -> str:
-        """Return the text of a caption without the prompt. ids: (L,), with the prompt."""
+    def caption_logits(self, encoded: Tensor, ids: Tensor) -> Tensor:
+        """Return the logits (R, n - p, V) that predict each id after the prompt, of p tokens.
+
+        encoded: images (B, P, width). ids: R captions (R, n), grouped by image.
+        """
         raise NotImplementedError
+
+    def training_tokens(
+        self, image: Tensor, captions: list[list[str]], prompts: Prompts
+    ) -> TrainingTokens:
+        """Tokenise k captions of each image, each after its prompt, on the images' device.
+
+        Raises ValueError if the images do not have the same number of captions.
+        """
+        counts = [len(group) for group in captions]
+        if 0 in counts or counts != counts[:1] * len(image):
+            raise ValueError(
+                f"{counts} captions for {len(image)} images; give each image the same number"
+            )
+        texts, prompt_lengths = [], []
+        for group, prompt in zip(captions, prompts or [None] * len(captions)):
+            if prompt is None:
+                prefix = self.prompt
+                length = self.prompt_ids.size(-1)
+            else:
+                prefix = f"{prompt.strip()} "
+                length = len(self.tokenizer.encode_prompt(prompt))
+            texts += [prefix + caption for caption in group]
+            prompt_lengths += [length] * len(group)
+        tokens, mask = self.tokenizer.encode(texts, self.max_tokens)
+        caption_starts = torch.tensor(prompt_lengths)
+        if self.shift is not None:
+            rows = torch.arange(len(tokens))
+            tokens[rows, caption_starts] = self.shift[tokens[rows, caption_starts]]
+        is_prompt = torch.arange(tokens.size(1)) < caption_starts.unsqueeze(1)
+        labels = tokens.masked_fill((mask == 0) | is_prompt, IGNORE)
+        moved = (part.to(image.device, non_blocking=True) for part in (tokens, labels))
+        return TrainingTokens(*moved, min(prompt_lengths))
+
+    def caption_text(self, ids: Tensor) -> str:
+        """Return the text of a caption (L,) without the prompt, which its ids begin with."""
+        return join_characters(self.tokenizer.decode(ids[self.prompt_ids.size(-1) :]))
+
+    def log_likelihoods(self, encoded: Tensor, ids: Tensor, temperature: float = 1.0) -> Tensor:
+        """Return the log-likelihood of each token of captions (B, k, n) after the prompt.
+
+        The result is float32 (B, k, n - p), where p is the length of the prompt, and 0 after a
+        caption's end. It has a gradient, except in an inference copy.
+        """
+        labels = ids[:, :, self.prompt_ids.size(-1) :]
+        labels = labels.where(until_end(labels, self.tokenizer.end), IGNORE)
+        logits = self.caption_logits(encoded, ids.flatten(0, 1)).float().flatten(0, 1)
+        losses = F.cross_entropy(logits / temperature, labels.flatten(), reduction="none")
+        return -losses.view(labels.shape)
 
     @torch.inference_mode()
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:

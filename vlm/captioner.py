@@ -132,7 +132,7 @@ class VlmCaptioner(CaptionGenerator):
                 )
             inputs[NEGATIVE_PROMPT] = prompts.repeat_interleave(settings.num_return, 0)
         ids, *scores = generate(self.model, inputs, settings, self.tokenizer)
-        captions = [self.tokenizer.decode(row) for row in ids]
+        captions = [self.caption_text(row) for row in ids]
         count = settings.num_return
         return Generated(
             [captions[first : first + count] for first in range(0, len(captions), count)],

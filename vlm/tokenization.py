@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from decoding.characters import join_characters
 from decoding.thoughts import is_thought_tag, without_thoughts
 from vlm.prompt import Turn
 
@@ -87,7 +86,7 @@ class CaptionTokenizer:
         if has_thoughts:  # the tags may be special tokens
             tokens = [i for i in tokens if i not in self.special - self.thought_tags]
         text = self.tokenizer.decode(tokens, skip_special_tokens=not has_thoughts)
-        return join_characters(" ".join(without_thoughts(text).split()))
+        return " ".join(without_thoughts(text).split())
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -20,7 +20,7 @@ from decoding import DecodingSettings, Generated
 from decoding.interface import caption_lengths
 from decoding.rerank import Reranking, rerank
 
-MAX_CAPTIONS = 256  # the most captions whose likelihoods are computed in one batch
+MAX_CAPTIONS = 64  # the most captions whose likelihoods are computed in one batch
 
 
 class Reranker:

@@ -34,7 +34,7 @@ def inputs_of(captioner, size=48, scale=1.0):
 
 def assert_same_logits(captioner, model, inputs, atol=1e-5, rtol=0):
     image, tokens, mask = inputs.values()
-    ours = captioner.text_decoder.logits(tokens, mask, captioner.visual_encoder(image))
+    ours = captioner.text_decoder.logits(tokens, captioner.visual_encoder(image))
     expected = model(**inputs).logits
     torch.testing.assert_close(ours[mask == 1], expected[mask == 1], atol=atol, rtol=rtol)
 
@@ -110,7 +110,7 @@ def test_the_loss_of_the_folder_is_blips_if_padding_is_excluded(make_captioner, 
     model, inputs = loaded(tmp_path), inputs_of(captioner)
     image, tokens, mask = inputs.values()
     labels = tokens.masked_fill(mask == 0, -100)
-    ours = captioner.text_decoder(tokens, mask, captioner.visual_encoder(image), labels).loss
+    ours = captioner.text_decoder(tokens, captioner.visual_encoder(image), labels).loss
     torch.testing.assert_close(model(**inputs, labels=labels).loss, ours)
     assert not torch.isclose(model(**inputs, labels=tokens).loss, ours)
 

@@ -83,7 +83,7 @@ def test_logits_of_whole_captions_and_of_steps_are_those_of_torch(exported):
     tokens = torch.randint(len(captioner.tokenizer), (3, 9))
     with torch.no_grad():
         embeds = captioner.encode(image).expand(3, -1, -1)
-        expected = captioner.text_decoder.logits(tokens, torch.ones_like(tokens), embeds)
+        expected = captioner.text_decoder.logits(tokens, embeds)
     step = OnnxStep(folder, image)
     step.past = [values.repeat(3, axis=0) for values in step.past]
     torch.testing.assert_close(step(tokens[None, :, :4])[0], expected[:, 3], rtol=1e-4, atol=1e-4)

@@ -24,7 +24,7 @@ class UncachedStep:
             flat = torch.cat([self.past[rows.flatten()], flat], dim=1)
         self.past = flat
         repeated = self.images.repeat_interleave(tokens.size(1), dim=0)
-        logits = self.decoder.logits(flat, torch.ones_like(flat), repeated)
+        logits = self.decoder.logits(flat, repeated)
         return logits[:, -1].unflatten(0, tokens.shape[:2])
 
 

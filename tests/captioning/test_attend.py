@@ -30,7 +30,7 @@ def test_blips_attention_map_is_its_cross_attention(make_captioner, monkeypatch)
     real = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", record)
     embeds = captioner.visual_encoder(image)
-    captioner.text_decoder.logits(ids[:, :-1], torch.ones_like(ids[:, :-1]), embeds)
+    captioner.text_decoder.logits(ids[:, :-1], embeds)
     layers = [weights for weights in attention if weights.size(2) == ids.size(1) - 1]
     expected = torch.stack(layers).mean((0, 2))[0]  # over layers and heads
     expected = expected[len(captioner.prompt_ids) - 1 :, 1:]

@@ -10,8 +10,7 @@ from pydantic import BaseModel, Field
 from torch import nn
 
 from baselines.vocabulary import Vocabulary
-from decoding import until_end
-from decoding.caption_generator import CaptionGenerator, training_tokens
+from decoding.caption_generator import CaptionGenerator
 
 PROMPT_IS_QUESTION = False
 
@@ -49,7 +48,7 @@ class FakeCaptioner(CaptionGenerator):
         return self.objective(*self.predictions(image, captions, prompts))
 
     def predictions(self, image, captions, prompts=None):
-        tokens, _, labels, p = training_tokens(self, captions, prompts)
+        tokens, labels, p = self.training_tokens(image, captions, prompts)
         inputs = tokens[:, p - 1 : -1].unflatten(0, (len(image), -1))  # (B, k, N)
         return self.logits(inputs, self.encode(image)).flatten(0, 1), labels[:, p:]
 
@@ -63,21 +62,12 @@ class FakeCaptioner(CaptionGenerator):
         step.images = encoded
         return step
 
-    def caption_text(self, ids):
-        return self.tokenizer.decode(ids[self.prompt_ids.size(-1) :])
-
     def score_tokens(self, encoded, ids):
-        return self.allowed_logits(ids[None, None, self.prompt_ids.size(-1) - 1 : -1], encoded)[
-            0, 0
-        ], None
+        return self.caption_logits(encoded, ids[None])[0], None
 
-    def log_likelihoods(self, encoded, ids, temperature=1.0):
-        p, end = self.prompt_ids.size(-1), self.tokenizer.end
-        logits = self.allowed_logits(ids[..., p - 1 : -1], encoded) / temperature
-        is_scored = until_end(ids[..., p:], end)
-        labels = ids[..., p:].where(is_scored, end).unsqueeze(3)
-        logprobs = logits.log_softmax(-1).gather(3, labels).squeeze(3)
-        return logprobs.masked_fill(~is_scored, 0)
+    def caption_logits(self, encoded, ids):
+        ids = ids[:, self.prompt_ids.size(-1) - 1 : -1].unflatten(0, (len(encoded), -1))
+        return self.allowed_logits(ids, encoded).flatten(0, 1)
 
     def compile_parts(self):
         pass

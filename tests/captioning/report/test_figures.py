@@ -110,7 +110,7 @@ def naive_costs(captioner, image, caption):
     own = sorted(set(ids[0, prompt:].tolist()))
     for n in range(prompt, ids.size(1)):
         before = ids[:, :n]
-        logits = captioner.text_decoder.logits(before, torch.ones_like(before), embedded)
+        logits = captioner.text_decoder.logits(before, embedded)
         scores, label = logits[0, -1].double(), ids[0, n]
         costs = [(some.logsumexp(0) - scores[label]).item() for some in (scores, scores[own])]
         yield own, scores.softmax(0).tolist(), *costs
