@@ -84,34 +84,29 @@ class OmittedObject:
     The file may make the unpickler call methods of the object. These methods do nothing.
     """
 
-    def __new__(cls, *_, **__):
-        return super().__new__(cls)
-
-    def _do_nothing(self, *_, **__):
+    def __init__(self, *_, **__):
         pass
 
-    __init__ = __setstate__ = __setitem__ = _do_nothing
+    __setstate__ = __setitem__ = __init__
 
 
 def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = True) -> Any:
     """Return the tensors, numbers, text, lists and dicts of a file of torch.save, on the CPU.
 
     torch's restricted unpickler reads the file. An object of another type raises CheckpointError
-    or, with `leave_out_objects`, becomes an OmittedObject. mapped: memory-map the tensors, so that
-    only those that are used are read; they keep a removed file on the disk. Raises CheckpointError
-    for a file that is damaged, and FileNotFoundError.
+    or, with `leave_out_objects`, becomes an OmittedObject, except in files of torch before 1.6.
+    mapped: memory-map the tensors, so that only those that are used are read; they keep a removed
+    file on the disk. Raises CheckpointError for a file that is damaged, and FileNotFoundError.
     """
-    omitted = []
     try:
         is_archive = zipfile.is_zipfile(path)  # false for files of torch before 1.6
-        find_types = get_unsafe_globals_in_checkpoint if is_archive else _types_in_old_file
-        if types := sorted(find_types(str(path))):
-            if not leave_out_objects:
-                raise CheckpointError(
-                    f"{path} has objects that could run code ({', '.join(types)}); if you know "
-                    "where the file comes from, set trust_checkpoint: true to load it without them"
-                )
-            omitted = [(OmittedObject, name) for name in types]
+        types = sorted(get_unsafe_globals_in_checkpoint(str(path))) if is_archive else []
+        if types and not leave_out_objects:
+            raise CheckpointError(
+                f"{path} has objects that could run code ({', '.join(types)}); if you know where "
+                "the file comes from, set trust_checkpoint: true to load it without them"
+            )
+        omitted = [(OmittedObject, name) for name in types]
         with safe_globals(omitted), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns about pickles of other programs
             return torch.load(path, "cpu", weights_only=True, mmap=mapped and is_archive)
@@ -131,26 +126,6 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Tru
         raise CheckpointError(
             f"{path} is damaged ({reason}): write or download it again"
         ) from error
-
-
-def _types_in_old_file(path: str) -> list[str]:
-    """Return the types of objects in a file of torch before 1.6. An unreadable file has none.
-
-    torch cannot list them, but its restricted unpickler names the first that is not allowed.
-    """
-    types: list[str] = []
-    while True:
-        allowed = [(OmittedObject, name) for name in types]
-        try:
-            with safe_globals(allowed), warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                torch.load(path, "cpu", weights_only=True)
-        except Exception as error:
-            found = re.search(r"Unsupported global: GLOBAL (\S+)", str(error))
-            if found and found[1] not in types:
-                types.append(found[1])
-                continue
-        return types
 
 
 def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict[str, Any]:
@@ -268,8 +243,8 @@ def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overr
         "image_size": patch_size * math.isqrt(state[POSITION_EMBEDDING].size(1) - 1),
         "med_config": {},
     }
-    keys = (*settings, "prompt", "first_token_shift")
-    settings.update({key: run_config(content)[key] for key in keys if key in run_config(content)})
+    keys, config = (*settings, "prompt", "first_token_shift"), run_config(content)
+    settings.update({key: config[key] for key in keys if key in config})
     for key in ("tokenizer", "med_config"):
         settings[key] = file_content(content, key, settings[key])
     settings.update({key: value for key, value in overrides.items() if value is not None})
