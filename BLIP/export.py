@@ -18,9 +18,7 @@ whose inputs and outputs stay fp32.
 
 import argparse
 import logging
-import os
 import sys
-import tempfile
 import warnings
 from collections.abc import Sequence
 from functools import partial
@@ -37,7 +35,6 @@ from BLIP.convert import special_ids, write_processing
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of, run_program
 
 CONFIG = "config.json"
-LAYOUT = "transformers.js"
 
 
 class EncoderGraph(nn.Module):
@@ -85,21 +82,17 @@ class DecoderGraph(nn.Module):
 def export_onnx(captioner: BlipCaptioner, folder: Union[str, Path]) -> None:
     """Write the folder that the module's docstring describes.
 
-    If the export fails, the files in the folder are unchanged. Needs onnx, onnxscript and
-    onnxruntime.
+    Needs onnx, onnxscript and onnxruntime.
     """
     folder = Path(folder)
     (folder / "onnx").mkdir(parents=True, exist_ok=True)
+    # transformers.js loads no folder without this file. It is removed first and written last, so
+    # that nobody loads a mixture of old and new files.
+    (folder / CONFIG).unlink(missing_ok=True)
     captioner = captioner.eval().cpu()
     tokenizer = captioner.tokenizer
     size = captioner.visual_encoder.patch_embed.img_size[0]
-    with tempfile.TemporaryDirectory(prefix=".", dir=folder) as staged:
-        _write_graphs(captioner, size, Path(staged))
-        # transformers.js loads no folder without this file. It is removed first and written last,
-        # so that nobody loads a mixture of old and new files.
-        (folder / CONFIG).unlink(missing_ok=True)
-        for graph in Path(staged).iterdir():
-            os.replace(graph, folder / "onnx" / graph.name)
+    _write_graphs(captioner, size, folder / "onnx")
     tokenizer.bert.save(str(folder / "tokenizer.json"))
     write_processing(tokenizer, size, {"image_processor_type": "ViTImageProcessor"}, folder)
     # transformers.js takes the value as decoder_input_ids: one list of ids for each image.
@@ -205,17 +198,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     )
     add_captioner_arguments(parser)
     parser.add_argument("folder")
-    parser.add_argument("--layout", default=LAYOUT, help=argparse.SUPPRESS)
-    parser.add_argument("--int8", action="store_true", help=argparse.SUPPRESS)
     arguments = vars(parser.parse_args(argv))
-    folder, layout, int8 = map(arguments.pop, ("folder", "layout", "int8"))
+    folder = arguments.pop("folder")
 
     def program():
-        if int8 or layout != LAYOUT:
-            raise ValueError(
-                f"--int8 and layouts other than {LAYOUT} were removed after commit 46748d31; leave "
-                "them out: the folder also has 8-bit graphs"
-            )
         try:
             export_onnx(captioner_of(**arguments), folder)
         except ImportError as error:
