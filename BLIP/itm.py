@@ -63,8 +63,7 @@ class BlipItm(nn.Module):
     def match(self, encoded: Tensor, captions: list[list[str]]) -> Tensor:
         """Return the probability (B, k) that each caption matches its image, from the ITM head.
 
-        encoded: the result of `encode`, (B, 1 + P, D). captions: B lists of k strings. Raises
-        ValueError if there are not B lists of equal length.
+        encoded: the result of `encode`, (B, 1 + P, D). captions: B lists of k strings.
         """
         with self.inference_context():
             states = self._text_states("[ENC]", captions, encoded, attend_image=True)
@@ -90,9 +89,6 @@ class BlipItm(nn.Module):
 
         first: the token that replaces [DEC] at the start of each caption.
         """
-        counts = [len(group) for group in captions]
-        if len(counts) != len(encoded) or len({*counts, 0}) != 2:
-            raise ValueError(f"{counts} captions for {len(encoded)} images; give each k captions")
         texts = [caption for group in captions for caption in group]
         tokens, mask = self.tokenizer.encode(texts, MAX_TOKENS)
         tokens[:, 0] = self.tokenizer.bert.token_to_id(first)

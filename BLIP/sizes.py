@@ -6,7 +6,7 @@ This module does not import timm or transformers, so that a configuration is rea
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Optional, Union
+from typing import Any, ClassVar, Literal, Optional, Union
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -15,9 +15,20 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class Sizes(BaseModel):
-    """The base class of `MedConfig` and `VitSizes`. Refuses unknown keys, NaN and wrong types."""
+    """The base class of `MedConfig` and `VitSizes`. Refuses unknown keys, NaN and wrong types.
+
+    WIDTH, HEADS: the names of the width and of the number of heads, which has to divide it.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    WIDTH: ClassVar[str]
+    HEADS: ClassVar[str]
+
+    @model_validator(mode="after")
+    def _heads_divide_width(self):
+        if getattr(self, self.WIDTH) % getattr(self, self.HEADS):
+            raise ValueError(f"{self.WIDTH} must be a multiple of {self.HEADS}")
+        return self
 
     @classmethod
     def read(cls, key: str, values: Mapping[str, Any]) -> "Sizes":
@@ -46,6 +57,8 @@ class VitSizes(Sizes):
     initial position embedding, to a standard deviation of 1, which is that of the patch embeddings.
     """
 
+    WIDTH, HEADS = "embed_dim", "num_heads"
+
     embed_dim: int = Field(gt=0, le=65_536)
     depth: int = Field(gt=0, le=1000)
     num_heads: int = Field(gt=0)
@@ -54,12 +67,6 @@ class VitSizes(Sizes):
     drop_path_rate: float = Field(0.0, ge=0, lt=1)
     layer_norm_eps: float = Field(1e-6, gt=0)
     initializer_range: Optional[float] = Field(None, gt=0)
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self):
-        if self.embed_dim % self.num_heads:
-            raise ValueError("embed_dim must be a multiple of num_heads")
-        return self
 
 
 VIT_SIZES = {
@@ -92,6 +99,8 @@ class MedConfig(Sizes):
     The defaults are those of bert-base.
     """
 
+    WIDTH, HEADS = "hidden_size", "num_attention_heads"
+
     hidden_size: int = Field(768, gt=0)
     num_hidden_layers: int = Field(12, gt=0)
     num_attention_heads: int = Field(12, gt=0)
@@ -102,12 +111,6 @@ class MedConfig(Sizes):
     attention_probs_dropout_prob: float = Field(0.1, ge=0, lt=1)
     initializer_range: float = Field(0.02, ge=0)
     hidden_act: Literal["gelu"] = "gelu"
-
-    @model_validator(mode="after")
-    def _heads_divide_width(self):
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError("hidden_size must be a multiple of num_attention_heads")
-        return self
 
 
 # Keys of BERT's configuration that are ignored. The tokenizer determines vocab_size, the image

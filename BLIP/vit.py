@@ -18,6 +18,9 @@ class RecomputableBlock(Block):
     recompute = False
 
     def forward(self, x: Tensor) -> Tensor:
+        # The backward pass of torch's fused attention is slow on a CPU in 16 bits.
+        is_slow = x.is_cpu and torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
+        self.attn.fused_attn = not is_slow
         if self.recompute and torch.is_grad_enabled():
             return checkpoint(super().forward, x, use_reentrant=False)
         return super().forward(x)
@@ -61,8 +64,4 @@ class ImageEncoder(VisionTransformer):
             block.recompute = grad_ckpt
 
     def forward(self, image: Tensor) -> Tensor:
-        # The backward pass of torch's fused attention is slow on a CPU in 16 bits.
-        slow = image.is_cpu and torch.is_grad_enabled() and torch.is_autocast_enabled("cpu")
-        for block in self.blocks:
-            block.attn.fused_attn = not slow
         return self.forward_features(image)
