@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from decoding import DecodingSettings, Generated, SettingsError
-from decoding.caption_generator import CaptionGenerator
+from decoding.caption_generator import CaptionGenerator, Prompts
 from smile import Objective, ObjectiveOutput
 from smile.hf import is_encoder_decoder, last_parts, use_smile
 from smile.loss import IGNORE
@@ -67,12 +67,16 @@ class VlmCaptioner(CaptionGenerator):
         )
         self.model = use_smile(model, self.objective)
 
-    def forward(self, image: ImageBatch, captions: list[list[str]]) -> ObjectiveOutput:
+    def forward(
+        self, image: ImageBatch, captions: list[list[str]], prompts: Prompts = None
+    ) -> ObjectiveOutput:
         batch, labels = self.training_batch(image, captions)
         loss = self.model(**batch, labels=labels, keep_logits=False).loss
         return ObjectiveOutput(loss, last_parts(self.model), (labels != IGNORE).sum())
 
-    def predictions(self, image: ImageBatch, captions: list[list[str]]) -> tuple[Tensor, Tensor]:
+    def predictions(
+        self, image: ImageBatch, captions: list[list[str]], prompts: Prompts = None
+    ) -> tuple[Tensor, Tensor]:
         batch, labels = self.training_batch(image, captions)
         return self._aligned(self.model(**batch).logits, labels)
 

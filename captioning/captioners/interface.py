@@ -86,7 +86,7 @@ class Captioner(Protocol):
     ) -> ObjectiveOutput:
         """Return the objective on k captions of each image. Encodes each image once if possible.
 
-        prompts: never given if the package has PROMPT_IS_QUESTION. Raises ValueError if the lists
+        prompts: not used if the package has PROMPT_IS_QUESTION. Raises ValueError if the lists
         of captions have different lengths.
         """
 

@@ -20,6 +20,7 @@ from BLIP.checkpoint import (
     run_config,
     settings_in,
 )
+from BLIP.tokenizer import CaptionTokenizer
 from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
 from captioning.captioners.registry import package_of
 from captioning.config import Config, explained, load_config, parse_config
@@ -32,7 +33,6 @@ from captioning.models.lora import adapt, base_of, base_settings
 from captioning.models.prompts import prompt_is_question
 from captioning.models.skip_init import SkipInit
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
-from captioning.runtime.registry import load
 
 
 def captioner_from(
@@ -117,11 +117,8 @@ def _check_null_image(config: Config, content: Optional[Mapping[str, Any]], name
 
 
 def word_pieces(content: Optional[Mapping[str, Any]], name: str) -> Tokenizer:
-    """Return the word-piece tokenizer in a checkpoint, else the one with this name.
-
-    Its module is imported only if a captioner uses it.
-    """
-    return load("BLIP.tokenizer:CaptionTokenizer")(file_content(content, "tokenizer", name))
+    """Return the word-piece tokenizer in a checkpoint, else the one with this name."""
+    return CaptionTokenizer(file_content(content, "tokenizer", name))
 
 
 def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:

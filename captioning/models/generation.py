@@ -14,7 +14,7 @@ from captioning.data.dataset import EvaluationDataset
 from captioning.data.loader import Loader, Prefetcher, evaluation_loader
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
-from captioning.models.prompts import caption_lists, check_prompts, prompt_is_question
+from captioning.models.prompts import caption_lists, check_prompts
 from captioning.models.reranking import Reranker
 from captioning.runtime.distributed import gather_on_main, rank, until_stop_requested, world_size
 from captioning.runtime.progress import log_line, progress
@@ -48,9 +48,10 @@ def caption_images(
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:
         for batch in until_stop_requested(Prefetcher(loader, device), rounds):
-            prompts = None if prompt_is_question(config) else batch["prompt"]
             with precision.autocast():
-                captions = caption_lists(generator, model, batch["image"], settings, prompts)
+                captions = caption_lists(
+                    generator, model, batch["image"], settings, batch["prompt"]
+                )
             for index, image_id, candidates in zip(batch["index"], batch["image_id"], captions):
                 result = {"image_id": image_id, "caption": candidates[0]["caption"]}
                 if candidates[0].get("cut"):

@@ -13,7 +13,6 @@ from captioning.data.annotations import Sample
 from captioning.data.dataset import preprocess_caption
 from captioning.data.loader import Prefetcher
 from captioning.models.generation import build_image_loader
-from captioning.models.prompts import prompt_is_question
 from captioning.runtime.progress import progress
 from smile import smile_loss
 
@@ -53,13 +52,8 @@ def likelihood(
             # One by one, because images may differ in the number of captions.
             for row, (index, prompt) in enumerate(zip(batch["index"], batch["prompt"])):
                 texts = preprocess_captions(samples[index], config)
-                # A captioner whose prompt is a question has no argument `prompts`.
-                if prompt and not prompt_is_question(config):
-                    arguments = {"prompts": [prompt]}
-                else:
-                    arguments = {}
                 image = batch["image"][row : row + 1]
-                sums += _sum_losses(*captioner.predictions(image, [texts], **arguments))
+                sums += _sum_losses(*captioner.predictions(image, [texts], [prompt]))
                 bar.update(1)
     _, smile, *nll = (sums / sums[0].clamp(min=1)).tolist()
     return Likelihood(int(sums[0]), nll, smile)

@@ -62,8 +62,6 @@ def check_prompts(
         return
     if config.reward:
         raise UserError("the annotations have a column prompt, which reward does not support")
-    if prompt_is_question(config):
-        return
     for prompt, image in images.items():
         try:
             prompt_ids(captioner, prompt, key, getattr(config, key))

@@ -13,7 +13,6 @@ from captioning.config import Config
 from captioning.data.loader import Batch
 from captioning.data.randomness import derived_seed
 from captioning.models.precision import Precision
-from captioning.models.prompts import prompt_is_question
 from captioning.runtime import distributed, signals
 from captioning.training.schedule import clip_gradients
 from smile import ObjectiveOutput
@@ -176,9 +175,7 @@ class TrainingStep:
         inputs = [image, batch["captions"]]
         if self.config.reward:
             inputs.append(batch["image_id"])
-        prompts = {}
-        if any(batch["prompt"]) and not prompt_is_question(self.config):
-            prompts["prompts"] = batch["prompt"]
+        prompts = {"prompts": batch["prompt"]} if any(batch["prompt"]) else {}
         with self.precision.autocast():
             output = self.model(*inputs, **prompts)
         parts = {"loss": output.loss.detach(), **output.parts}
