@@ -7,17 +7,16 @@ from torch import Tensor, nn
 from BLIP.inference import InferenceLinear
 
 # torch's engines for quantised layers. An image has hundreds of rows, for which oneDNN is the
-# fastest int8 engine. Only FBGEMM supports float16 weights.
-INT8_ENGINE = "onednn"
-FLOAT16_ENGINE = "fbgemm"
+# fastest int8 engine. Only FBGEMM supports float16 weights. Where torch has both, it uses FBGEMM by
+# default (the engine "x86"), and oneDNN by the name of its ops.
+ENGINES = {"onednn", "fbgemm"}
 MAX_WEIGHT = 127  # -128 is unused, so that the range is symmetric
 GELU_MIN = -0.17  # the minimum of the GELU function
 
 
 def has_int8(device: torch.device) -> bool:
     """Return whether torch has int8 and float16 kernels for the device."""
-    engines = torch.backends.quantized.supported_engines
-    return device.type == "cpu" and {INT8_ENGINE, FLOAT16_ENGINE} <= set(engines)
+    return device.type == "cpu" and set(torch.backends.quantized.supported_engines) >= ENGINES
 
 
 def check_int8(device: torch.device, compiled: bool) -> None:
@@ -117,13 +116,8 @@ class HalfLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        previous_engine = torch.backends.quantized.engine
-        torch.backends.quantized.engine = FLOAT16_ENGINE
-        try:
-            weight = linear.weight.detach().float()
-            self.packed = torch.ops.quantized.linear_prepack_fp16(weight, _bias(linear))
-        finally:
-            torch.backends.quantized.engine = previous_engine
+        weight = linear.weight.detach().float()
+        self.packed = torch.ops.quantized.linear_prepack_fp16(weight, _bias(linear))
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
