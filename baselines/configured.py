@@ -14,6 +14,7 @@ from pydantic import (
 )
 from torch import nn
 
+NETWORK = "encoder.network."  # before the names of its parameters
 SCHEDULES = ("always", "never", "linear", "exponential", "inverse_sigmoid")
 PROMPT_IS_QUESTION = False  # the prompt is the beginning of a caption, not an input of the model
 
@@ -84,6 +85,9 @@ def build(config: Any, context: Any) -> nn.Module:
     from baselines.vocabulary import load_word_vectors
 
     restored = context.content is not None
+    state = context.content["model"] if restored else {}
+    if NETWORK + "mean" not in state and any(key.startswith(NETWORK) for key in state):
+        raise ValueError(f"{context.name} has torchvision's network; use it with commit 46748d31")
     if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
         raise ValueError(
             "encoder_weights is none and encoder_lr is 0: the image encoder would keep its random "
@@ -94,7 +98,6 @@ def build(config: Any, context: Any) -> nn.Module:
     tokenizer = build_tokenizer(config, context)
     captioner = ClassicCaptioner(config, encoder, tokenizer, config.build_objective())
     if restored:
-        encoder.network.rename_torchvision(context.content.get("model", {}), "encoder.network.")
         return captioner
     embedding = captioner.decoder.embedding
     if config.word_vectors:

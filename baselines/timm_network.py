@@ -39,12 +39,11 @@ class TimmNetwork(nn.Module):
         super().__init__()
         given = torch.tensor(normalisation).view(2, 3, 1, 1)
         self.register_buffer("normalisation", given, persistent=False)
-        self.is_torchvisions = not config.encoder.startswith(TIMM)
         name, size = _timm_name(config.encoder), config.image_size
         try:
             self.body = _build(name, weights, size)
             self.body.reset_classifier(0)
-            if config.encoder.startswith("regnet_"):  # checkpoints have torchvision's order
+            if config.encoder.startswith("regnet_"):  # optimizers of runs have torchvision's order
                 for block in self.body.modules():
                     children = block._modules.items()
                     block._modules = dict(sorted(children, key=lambda c: c[0] != "downsample"))
@@ -67,12 +66,8 @@ class TimmNetwork(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         mean, std = self.normalisation
-        # The order of operations is that of earlier checkpoints, so that their runs go on with the
-        # same features, bit by bit.
-        if self.is_torchvisions:
-            image = image * (std / self.std) + (mean - self.mean) / self.std
-        else:
-            image = (image * std + mean - self.mean) / self.std
+        # In this order, equal normalisations leave the image unchanged to the bit.
+        image = image * (std / self.std) + (mean - self.mean) / self.std
         features = self.body.forward_features(image)
         if features.ndim == 3:  # (B, n, C): prefix tokens such as [CLS], then patch tokens
             patches = features[:, getattr(self.body, "num_prefix_tokens", 0) :]
@@ -80,16 +75,6 @@ class TimmNetwork(nn.Module):
             return patches.transpose(1, 2).unflatten(2, (side, side))
         has_channels_last = features.size(3) == self.body.num_features != features.size(1)
         return features.permute(0, 3, 1, 2) if has_channels_last else features
-
-    def rename_torchvision(self, weights: dict[str, Tensor], prefix: str) -> None:
-        """Rename this network's tensors, if a checkpoint has them as torchvision names them.
-
-        Checkpoints until commit 46748d31 do. The order of the tensors is the same.
-        """
-        if f"{prefix}mean" not in weights:
-            values = [weights.pop(name) for name in [*weights] if name.startswith(prefix)]
-            names = (prefix + name for name in self.state_dict())
-            weights.update(zip(names, [self.mean, self.std, *values]))
 
 
 def _timm_name(name: str) -> str:

@@ -5,6 +5,8 @@ import torch
 
 from captioning.config import load_config
 from captioning.models.build import captioner_from, trained_config
+from captioning.runtime.errors import UserError
+from tests.programs import raises_line
 from tests.tiny import CLASSIC
 
 
@@ -27,18 +29,18 @@ def test_word_vectors_of_a_file_and_of_length_one(build, tmp_path):
     torch.testing.assert_close(weight[triangle, :2].detach(), torch.tensor([0.6, 0.8]))
 
 
-def test_a_checkpoint_of_a_run_with_torchvisions_network_is_loaded(build, tmp_path):
-    """Commit 46748d31 was the last to write such checkpoints."""
-    captioner = build("model=lstm", "encoder=resnet18")
+def test_a_checkpoint_of_a_run_with_torchvisions_network_names_its_commit(build, tmp_path):
+    captioner, path = build("model=lstm", "encoder=resnet18"), str(tmp_path / "former.pth")
     weights = {
         name.replace("encoder.network.body.", "encoder.network."): value
         for name, value in captioner.state_dict().items()
         if name not in ("encoder.network.mean", "encoder.network.std")
     }
-    path = tmp_path / "former.pth"
+    # Keys of that time, which have no effect.
     config = {**vars(captioner.config), "encoder_features": "cache", "tie_embeddings": False}
-    content = {"model": weights, "config": config, **captioner.saved_beside_weights()}
-    torch.save(content, path)
-    found, line = captioner_from(trained_config(str(path), None), str(path))
-    assert "every key matched" in line
-    torch.testing.assert_close(found.state_dict(), captioner.state_dict(), rtol=0, atol=0)
+    content = {"config": config, **captioner.saved_beside_weights()}
+    torch.save({"model": captioner.state_dict(), **content}, path)
+    assert captioner_from(trained_config(path, None), path)[1].endswith("every key matched")
+    torch.save({"model": weights, **content}, path)
+    with raises_line(UserError, "former.pth has torchvision's network; use it with commit 467"):
+        captioner_from(trained_config(path, None), path)

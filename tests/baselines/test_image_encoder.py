@@ -52,7 +52,6 @@ def torchvision_map(network, image):
 )
 @pytest.mark.parametrize("training", [False, True])
 def test_a_network_under_torchvisions_name_computes_torchvisions_features(name, training, tmp_path):
-    """From a file with torchvision's weights, and from a checkpoint of a run with torchvision."""
     theirs = shaken(name)
     torch.save(theirs.state_dict(), tmp_path / "torchvision.pth")
     encoder = make(name, str(tmp_path / "torchvision.pth")).train(training)
@@ -60,17 +59,10 @@ def test_a_network_under_torchvisions_name_computes_torchvisions_features(name, 
     image = torch.randn(2, 3, 64, 64)
     expected = torchvision_map(theirs, image)
     assert torch.equal(encoder(image), expected.flatten(2).transpose(1, 2))
-    body = theirs.features if name.startswith("densenet") else theirs
-    heads = ("fc.", "classifier.")
-    state = {k: v for k, v in body.state_dict().items() if not k.startswith(heads)}
-    weights = {f"encoder.network.{key}": value for key, value in state.items()}
-    restored = make(name).train(training)
-    restored.network.rename_torchvision(weights, "encoder.network.")
-    restored.load_state_dict({key.partition(".")[2]: value for key, value in weights.items()})
-    assert torch.equal(restored(image), torchvision_map(theirs, image).flatten(2).transpose(1, 2))
     # The state of the optimizer counts the parameters.
+    heads = ("fc.", "classifier.")
     shapes = [p.shape for n, p in theirs.named_parameters() if not n.startswith(heads)]
-    assert shapes == [p.shape for p in restored.network.parameters()]
+    assert shapes == [p.shape for p in encoder.network.parameters()]
 
 
 def test_the_map_is_what_timms_classifier_pools():
