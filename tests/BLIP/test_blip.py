@@ -94,19 +94,3 @@ def test_dropout_is_on_in_training_only(make_captioner):
     assert captioner(image, CAPTIONS).loss == captioner(image, CAPTIONS).loss
     captioner.train()
     assert captioner(image, CAPTIONS).loss != captioner(image, CAPTIONS).loss
-
-
-def test_an_image_may_be_encoded_twice_before_the_backward_pass(make_captioner):
-    """As by a reward beside an objective."""
-    image = torch.randn(2, 3, 48, 48)
-    checkpointed = make_captioner(vit_grad_ckpt=True, vit_ckpt_layer=2).eval()
-    (_, once), (_, twice) = (
-        with_gradients(checkpointed, lambda: checkpointed(image, CAPTIONS)),
-        with_gradients(checkpointed, lambda: _sum(checkpointed, image)),
-    )
-    torch.testing.assert_close(twice, {name: 2 * value for name, value in once.items()})
-
-
-def _sum(captioner, image):
-    first, second = (captioner(image, CAPTIONS) for _ in range(2))
-    return first._replace(loss=first.loss + second.loss)
