@@ -27,11 +27,12 @@ StateDict = dict[str, Tensor]
 POSITION_EMBEDDING = "visual_encoder.pos_embed"
 PATCH_WEIGHT = "visual_encoder.patch_embed.proj.weight"
 WORD_EMBEDDING = "text_decoder.bert.embeddings.word_embeddings.weight"
-# Keys that a file may lack: the first two are other names of a weight, the third is a constant.
+# Keys that a file may lack: the first two are other names of a weight, the others are constants.
 OPTIONAL_KEYS = {
     "text_decoder.cls.predictions.decoder.weight",
     "text_decoder.cls.predictions.decoder.bias",
     "text_decoder.bert.embeddings.position_ids",
+    "text_encoder.embeddings.position_ids",
 }
 ADAPTER = "adapter_config"  # the key of peft's configuration in a checkpoint with an adapter
 RUN = "run.json"  # the other entries of a checkpoint, in a peft folder that we wrote

@@ -37,25 +37,22 @@ from BLIP.checkpoint import (
     write_json,
 )
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of, run_program
-from BLIP.itm import HEAD, POSITION_IDS, BlipItm, load_itm
+from BLIP.itm import HEAD, BlipItm, load_itm
 from BLIP.tokenizer import CONFIG, OPTIONS, CaptionTokenizer
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
+LABEL_SMOOTHING = 0.1  # BLIP's, with which transformers trains the model further
 
 
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Rename the keys to transformers' names. Leave out OPTIONAL_KEYS and POSITION_IDS."""
+    """Rename the keys to transformers' names. Leave out OPTIONAL_KEYS."""
     names = {ours: theirs for theirs, ours in HF_NAMES.items()}
-    left_out = {*OPTIONAL_KEYS, POSITION_IDS}
-    return {rename(key, names): state[key] for key in state if key not in left_out}
+    return {rename(key, names): state[key] for key in state if key not in OPTIONAL_KEYS}
 
 
-def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1) -> dict:
-    """Return the content of a model's `config.json`.
-
-    label_smoothing: the value that transformers uses if it trains the model.
-    """
+def hf_config(model: Union[BlipCaptioner, BlipItm]) -> dict:
+    """Return the content of a model's `config.json`."""
     tokenizer = model.tokenizer
     vit = model.visual_encoder
     if isinstance(model, BlipItm):
@@ -65,7 +62,7 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
     else:
         text = model.text_decoder.config
         config = {"architectures": ["BlipForConditionalGeneration"], "tie_word_embeddings": True}
-        config["label_smoothing"] = label_smoothing
+        config["label_smoothing"] = LABEL_SMOOTHING
         config["prompt"] = model.prompt  # not read by transformers
     return {
         **config,
@@ -75,7 +72,7 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
             "vocab_size": len(tokenizer),
             "encoder_hidden_size": vit.embed_dim,
             **text.model_dump(exclude={"initializer_range"}),
-            "label_smoothing": label_smoothing,
+            "label_smoothing": LABEL_SMOOTHING,
             **special_ids(tokenizer),
             "sep_token_id": tokenizer.end,
         },

@@ -9,6 +9,7 @@ from BLIP.adapter import merge_adapter, read_base
 from BLIP.blip import BlipCaptioner
 from BLIP.checkpoint import ADAPTER, load_weights, read_checkpoint, run_config, settings_in
 from BLIP.download import without_secrets
+from BLIP.skip_init import SkipInit
 
 
 def captioner_of(
@@ -25,7 +26,9 @@ def captioner_of(
     if ADAPTER in content:
         base, base_name = read_base(content, name, trust_checkpoint)
     configured = content if run_config(content) else base
-    captioner = BlipCaptioner(**settings_in(configured, base["model"], base_name, **overrides))
+    settings = settings_in(configured, base["model"], base_name, **overrides)
+    with SkipInit():
+        captioner = BlipCaptioner(**settings)
     load_weights(captioner, base["model"], base_name)
     if ADAPTER in content:
         merge_adapter(captioner, content, name)

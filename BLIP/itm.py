@@ -20,12 +20,12 @@ from BLIP.download import fetch, without_secrets
 from BLIP.inference import float_linear, replace_linears, shared_copy
 from BLIP.med import bert_states, build_bert
 from BLIP.sizes import MedConfig, read_med_config
+from BLIP.skip_init import SkipInit
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import ImageEncoder
 
 MAX_TOKENS = 35  # as in BLIP's training for retrieval
 HEAD = "itm_head.weight"
-POSITION_IDS = "text_encoder.embeddings.position_ids"
 
 
 class BlipItm(nn.Module):
@@ -135,11 +135,10 @@ def load_itm(
         settings["tokenizer"] = str(vocabulary)
     config = read_med_config(settings["med_config"])
     tokenizer = CaptionTokenizer(settings["tokenizer"])
-    with torch.device("meta"):  # random weights would take longer than reading the file
+    with SkipInit():
         encoder = ImageEncoder(settings["vit"], settings["image_size"])
         model = BlipItm(encoder, config, tokenizer, len(state["text_proj.weight"]))
-    state = {POSITION_IDS: torch.arange(config.max_position_embeddings).unsqueeze(0), **state}
-    return model.eval(), load_weights(model.to_empty(device="cpu"), state, name)
+    return model.eval(), load_weights(model, state, name)
 
 
 def check_itm(state: dict[str, Tensor], name: str) -> None:

@@ -20,6 +20,7 @@ from BLIP.checkpoint import (
     run_config,
     settings_in,
 )
+from BLIP.skip_init import SkipInit
 from BLIP.tokenizer import CaptionTokenizer
 from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
 from captioning.captioners.registry import package_of
@@ -31,7 +32,6 @@ from captioning.files.stores import without_secrets
 from captioning.models.checkpoints import resolve
 from captioning.models.lora import adapt, base_of, base_settings
 from captioning.models.prompts import prompt_is_question
-from captioning.models.skip_init import SkipInit
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
 
 
