@@ -16,7 +16,7 @@ from BLIP.checkpoint import (
     read_checkpoint,
     settings_in,
 )
-from BLIP.download import fetch, without_secrets
+from BLIP.download import without_secrets
 from BLIP.inference import float_linear, replace_linears, shared_copy
 from BLIP.med import bert_states, build_bert
 from BLIP.sizes import MedConfig, read_med_config
@@ -120,34 +120,21 @@ def load_itm(
 
     image_size: S; the position embedding is resized to it. None takes the size for which the
     position embedding was trained. overrides: `tokenizer`, `vit` and `med_config`, see
-    `settings_in`. Without `tokenizer`, a vocab.txt in the folder of the checkpoint is used if there
-    is one. The second result says what was not copied unchanged. Raises CheckpointError,
+    `settings_in`. The second result says what was not copied unchanged. Raises CheckpointError,
     DownloadError and ValueError.
     """
-    path = fetch(checkpoint)
     name = without_secrets(checkpoint)
-    content = read_checkpoint(str(path), trust_checkpoint)
+    content = read_checkpoint(checkpoint, trust_checkpoint)
     state = content["model"]
-    check_itm(state, name)
+    if not {HEAD, "text_proj.weight"} <= state.keys():
+        raise CheckpointError(
+            f"{name} has no image-text matching head: give a checkpoint of BLIP's retrieval, "
+            "such as model_base_retrieval_coco.pth"
+        )
     settings = settings_in(content, state, name, image_size=image_size, **overrides)
-    vocabulary = path.with_name("vocab.txt")
-    if overrides.get("tokenizer") is None and path.is_file() and vocabulary.is_file():
-        settings["tokenizer"] = str(vocabulary)
     config = read_med_config(settings["med_config"])
     tokenizer = CaptionTokenizer(settings["tokenizer"])
     with SkipInit():
         encoder = ImageEncoder(settings["vit"], settings["image_size"])
         model = BlipItm(encoder, config, tokenizer, len(state["text_proj.weight"]))
     return model.eval(), load_weights(model, state, name)
-
-
-def check_itm(state: dict[str, Tensor], name: str) -> None:
-    """Raise CheckpointError for a state dict without the heads of BLIP's filter.
-
-    name: the file, for the message.
-    """
-    if not {HEAD, "text_proj.weight"} <= state.keys():
-        raise CheckpointError(
-            f"{name} has no image-text matching head: give a checkpoint of BLIP's retrieval, "
-            "such as model_base_retrieval_coco.pth"
-        )

@@ -74,10 +74,7 @@ def make_captioner(vocabulary: Path, **settings):
 
 
 def save_itm(folder: Path, vocabulary: Path) -> Path:
-    """Write a checkpoint in the layout of BLIP's retrieval, of random weights, and its vocabulary.
-
-    Return its path.
-    """
+    """Write a checkpoint in the layout of BLIP's retrieval, of random weights. Return its path."""
     med_config = {**TINY["med_config"], "max_position_embeddings": 40}
     encoder, words = ImageEncoder(TINY["vit"], 48), CaptionTokenizer(str(vocabulary))
     model = BlipItm(encoder, read_med_config(med_config), words, width=16)
@@ -92,9 +89,9 @@ def save_itm(folder: Path, vocabulary: Path) -> Path:
         if part != "itm_head":
             state[f"{part}_m.{rest}"] = state[key] + 1
     state.update(image_queue=torch.randn(16, 8), ptr_queue=torch.zeros(1), temp=torch.tensor(0.07))
-    (folder / "vocab.txt").write_bytes(vocabulary.read_bytes())
     config = {**TINY, "med_config": med_config}
-    torch.save({"model": state, "config": config}, folder / "retrieval.pth")
+    content = {"model": state, "config": config, "files": {"tokenizer": words.files}}
+    torch.save(content, folder / "retrieval.pth")
     return folder / "retrieval.pth"
 
 
