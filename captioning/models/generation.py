@@ -49,9 +49,8 @@ def caption_images(
     with closing(loader), progress(len(samples), description) as bar:
         for batch in until_stop_requested(Prefetcher(loader, device), rounds):
             with precision.autocast():
-                captions = caption_lists(
-                    generator, model, batch["image"], settings, batch["prompt"]
-                )
+                inputs = batch["image"], settings, batch["prompt"]
+                captions = caption_lists(generator, model, *inputs)
             for index, image_id, candidates in zip(batch["index"], batch["image_id"], captions):
                 result = {"image_id": image_id, "caption": candidates[0]["caption"]}
                 if candidates[0].get("cut"):

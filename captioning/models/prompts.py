@@ -84,9 +84,8 @@ def caption_lists(
     default_prompt_ids, tokenizer = captioner.prompt_ids, captioner.tokenizer
     ends = getattr(tokenizer, "end_tokens", [tokenizer.end])  # a VLM may generate several
     try:
-        if not any(prompts or ()):
-            return scored_lists(generator.generate_details(images, settings), ends)
         rows_of = defaultdict(list)  # {number of a prompt's tokens: rows}
+        prompts = prompts or [None] * len(images)
         ids = [prompt_ids(captioner, text, "max_length", settings.max_length) for text in prompts]
         for row, prompt in enumerate(ids):
             rows_of[len(prompt)].append(row)
