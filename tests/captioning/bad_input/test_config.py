@@ -171,6 +171,20 @@ def test_a_size_of_the_text_decoder_has_a_type_and_limits(key):
             read_med_config({key: value})
 
 
+def test_sizes_of_the_text_decoder_that_cannot_be_are_one_line(repository, tmp_path):
+    assert read_med_config(repository / "configs" / "med_config.json") == MedConfig()
+    path = tmp_path / "med.json"
+    path.write_text("[]")
+    for source, message in (
+        ({"hiden_size": 3}, "unknown key 'hiden_size'; known keys are hidden_size, num_"),
+        ({"hidden_size": 50, "num_attention_heads": 4}, "must be a multiple of num_attention_he"),
+        ("/no/such/file.json", "cannot read /no/such/file.json"),
+        (path, "med.json is not a JSON object"),
+    ):
+        with raises_line(ValueError, message, start="med_config"):
+            read_med_config(source)
+
+
 @pytest.mark.parametrize("model", ["blip", "sat"])
 def test_an_empty_name_of_an_optional_file_is_none(path, model):
     keys = config_class(model).model_fields

@@ -122,7 +122,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("search", SEARCHES)
-@pytest.mark.parametrize("model", ["blip", "lstm", "sat"])
+@pytest.mark.parametrize("model", ["blip", "lstm", "attn", "sat"])
 def test_probabilities_of_words_make_up_the_score(make_captioner, model, search):
     """The score is of the step function, and has neither temperature nor top-k."""
     if model == "blip":
@@ -143,7 +143,7 @@ def test_probabilities_of_words_make_up_the_score(make_captioner, model, search)
     total = scored.probabilities.log().sum().item()
     assert total == pytest.approx(scored.score * length, rel=1e-4)
     assert " ".join(word for word in scored.words if word != END) == scored.caption
-    maps = {"blip": (4, 4), "lstm": None, "sat": (2, 2)}[model]
+    maps = {"blip": (4, 4), "lstm": None}.get(model, (2, 2))
     assert getattr(scored.attention_map, "shape", None) == (maps and (len(scored.words), *maps))
 
 
