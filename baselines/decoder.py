@@ -7,7 +7,6 @@ width of word vectors; H the width of the hidden state; O the width of the head'
 """
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, Optional
 
@@ -18,8 +17,16 @@ Tensors = Sequence[Tensor]
 DecoderOutput = tuple[Tensor, Tensors, Tensor]  # head input, next state, attention
 
 
-class RecurrentDecoder(nn.Module, ABC):
-    """A decoder that reads the words of a caption one by one.
+class RecurrentDecoder(nn.Module):
+    """A decoder that reads the words of a caption one by one. A subclass defines:
+
+    - initial_state(annotations (B, P, D)) -> (memory, state). The memory is tensors (B, ...) that
+      do not change from word to word. The state is tensors (B, H) that each word replaces.
+    - read(words (R, n, E), memory, state (R, H)) -> (head inputs (R, n, O), next state, attention
+      (R, n, P)). Dropout was applied to the words, and is applied to the head's inputs. P is 0 for
+      a decoder without attention.
+
+    Arguments and attributes:
 
     - config: has the keys of `baselines.configured.Keys`.
     - output_dim: the width of the head's input.
@@ -35,22 +42,6 @@ class RecurrentDecoder(nn.Module, ABC):
         self.embedding = nn.Embedding(vocabulary_size, config.embed_dim)
         self.dropout = nn.Dropout(config.dropout)
         self.head = nn.Linear(output_dim, vocabulary_size)
-
-    @abstractmethod
-    def initial_state(self, annotations: Tensor) -> tuple[Tensors, Tensors]:
-        """Return the memory and the initial state for annotations (B, P, D).
-
-        The memory is tensors (B, ...) that do not change from word to word. The state is tensors
-        (B, H) that each word replaces.
-        """
-
-    @abstractmethod
-    def read(self, words: Tensor, memory: Tensors, state: Tensors) -> DecoderOutput:
-        """Read n words of each caption. words: (R, n, E), after dropout. state: tensors (R, H).
-
-        Returns the head's inputs (R, n, O), after dropout, the next state, and the attention
-        (R, n, P). P is 0 for a decoder without attention.
-        """
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self.dropout(self.embedding(tokens))
@@ -82,14 +73,11 @@ class RecurrentDecoder(nn.Module, ABC):
 
 
 class AttentionDecoder(RecurrentDecoder):
-    """A decoder whose attention depends on the state, so that words cannot be read at once."""
+    """A decoder whose attention depends on the state, so that words cannot be read at once.
 
-    @abstractmethod
-    def step(self, word: Tensor, memory: Tensors, state: Tensors) -> DecoderOutput:
-        """Read one word (R, E) of each caption.
-
-        Returns the head's input before dropout (R, O), the next state, and the attention (R, P).
-        """
+    A subclass defines step(word (R, E), memory, state) -> (head input before dropout (R, O), next
+    state, attention (R, P)).
+    """
 
     def read(self, words: Tensor, memory: Tensors, state: Tensors) -> DecoderOutput:
         outputs, attention = [], []

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from decoding.characters import join_characters
 from decoding.decode import decode
-from decoding.interface import DecodingSettings, Generated, Step, caption_lengths, until_end
+from decoding.interface import DecodingSettings, Generated, caption_lengths, until_end
 
 # One prompt per image. None, as an entry or instead of the list, means the captioner's own prompt.
 Prompts = Optional[list[Optional[str]]]
@@ -31,7 +31,13 @@ class TrainingTokens(NamedTuple):
 class CaptionGenerator(nn.Module):
     """Implements the methods of `captioning.captioners.interface.Captioner` that most share.
 
-    A subclass defines the other methods of that protocol, and `step_function` and `caption_logits`.
+    A subclass defines the other methods of that protocol, and, for encoded images (B, P, width):
+
+    - step_function(encoded, settings) -> `decoding.Step`
+    - caption_logits(encoded, ids) -> logits (R, n - p, V) that predict each id after the prompt, of
+      p tokens. ids: R captions (R, n), grouped by image
+
+    Attributes:
 
     - image_size: S, the height and width of images in pixels
     - max_tokens: the length to which training captions are truncated, with prompt and end token
@@ -46,17 +52,6 @@ class CaptionGenerator(nn.Module):
     inference_context: Any = nullcontext
     shift: Any = None
     has_unused_parameters = False
-
-    def step_function(self, encoded: Tensor, settings: DecodingSettings) -> Step:
-        """Return the step function for encoded images (B, P, width)."""
-        raise NotImplementedError
-
-    def caption_logits(self, encoded: Tensor, ids: Tensor) -> Tensor:
-        """Return the logits (R, n - p, V) that predict each id after the prompt, of p tokens.
-
-        encoded: images (B, P, width). ids: R captions (R, n), grouped by image.
-        """
-        raise NotImplementedError
 
     def training_tokens(
         self, image: Tensor, captions: list[list[str]], prompts: Prompts
