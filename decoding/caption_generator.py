@@ -1,7 +1,7 @@
 """Provides the base class of captioners that decode token by token with a `decoding.Step`."""
 
 from contextlib import nullcontext
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 import torch
 import torch.nn.functional as F
@@ -14,18 +14,6 @@ from decoding.interface import DecodingSettings, Generated, caption_lengths, unt
 # One prompt per image. None, as an entry or instead of the list, means the captioner's own prompt.
 Prompts = Optional[list[Optional[str]]]
 IGNORE = -100  # the label of a position that is not scored
-
-
-class TrainingTokens(NamedTuple):
-    """R captions, each after its prompt.
-
-    - tokens, labels: int64 (R, n). Prompts and padding have the label IGNORE.
-    - prompt_length: the number of tokens of the shortest prompt
-    """
-
-    tokens: Tensor
-    labels: Tensor
-    prompt_length: int
 
 
 class CaptionGenerator(nn.Module):
@@ -55,10 +43,12 @@ class CaptionGenerator(nn.Module):
 
     def training_tokens(
         self, image: Tensor, captions: list[list[str]], prompts: Prompts
-    ) -> TrainingTokens:
+    ) -> tuple[Tensor, Tensor, int]:
         """Tokenise k captions of each image, each after its prompt, on the images' device.
 
-        Raises ValueError if the images do not have the same number of captions.
+        Returns the tokens and labels of R = B * k captions, int64 (R, n), and the number of tokens
+        of the shortest prompt. Prompts and padding have the label IGNORE. Raises ValueError if the
+        images do not have the same number of captions.
         """
         counts = [len(group) for group in captions]
         if 0 in counts or counts != counts[:1] * len(image):
@@ -83,7 +73,7 @@ class CaptionGenerator(nn.Module):
         is_prompt = torch.arange(tokens.size(1)) < caption_starts.unsqueeze(1)
         labels = tokens.masked_fill((mask == 0) | is_prompt, IGNORE)
         moved = (part.to(image.device, non_blocking=True) for part in (tokens, labels))
-        return TrainingTokens(*moved, min(prompt_lengths))
+        return *moved, min(prompt_lengths)
 
     def caption_text(self, ids: Tensor) -> str:
         """Return the text of a caption (L,) without the prompt, which its ids begin with."""
