@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from BLIP.checkpoint import FILES
 from BLIP.compiled_step import CompiledStepFactory
 from BLIP.inference import float_linear, replace_linears, shared_copy
-from BLIP.int8 import HalfEmbedding, int8_linear
+from BLIP.int8 import int8_linear
 from BLIP.sizes import MED_CONFIG, VitSizes, read_med_config
 from BLIP.step import CachedStep
 from BLIP.text_decoder import TextDecoder
@@ -146,9 +146,6 @@ class BlipCaptioner(CaptionGenerator):
         copied = shared_copy(copy.deepcopy(self).merge_and_unload() if is_adapted else self)
         is_int8 = dtype == torch.int8
         replace_linears(copied, int8_linear if is_int8 else float_linear(dtype, not compiled))
-        if is_int8:
-            embeddings = copied.text_decoder.bert["embeddings"]
-            embeddings.word_embeddings = HalfEmbedding(embeddings.word_embeddings)
         if compiled:
             copied.visual_encoder.compile()
             copied.step_factory = CompiledStepFactory(mode="reduce-overhead")

@@ -1,7 +1,6 @@
 """Defines linear layers with int8 or 16-bit weights, for captioning on a CPU in int8."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from BLIP.inference import InferenceLinear
@@ -121,17 +120,6 @@ class HalfLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
-
-
-class HalfEmbedding(nn.Module):
-    """An embedding stored in float16: tokens (...) -> float32 (..., H)."""
-
-    def __init__(self, embedding: nn.Embedding):
-        super().__init__()
-        self.weight = embedding.weight.detach().half()  # not a buffer, so not in the state dict
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return F.embedding(tokens, self.weight).float()
 
 
 def _bias(linear: nn.Linear) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from BLIP.inference import InferenceLinear
-from BLIP.int8 import HalfEmbedding, HalfLinear, Int8Linear, check_int8, has_int8
+from BLIP.int8 import HalfLinear, Int8Linear, check_int8, has_int8
 from captioning import caption
 from decoding import DecodingSettings
 from tests.programs import refused
@@ -116,8 +116,6 @@ def test_each_layer_has_the_kind_that_suits_its_place_and_the_processor(make_cap
         else:
             assert kind == ("float16",), name
     assert sum(kind[0] == "int8" for kind in kinds.values()) == 2 * 4
-    words = quick.text_decoder.bert["embeddings"].word_embeddings
-    assert isinstance(words, HalfEmbedding) and words.weight.dtype == torch.float16
 
 
 def test_the_copy_scores_as_the_original_to_a_few_percent_and_leaves_it(make_captioner, processor):
