@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -144,8 +145,8 @@ class BlipCaptioner(CaptionGenerator):
         # LoRA's method changes the weights, which a run may train further.
         is_adapted = hasattr(self, "merge_and_unload")
         copied = shared_copy(copy.deepcopy(self).merge_and_unload() if is_adapted else self)
-        is_int8 = dtype == torch.int8
-        replace_linears(copied, int8_linear if is_int8 else float_linear(dtype, not compiled))
+        make = partial(float_linear, dtype=dtype, pack=not compiled)
+        replace_linears(copied, int8_linear if dtype == torch.int8 else make)
         if compiled:
             copied.visual_encoder.compile()
             copied.step_factory = CompiledStepFactory(mode="reduce-overhead")

@@ -60,23 +60,16 @@ def replace_linears(model: nn.Module, make: Callable[[nn.Linear, str], nn.Module
                 setattr(module, name, make(child, f"{prefix}.{name}"))
 
 
-def float_linear(dtype: torch.dtype, pack: bool = True) -> Callable[[nn.Linear, str], nn.Module]:
-    """Return a function for `replace_linears`: `dtype`, or float32 where `keeps_float32`."""
-
-    def make(linear, layer):
-        layer_dtype = torch.float32 if keeps_float32(layer) else dtype
-        return InferenceLinear(linear, layer_dtype, pack)
-
-    return make
-
-
-def keeps_float32(layer: str) -> bool:
-    """Return whether the linear layer with this name computes in float32 for any float `dtype`.
+def float_linear(
+    linear: nn.Linear, name: str, dtype: torch.dtype, pack: bool = True
+) -> InferenceLinear:
+    """Return the layer that replaces `linear`, of this name, to compute in a float `dtype`.
 
     In bfloat16, the logits of the best words would round to equal values, so that the choice of
     beams would be arbitrary. Therefore the head and the query and output projections of
     cross-attention stay in float32. These layers have a sixth of the weights. docs/benchmarks.md
     says how many captions still differ.
     """
-    head = "cls.predictions" in layer or layer.endswith(ITM_HEADS)
-    return head or "crossattention.self.query" in layer or "crossattention.output" in layer
+    is_head = "cls.predictions" in name or name.endswith(ITM_HEADS)
+    is_cross = "crossattention.self.query" in name or "crossattention.output" in name
+    return InferenceLinear(linear, torch.float32 if is_head or is_cross else dtype, pack)

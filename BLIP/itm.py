@@ -4,6 +4,7 @@
 """
 
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Optional
 
 import torch
@@ -106,7 +107,7 @@ class BlipItm(nn.Module):
         Its linear layers, except a few, compute in `dtype`.
         """
         copied = shared_copy(self)
-        replace_linears(copied, float_linear(dtype))
+        replace_linears(copied, partial(float_linear, dtype=dtype))
         return copied
 
 

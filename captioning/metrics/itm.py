@@ -76,7 +76,7 @@ class ItmScorer:
     """Scores image-caption pairs with BLIP's matching head or contrastive (ITC) head.
 
     file: a path, URL or hf:// name of a checkpoint, see `BLIP.itm.load_itm`. dtype: the type of the
-    linear layers, except for layers that `keeps_float32` keeps in float32. Raises
+    linear layers, except for those that `float_linear` keeps in float32. Raises
     UserError.
 
     Attributes: `model` is a `BLIP.itm.BlipItm`. `report` says what was loaded. `preprocess` maps an
