@@ -8,8 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from decoding.characters import join_characters
-from decoding.decode import decode
 from decoding.interface import DecodingSettings, Generated, caption_lengths, until_end
+from decoding.search import decode
 
 # One prompt per image. None, as an entry or instead of the list, means the captioner's own prompt.
 Prompts = Optional[list[Optional[str]]]

@@ -12,7 +12,7 @@ from BLIP.checkpoint import settings_of
 from BLIP.convert import hf_config
 from BLIP.export import CONFIG, export_onnx
 from decoding import DecodingSettings
-from decoding.decode import decode
+from decoding.search import decode
 from tests.programs import refused, run_program
 
 onnxruntime = pytest.importorskip("onnxruntime")
