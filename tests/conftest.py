@@ -192,6 +192,18 @@ def trained(scenes_config, tmp_path_factory):
 
 
 @pytest.fixture
+def hub_model(monkeypatch, tmp_path_factory):
+    """Return the folder of the model owner/name in a cache of the hub that has nothing else."""
+    cache, commit = tmp_path_factory.mktemp("hub"), "0" * 40
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    model = cache / "models--owner--name"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text(commit)
+    (model / "snapshots" / commit).mkdir(parents=True)
+    return model / "snapshots" / commit
+
+
+@pytest.fixture
 def quick_compiler(monkeypatch):
     """Let torch.compile trace and run what it traced, without making machine code of it.
 

@@ -141,53 +141,44 @@ def test_an_address_is_shown_without_user_password_and_query(address, shown):
     assert without_secrets(address) == stores.without_secrets(address) == shown
 
 
-@pytest.fixture
-def cached(monkeypatch, tmp_path):
-    """Return the folder of a commit of owner/name in the hub's cache; there is no network."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    folder = tmp_path / "models--owner--name"
-    (folder / "refs").mkdir(parents=True)
-    (folder / "refs" / "main").write_text("0" * 40)
-    (folder / "snapshots" / ("0" * 40)).mkdir(parents=True)
-    return folder / "snapshots" / ("0" * 40)
-
-
-def test_names_of_the_hub_are_files_and_folders_of_its_cache(cached, monkeypatch):
-    (cached / "config.json").write_text('{"model_type": "blip"}')
-    (cached / "pytorch_model.bin").touch()
-    assert fetch("owner/name") == fetch("hf://owner/name") == cached
-    assert fetch("hf://owner/name/config.json") == cached / "config.json"
-    (cached / "config.json").write_text('{"model_type": "git"}')
+def test_names_of_the_hub_are_files_and_folders_of_its_cache(hub_model, monkeypatch):
+    (hub_model / "config.json").write_text('{"model_type": "blip"}')
+    (hub_model / "pytorch_model.bin").touch()
+    assert fetch("owner/name") == fetch("hf://owner/name") == hub_model
+    assert fetch("hf://owner/name/config.json") == hub_model / "config.json"
+    (hub_model / "config.json").write_text('{"model_type": "git"}')
     with raises_line(DownloadError, "its model_type is git, not blip; see model: vlm"):
         fetch("owner/name")
     asked = []
-    monkeypatch.setattr(hub, "snapshot_download", lambda *_, **where: asked.append(where) or cached)
+    monkeypatch.setattr(
+        hub, "snapshot_download", lambda *_, **where: asked.append(where) or hub_model
+    )
     fetch("hf://spaces/owner/name@v1/config.json")
     where = {"repo_type": "space", "revision": "v1", "allow_patterns": ("config.json",)}
     assert asked == [where]
 
 
-def test_a_model_of_the_hub_is_fetched_as_safetensors_if_it_has_them(cached, monkeypatch):
+def test_a_model_of_the_hub_is_fetched_as_safetensors_if_it_has_them(hub_model, monkeypatch):
     def snapshot(*_, allow_patterns, **__):
         for name in on_hub:
             if any(Path(name).match(pattern) for pattern in allow_patterns):
-                (cached / name).write_text(on_hub[name])
-        return str(cached)
+                (hub_model / name).write_text(on_hub[name])
+        return str(hub_model)
 
     monkeypatch.setattr(hub, "snapshot_download", snapshot)
     config = json.dumps({"model_type": "blip"})
     names = ("vocab.txt", "a.bin", "b.bin", "a.bin.index.json", "tokenizer.json")
     on_hub = {"config.json": config, "flax.msgpack": "", **dict.fromkeys(names, "")}
     fetch("owner/name")
-    assert {path.name for path in cached.iterdir()} == on_hub.keys() - {"flax.msgpack"}
+    assert {path.name for path in hub_model.iterdir()} == on_hub.keys() - {"flax.msgpack"}
     for name in ("a.bin", "b.bin"):
-        (cached / name).unlink()
+        (hub_model / name).unlink()
     on_hub["a.safetensors"] = ""
     fetch("owner/name")
-    assert (cached / "a.safetensors").exists() and not (cached / "a.bin").exists()
+    assert (hub_model / "a.safetensors").exists() and not (hub_model / "a.bin").exists()
 
 
-def test_what_cannot_be_fetched_is_one_line(server, hub_folder, cached):
+def test_what_cannot_be_fetched_is_one_line(server, hub_folder, hub_model):
     no_address = "is no file's path or address at https:// or hf://"
     cases = {
         f"{server.url}/absent.pth": "Not Found",

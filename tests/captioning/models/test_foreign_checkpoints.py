@@ -63,16 +63,11 @@ def test_a_folder_of_transformers_is_a_checkpoint_in_every_program(
         assert f"loaded {folder}: every key matched" in succeeds(*train, *flags).err
 
 
-def test_a_name_of_the_hub_is_a_checkpoint(folder, scenes, monkeypatch, tmp_path):
-    cache, commit = tmp_path / "hub", "0" * 40
-    snapshot = cache / "models--owner--name" / "snapshots" / commit
-    (cache / "models--owner--name" / "refs").mkdir(parents=True)
-    (cache / "models--owner--name" / "refs" / "main").write_text(commit)
-    shutil.copytree(folder, snapshot)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+def test_a_name_of_the_hub_is_a_checkpoint(folder, scenes, hub_model, monkeypatch, tmp_path):
+    shutil.copytree(folder, hub_model, dirs_exist_ok=True)
     photo = min((scenes / "images").iterdir())
     expected = captions(folder, photo, tmp_path / "a.jsonl")
-    monkeypatch.chdir(cache)
+    monkeypatch.chdir(hub_model)
     assert captions("owner/name", photo, tmp_path / "b.jsonl") == expected
     assert captions("hf://owner/name", photo, tmp_path / "c.jsonl") == expected
     refused(

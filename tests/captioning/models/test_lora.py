@@ -170,7 +170,7 @@ def test_an_adapter_that_peft_trained_is_read(paths, kind, tmp_path):
     about_equal(logits(merged, found), logits(plain, config))
 
 
-def test_an_adapter_of_transformers_blip_is_read(paths, tmp_path, monkeypatch):
+def test_an_adapter_of_transformers_blip_is_read(paths, tmp_path, hub_model):
     """Such an adapter has transformers' names, as its base has, and perhaps whole modules."""
     from transformers import BlipForConditionalGeneration
 
@@ -188,11 +188,7 @@ def test_an_adapter_of_transformers_blip_is_read(paths, tmp_path, monkeypatch):
     about_equal(logits(found, config), logits(expected, config))
     again = captioner_of(str(tmp_path / "adapter"))
     torch.testing.assert_close(again.state_dict(), found.state_dict())
-    cached = tmp_path / "models--owner--name"  # as huggingface_hub keeps it
-    shutil.copytree(tmp_path / "adapter", cached / "snapshots" / "commit")
-    (cached / "refs").mkdir()
-    (cached / "refs" / "main").write_text("commit")
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    shutil.copytree(tmp_path / "adapter", hub_model, dirs_exist_ok=True)
     again = captioner_of("owner/name")
     torch.testing.assert_close(again.state_dict(), found.state_dict())
 
