@@ -48,7 +48,7 @@ ONLY = {
         {"captioning/files/reading.py", "captioning/config/loading.py"},
         {"typ": "safe", "pure": True},
     ),
-    "import_module": ({"BLIP/__init__.py"}, {}),
+    "import_module": ({"BLIP/__init__.py", "decoding/__init__.py"}, {}),
     "Image.open": ({"captioning/data/image.py"}, {}),
     "urllib.request.build_opener": ({"BLIP/download.py"}, {}),
 }
