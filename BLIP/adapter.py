@@ -29,11 +29,14 @@ PREFIX = "base_model.model."  # peft's files put this before a module's paramete
 def read_base(
     content: Mapping[str, Any], name: str, trust_checkpoint: bool = False
 ) -> tuple[dict, str]:
-    """Return the content and the name of the checkpoint that an adapter adapts.
+    """Return the content and the name of the checkpoint that has a checkpoint's whole weights.
 
+    It is the one that an adapter adapts; without an adapter it is the checkpoint itself.
     content: the result of `read_checkpoint`. name: the checkpoint, for messages. Raises
     CheckpointError.
     """
+    if ADAPTER not in content:
+        return content, name
     base = content[ADAPTER].get("base_model_name_or_path")
     if not base:
         raise CheckpointError(f"{name} has an adapter, but not the path of its base weights")

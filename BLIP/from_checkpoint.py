@@ -22,9 +22,7 @@ def captioner_of(
     """
     content = read_checkpoint(checkpoint, trust_checkpoint)
     name = without_secrets(checkpoint)
-    base, base_name = content, name
-    if ADAPTER in content:
-        base, base_name = read_base(content, name, trust_checkpoint)
+    base, base_name = read_base(content, name, trust_checkpoint)
     configured = content if run_config(content) else base
     settings = settings_in(configured, base["model"], base_name, **overrides)
     with SkipInit():

@@ -21,10 +21,9 @@ def base_of(config: Config, content: Optional[Content], name: str) -> tuple[Opti
     UserError and CheckpointError.
     """
     key = getattr(package_of(config.model), "LORA_BASE", "pretrained")
-    is_adapter = ADAPTER in (content or {})
     if key == "pretrained":
-        return read_base(content, name, config.trust_checkpoint) if is_adapter else (content, name)
-    if content is not None and not is_adapter:
+        return read_base(content, name, config.trust_checkpoint) if content else (None, name)
+    if content is not None and ADAPTER not in content:
         raise UserError(
             f"{name} holds a whole model, but lora adapts the model given by {key}: export {name} "
             f"with python -m captioning.export, and set {key} to the result"
