@@ -114,17 +114,13 @@ class CheckpointModel:
         """
         captions = []
         if batch.image is not None:
-            prompts = None
-            if not self.preprocessing.takes_prompt:
-                prompts = [entry.get("prompt") for entry in batch.entries if "error" not in entry]
+            prompts = [entry.get("prompt") for entry in batch.entries if "error" not in entry]
             seed = derived_seed("caption", self.config.seed, batch.unit, batch.offset)
             torch.manual_seed(seed)
             captions = self._generate(batch.image, prompts)
         return output_lines(batch.entries, captions, self.origin)
 
-    def _generate(
-        self, images: Images, prompts: Optional[list[Optional[str]]]
-    ) -> list[list[dict[str, Any]]]:
+    def _generate(self, images: Images, prompts: list[Optional[str]]) -> list[list[dict[str, Any]]]:
         """Return the captions of each image, see `caption_lists`. Raises UserError."""
         try:
             with self.precision.autocast():
@@ -143,7 +139,7 @@ class CheckpointModel:
             self.batch_size = half
             log_line(f"out of GPU memory with {len(images)} images at once; from now on {half}")
         halves = slice(None, half), slice(half, None)
-        first, second = (self._generate(images[part], prompts and prompts[part]) for part in halves)
+        first, second = (self._generate(images[part], prompts[part]) for part in halves)
         return first + second
 
 

@@ -74,18 +74,18 @@ def caption_lists(
     captioner: Captioner,
     images: Images,
     settings: DecodingSettings,
-    prompts: Optional[Sequence[Optional[str]]] = None,
+    prompts: Sequence[Optional[str]],
 ) -> list[list[dict[str, Any]]]:
     """Generate captions of each image; return the captions as `scored_lists` does.
 
     generator: the captioner, or a `Reranker` of the captioner. prompts: for each image its prompt,
-    or None for the captioner's prompt. Raises UserError.
+    or None for the captioner's prompt. A captioner whose prompt is a question ignores them. Raises
+    UserError.
     """
     default_prompt_ids, tokenizer = captioner.prompt_ids, captioner.tokenizer
     ends = getattr(tokenizer, "end_tokens", [tokenizer.end])  # a VLM may generate several
     try:
         rows_of = defaultdict(list)  # {number of a prompt's tokens: rows}
-        prompts = prompts or [None] * len(images)
         ids = [prompt_ids(captioner, text, "max_length", settings.max_length) for text in prompts]
         for row, prompt in enumerate(ids):
             rows_of[len(prompt)].append(row)
