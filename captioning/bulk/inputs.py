@@ -113,6 +113,8 @@ def _left(
             counts["failed before"] += 1
         elif key in earlier.done or (request.skips_existing and (has_sidecar or name)):
             counts["skipped"] += 1
+            prompt = hash(entry.get("prompt"))
+            counts["other prompt"] += earlier.done.get(key, prompt) != prompt
         else:
             counts["planned"] += 1
             yield entry

@@ -23,7 +23,7 @@ ROWS = 10_000  # rows that are held in memory while the Parquet file is written
 class Earlier(NamedTuple):
     """What earlier calls have done.
 
-    - done: the keys (see `key_of`) of images whose captions are kept
+    - done: {key (see `key_of`) of an image whose captions are kept: hash of its prompt}
     - again: the keys of images in tars that are captioned again, because they failed, or because
       another filter dropped their captions
     - failed: the keys of images that are not captioned again, because they failed
@@ -31,7 +31,7 @@ class Earlier(NamedTuple):
     - settings: the settings of the last run
     """
 
-    done: set[str]
+    done: dict[str, int]
     again: set[str]
     failed: set[str]
     tars: dict[str, stores.Stamp]
@@ -71,13 +71,16 @@ def lines_of(request: Request, name: str) -> Iterator[Line]:
 def read_earlier(request: Request, settings: dict[str, Any]) -> Earlier:
     """Return what earlier calls have done. Raises UserError."""
     marker = json.loads(stores.read_if_any(request.marker) or b"{}")
-    done = {key_of(line["image"]) for line in lines_of(request, request.out)}
+    lines = lines_of(request, request.out)
+    done = {key_of(line["image"]): hash(line.get("prompt")) for line in lines}
     again, failed = set(), set()
     for line in lines_of(request, request.filtered):
         used, key = line.get("settings") or {}, key_of(line["image"])
         is_same = all(used.get(name) == settings.get(name) for name in ("filter", "itm_model"))
-        if key not in done:
-            (done if is_same else again).add(key)
+        if is_same:
+            done.setdefault(key, hash(line.get("prompt")))
+        elif key not in done:
+            again.add(key)
     for line in lines_of(request, request.failed):
         key = key_of(line["image"])
         if key not in done:

@@ -24,7 +24,7 @@ from captioning.runtime.progress import log_line, progress
 EXAMPLES = 3  # captions that are logged at the end
 COMPARED = 1000  # captions, the first, that should not all be the same
 # Settings that may differ between the captions of one file without a remark.
-OF_INPUT = ("input", "glob", "root", "column", "recursive", "captions", "existing", "write_shards")
+OF_INPUT = ("input", "glob", "root", "column", "recursive", "captions", "existing", "sidecar")
 
 
 class BulkCaptioning:
@@ -110,10 +110,15 @@ class BulkCaptioning:
             self._report_changed_settings(earlier.settings)
         if not (request.skips_existing or self.is_resumed):
             # An unfinished run with --existing overwrite has replaced the captions until then.
-            earlier = outputs.Earlier(set(), set(), set(), {}, {})
+            earlier = outputs.Earlier({}, set(), set(), {}, {})
         header = {"settings": self.settings, "before": self._out_stamp()}
         header["first_tar"] = outputs.first_tar(request)
         plan.make(request.parts, header, inputs.units(request, earlier, counts), counts)
+        if changed := counts["other prompt"]:
+            log_line(
+                f"{changed} images have captions made with another prompt, which stay; "
+                "--existing overwrite replaces them"
+            )
         counts.left_out.pop(request.sidecar, None)
         if counts.left_out and not self.is_resumed:
             log_line(kinds_of(counts.left_out))

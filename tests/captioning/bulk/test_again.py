@@ -163,6 +163,22 @@ def test_captions_made_with_other_settings_or_weights_are_reported(
     assert "made with checkpoint_time" in line
     assert reported(*usual, "--existing", "overwrite") == reported(*usual) == []
     os.utime(checkpoint, (old.st_atime, old.st_mtime))
+    tars = tmp_path / "tars"  # the captions that exist are not in it
+    [line] = reported(*usual, "--write-shards", tars)
+    assert "write_shards None" in line and not list(tars.iterdir())
+
+
+def test_captions_made_with_another_prompt_of_the_list_are_reported(run, photos, tmp_path):
+    def reported(*prompts):
+        names = (path.name for path in sorted(photos.glob("[!l]*.*")))
+        rows = [f"{name},{prompt}" for name, prompt in zip(names, prompts)]
+        (photos / "list.csv").write_text("\n".join(["image,prompt", *rows]))
+        log = run(photos / "list.csv", folder="prompts")[1]
+        return [line for line in log.splitlines() if "another prompt, which stay" in line]
+
+    assert reported("a", "the", "") == reported("a", "the", "") == []
+    [line] = reported("the", "the", "a")
+    assert line.startswith("2 images have captions made with another prompt, which stay; --exist")
 
 
 def test_damaged_and_repeated_lines_are_named_and_left_out(run, photos, tmp_path):

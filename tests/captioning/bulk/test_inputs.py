@@ -28,7 +28,7 @@ def entries(*sources, **settings):
     """Return the entries of a call that has no earlier one, and what planning counts."""
     counts = Counts()
     request = Request(tuple(map(str, sources)), "out.jsonl", **settings)
-    found = units(request, Earlier(set(), set(), set(), {}, {}), counts)
+    found = units(request, Earlier({}, set(), set(), {}, {}), counts)
     return [entry for unit in found for entry in unit["images"]], counts
 
 
