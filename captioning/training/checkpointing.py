@@ -97,7 +97,8 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
     have to stay.
     """
     label, done = f"the run in {config.output_dir}", Progress.of(content)
-    problems = list(_changed_settings(config, _saved_settings(content, label)))
+    saved, current = _saved_settings(content, label), config.model_dump()
+    problems = list(_changed_settings(config, saved))
     now, before = batch_sizes(config), content.get("batches", batch_sizes(config))
     images = math.prod(before.values()), math.prod(now.values())
     # With bucket_batches, a batch of all processes has captions of similar length, so that its size
@@ -118,6 +119,14 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
         raise UserError(
             f"{label} had other settings ({'; '.join(problems)}); set the old ones, or {ADVICE}"
         )
+    changed = [
+        f"{key} was {saved[key]!r}, is {current[key]!r}"
+        for role in ("generation", "scoring", "data")
+        for key in keys_of(role, type(config))
+        if saved.get(key, current[key]) != current[key]
+    ]
+    if changed:
+        log_line(f"{label} had other settings, which finished epochs keep: {'; '.join(changed)}")
 
 
 def _saved_settings(content: dict[str, Any], label: str) -> dict[str, Any]:

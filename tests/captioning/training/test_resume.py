@@ -129,6 +129,16 @@ def test_more_epochs_than_asked_and_other_data_are_refused(at):
         resumed(at(), num_items=13)
 
 
+def test_changed_settings_of_captions_and_scores_are_named(at, capsys):
+    leave_an_epoch(at())
+    assert resumed(at("log_every=7"))["epoch"] == 0 and capsys.readouterr().err == ""
+    assert resumed(at("num_beams=7", "language=zh", "val_file=a.json", "log_every=7"))
+    changes = (
+        "num_beams was 3, is 7; language was 'en', is 'zh'; val_file was 'scenes_val.json', is"
+    )
+    assert f"had other settings, which finished epochs keep: {changes}" in capsys.readouterr().err
+
+
 def test_options_of_a_reward_are_the_runs(at):
     leave_an_epoch(at("reward={clipscore: 1}"))
     with pytest.raises(UserError, match=r"other settings \(clip_model was .*'another'\)"):
