@@ -37,7 +37,7 @@ LIMITS = {
 def command_line() -> argparse.ArgumentParser:
     """Return the parser of the command line. docs/app.md describes the flags."""
     parser = program_parser("bash scripts/app.sh", __doc__)
-    add, token = parser.add_argument, os.environ.get(TOKEN_VARIABLE)
+    add, token = parser.add_argument, os.environ.get(TOKEN_VARIABLE) or None
     add("checkpoints", nargs="*", metavar="CHECKPOINT", help="a file, a run's folder, a URL, hf://")
     add("--config", help="a YAML file, for checkpoints without a configuration")
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")

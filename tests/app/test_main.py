@@ -31,6 +31,12 @@ def test_errors_of_the_user_are_one_line(tmp_path, monkeypatch):
     refused("app", "--port", "0", part="bash scripts/demo.sh")
 
 
+@pytest.mark.parametrize(("value", "token"), [("", None), ("s3cret", "s3cret")])
+def test_an_empty_variable_is_no_password(monkeypatch, value, token):
+    monkeypatch.setenv("APP_TOKEN", value)
+    assert command_line().parse_args([]).token == token
+
+
 def test_the_page_of_docs_has_the_defaults_of_flags(repository):
     text = (repository / "docs" / "app.md").read_text()
     rows = dict(re.findall(r"^\| `(--[\w-]+)` \| `?([\w.]+)`? \|", text, re.MULTILINE))
