@@ -27,7 +27,7 @@ names=""
 for checkpoint in "$@"; do
     name="$(basename "$checkpoint" .pth | tr -c 'A-Za-z0-9_.\n-' _)"
     [[ ! -e $models/$name ]] || fail "two checkpoints are named $name: rename one"
-    [[ ! -d $checkpoint ]] || checkpoint="${checkpoint%/}/checkpoint_best.pth"
+    [[ ! -e $checkpoint/checkpoint_best.pth ]] || checkpoint="${checkpoint%/}/checkpoint_best.pth"
     echo "exporting $checkpoint" >&2
     "$PYTHON_BIN" -m BLIP.export "$checkpoint" "$models/$name/new" >/dev/null
     # Browsers keep a model's files, and ask for them again if the name has changed.
