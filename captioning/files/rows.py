@@ -157,6 +157,7 @@ def _table_rows(lines: Iterable[str], delimiter: str, path: str) -> Iterator[_Pl
                     f"{path}: {place} has more values than line 1: put captions in double quotes"
                 )
             for name, text in columns.items():
+                text = columns[name] = text and text.strip()
                 is_id = name.lower() in COLUMNS["image_id"]
                 # CSV has no types: 42 is an integer, 007 is text.
                 if is_id and re.fullmatch("0|[1-9][0-9]{,99}", text or ""):

@@ -31,7 +31,7 @@ def test_captions_of_each_format_are_those_that_were_written(tmp_path, name, cha
 NAMES = ["one.jpg", "in/two.jpg"]
 LISTS = {  # of NAMES; {file: (content, ids)}
     "a.txt": ("./one.jpg\n\n in//two.jpg \n", [None, None]),
-    "b.csv": ("id, image_path\r\n7,one.jpg\r\n007,in/./two.jpg\r\n", [7, "007"]),
+    "b.csv": ("id , image_path\r\n7 , one.jpg \r\n007,in/./two.jpg\r\n", [7, "007"]),
     "c.tsv": ("path\timage_id\none.jpg\t7\nin/two.jpg\t\n", [7, None]),
     "d.jsonl": ('{"image": "x/../one.jpg", "imgid": 7}\n{"file": "in/two.jpg"}\n', [7, None]),
     "e.json": ('["one.jpg", "in/two.jpg"]', [None, None]),
