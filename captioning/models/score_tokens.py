@@ -94,8 +94,9 @@ def join_pieces(tokenizer: Tokenizer, ids: Tensor) -> tuple[list[str], list[list
     beginning, which first_token_shift can cause, is a separate word.
     """
     words, positions = [], []
+    ends = getattr(tokenizer, "end_tokens", [tokenizer.end])  # a VLM may generate several
     for position, token_id in enumerate(ids.tolist()):
-        token = END if token_id == tokenizer.end else tokenizer.token(token_id)
+        token = END if token_id in ends else tokenizer.token(token_id)
         if token.startswith("##") and words:
             words[-1] += token[2:]
             positions[-1].append(position)

@@ -34,5 +34,9 @@ def test_a_visitors_prompt_is_the_question_of_one_caption(vlm_folder, vlm_photos
         assert found.details.caption == expected.captions[0][0]
         assert found.record["settings"]["prompt"] == (text or prompt)
         assert found.details.attention_map is None
+    # Another of the model's end tokens also ends a caption, here any word.
+    captioner.tokenizer.end_tokens = [*range(4, 30)]
+    (found,) = ask(num_beams=1, max_length=7, min_length=1).captions
+    assert len(found.record["words"]) < 6 and not found.record["cut"]
     line = ask(prompt=" ").record()["error"]
     assert line.startswith("prompt is empty, but ") and "is a chat model" in line
