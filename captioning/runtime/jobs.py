@@ -161,8 +161,6 @@ class _RunningJob:
         The reason is the job's last error line or, without one, its exit code.
         """
         code, log = self.process.exitcode, self.job.log
-        if code == STOPPED:
-            return "it was stopped by another program; run the same command again to continue"
         errors = _ERROR.findall(log.read_bytes()[self.log_offset :].decode(errors="replace"))
         errors.insert(0, f"it ended with exit code {code}; its last lines are in {log}")
         return errors[-1] if code else None

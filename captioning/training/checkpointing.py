@@ -211,18 +211,6 @@ class Checkpointing:
     def _step(self, progress: Progress) -> int:
         return progress.epoch * self.epoch_steps + progress.steps
 
-    def save_before_failure(self, progress: Progress) -> str:
-        """Save the state before a step that failed; return how to repeat the step.
-
-        All ranks call this.
-        """
-        try:
-            if progress.steps:  # else the state is that of the last checkpoint, or of the start
-                self.save(progress)
-        except UserError as error:
-            return str(error)
-        return "the same command repeats the step"
-
     def save(self, progress: Progress) -> None:
         """Write a checkpoint of a finished epoch, or within one if `progress` has steps.
 

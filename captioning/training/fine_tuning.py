@@ -126,8 +126,9 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
                     try:
                         result = take_step(batches, step)
                     except NotFiniteError as error:
-                        repeat = checkpointing.save_before_failure(position)
-                        raise UserError(f"{error}; {repeat}") from error
+                        if position.steps:  # else the state is saved, or that of the start
+                            checkpointing.save(position)
+                        raise UserError(f"{error}; the same command repeats the step") from error
                     stop_requested = result.sums.pop("stop_requested")
                     sums.update(result.sums)
                     position = Progress(epoch, position.steps + 1, dict(sums))

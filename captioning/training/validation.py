@@ -164,10 +164,7 @@ class Validation(SplitEvaluation):
             seed = derived_seed("evaluation", config.seed, epoch, distributed.rank())
             torch.manual_seed(seed)
             captioner = fsdp.unsharded(captioner, config, self.device)
-            scores = self.run(captioner, evaluation_name(epoch))
-            self.log.write("val", epoch, scores)
-            if config.monitors and MetricSum.parse(config.monitor).compute(scores) is None:
-                log_line(f"{config.monitors} ignores this epoch, which has no {config.monitor}")
+            self.log.write("val", epoch, self.run(captioner, evaluation_name(epoch)))
         self.keep_best(epochs)
 
     def keep_best(self, epochs: int) -> None:

@@ -66,7 +66,7 @@ def test_the_last_error_line_of_a_job_is_why_it_failed(job, tmp_path):
         "silent": ended.format(7, tmp_path / "silent.log"),
         "killed": ended.format(-9, tmp_path / "killed.log"),
         "buggy": ended.format(1, tmp_path / "buggy.log"),
-        "stopped": "it was stopped by another program; run the same command again to continue",
+        "stopped": ended.format(3, tmp_path / "stopped.log"),
         "good": None,
     }
     assert (tmp_path / "good.log").read_text() == "well done\n"
