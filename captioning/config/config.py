@@ -173,16 +173,6 @@ class Config(Keys):
         if self.min_lr > self.init_lr:
             yield f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}"
 
-    @property
-    def monitors(self) -> Optional[str]:
-        """The key through which `monitor` controls the run; None if no key uses `monitor`.
-
-        It is "early_stopping", or "lr_schedule" for the schedule "plateau".
-        """
-        if self.early_stopping:
-            return "early_stopping"
-        return "lr_schedule" if self.lr_schedule == "plateau" else None
-
     def decoding_settings(self) -> DecodingSettings:
         """Return the run's settings of generation."""
         return DecodingSettings(**values_of(DecodingSettings, self))

