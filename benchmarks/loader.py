@@ -70,7 +70,7 @@ def cases(options: argparse.Namespace) -> Cases:
             draw_photo(path, size)
             samples = [Sample(str(path), ("a photo",), index) for index in range(count)]
             dataset = TrainingDataset(samples, "", training_transform(side), seed=0)
-            loader = training_loader(dataset, batch, 0, num_workers=workers)
+            loader = training_loader(dataset, batch, num_workers=workers)
             original = DataLoader(
                 [path] * count,
                 batch,

@@ -101,9 +101,9 @@ class TrainingDataset(Dataset):
             return list(map(max, counts))
         return list(chain.from_iterable(counts))
 
-    def order(self, seed: int, epoch: int) -> Iterable[int]:
+    def order(self, epoch: int) -> Iterable[int]:
         """Return the shuffled indices of an epoch."""
-        return permutation(len(self), derived_seed("order", seed, epoch))
+        return permutation(len(self), derived_seed("order", self.seed, epoch))
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, index = key

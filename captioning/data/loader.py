@@ -104,7 +104,6 @@ class TrainingLoader(Loader):
 def training_loader(
     dataset: TrainingDataset,
     batch_size: int,
-    seed: int,
     rank: int = 0,
     world_size: int = 1,
     num_workers: int = 0,
@@ -113,10 +112,10 @@ def training_loader(
 ) -> TrainingLoader:
     """Return the loader of the batches that process `rank` of `world_size` trains on.
 
-    The items of an epoch are shuffled by (seed, epoch) and cut into global batches of batch_size *
-    world_size items. Each process gets `batch_size` items of every global batch. An incomplete last
-    batch is dropped. With `bucket_batches` the captions of a global batch have similar lengths.
-    Raises UserError if there are too few items for one global batch.
+    The items of an epoch are shuffled by the data set's seed and the epoch, and cut into global
+    batches of batch_size * world_size items. Each process gets `batch_size` items of every global
+    batch. An incomplete last batch is dropped. With `bucket_batches` the captions of a global batch
+    have similar lengths. Raises UserError if there are too few items for one global batch.
     """
     global_size = batch_size * world_size
     if len(dataset) < global_size:
@@ -125,7 +124,7 @@ def training_loader(
             f"items, but there are {len(dataset)}: lower batch_size or add data"
         )
     lengths = dataset.lengths() if bucket_batches else None
-    batches = _ShuffledBatches(dataset, batch_size, seed, rank, world_size, lengths)
+    batches = _ShuffledBatches(dataset, batch_size, rank, world_size, lengths)
     return TrainingLoader(dataset, batches, num_workers, collate)
 
 
@@ -169,7 +168,6 @@ class _ShuffledBatches:
 
     dataset: TrainingDataset
     batch_size: int
-    seed: int
     rank: int
     world_size: int
     lengths: Optional[Sequence[int]]
@@ -181,9 +179,9 @@ class _ShuffledBatches:
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
         size = self.batch_size * self.world_size
-        order = self.dataset.order(self.seed, self.epoch)
+        order = self.dataset.order(self.epoch)
         if self.lengths is not None:
-            seed = derived_seed("buckets", self.seed, self.epoch)
+            seed = derived_seed("buckets", self.dataset.seed, self.epoch)
             order = bucketed(order, self.lengths, size, seed)
         order = islice(order, self.first_batch * size, None)
         part = slice(self.rank * self.batch_size, (self.rank + 1) * self.batch_size)

@@ -84,18 +84,18 @@ class ShardDataset(TrainingDataset):
     def __len__(self) -> int:
         return self._ends[-1]
 
-    def order(self, seed: int, epoch: int) -> Iterator[int]:
+    def order(self, epoch: int) -> Iterator[int]:
         """Yield the shuffled items of an epoch.
 
         The tars are shuffled and divided into groups that fill `shuffle_buffer`. Then the items of
         each group are shuffled.
         """
-        tars = permutation(len(self._sizes), derived_seed("tars", seed, epoch))
+        tars = permutation(len(self._sizes), derived_seed("tars", self.seed, epoch))
         items, number = [], 0  # of the group
         for tar in tars:
             items += range(self._ends[tar] - self._sizes[tar], self._ends[tar])
             if len(items) >= self.shuffle_buffer or tar == tars[-1]:
-                shuffled = permutation(len(items), derived_seed("group", seed, epoch, number))
+                shuffled = permutation(len(items), derived_seed("group", self.seed, epoch, number))
                 yield from (items[offset] for offset in shuffled)
                 items, number = [], number + 1
 

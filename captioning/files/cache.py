@@ -1,8 +1,8 @@
 """Finds the cache folder, and keeps local copies of files in object stores there.
 
 A copy appears when it is complete, and is downloaded again when the stored file has changed.
-fsspec's `filecache` is not used for three reasons: it does not notice that a file is replaced
-during the download, two processes may write the same copy, and old versions stay on the disk.
+fsspec's `filecache` is not used, because two processes may write the same copy, and old versions
+stay on the disk.
 """
 
 import hashlib
@@ -62,17 +62,16 @@ def local(name: StrPath) -> Path:
                 for earlier in kept.iterdir():  # of other versions, or an interrupted download
                     shutil.rmtree(earlier)
                 unfinished = kept / ".begun"
-                for address, stamp in files.items():
-                    fetch(address, unfinished / address[start:], stamp)
+                for address in files:
+                    fetch(address, unfinished / address[start:])
                 unfinished.rename(copy)
     return copy / name[start:]
 
 
-def fetch(address: str, path: Path, stamp: stores.Stamp) -> None:
-    """Download the version `stamp` of a file to `path`, which appears when it is complete.
+def fetch(address: str, path: Path) -> None:
+    """Download a file to `path`, which appears when it is complete.
 
-    Raises UserError, also if the file is replaced during the download, or if its name has "..",
-    which may lead out of the folder of copies.
+    Raises UserError, also for a name with "..", which may lead out of the folder of copies.
     """
     if ".." in address.split("/"):
         raise UserError(f"{address}: its name contains .., which is impossible on a disk")
@@ -80,9 +79,6 @@ def fetch(address: str, path: Path, stamp: stores.Stamp) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_write(path) as file:
             stores.call(address, "get_file", file.name)
-            size = os.fstat(file.fileno()).st_size
-            if stores.stamp(address) != stamp or stamp[0] not in (None, size):
-                raise UserError(f"{address}: the file was replaced during the download: try again")
 
 
 def download_once(url: str, path: Path, sha256: Optional[str]) -> Path:

@@ -17,15 +17,12 @@ MAX_ALIASES = 20  # in a YAML text: nested aliases of a small text can expand to
 def read_text(path: StrPath) -> str:
     """Return the text of a UTF-8 file, on disk or in a store, without a byte order mark.
 
-    Raises UserError if the file is missing, unreadable, empty or not UTF-8.
+    Raises UserError if the file is missing, unreadable or not UTF-8.
     """
     try:
-        text = read_bytes(str(path)).decode("utf-8-sig")
+        return read_bytes(str(path)).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text at byte {error.start}: convert it") from None
-    if not text.strip():
-        raise UserError(f"{path}: the file is empty: download or write it again")
-    return text
 
 
 def read_json(path: StrPath, without: Collection[str] = ()) -> Any:

@@ -64,8 +64,7 @@ class Sample(NamedTuple):
 
 def is_tars(source: str) -> bool:
     """Return whether a name is that of a tar or a pattern of tars."""
-    path = source.partition("?")[0] if stores.is_store(source) else source
-    return path.lower().endswith(SUFFIXES) and not os.path.isdir(path)
+    return source.lower().endswith(SUFFIXES) and not os.path.isdir(source)
 
 
 def expand(source: str) -> list[str]:
@@ -76,13 +75,12 @@ def expand(source: str) -> list[str]:
     """
     from webdataset.shardlists import expand_urls
 
+    if stores.is_store(source):
+        stores.check_address(source)
     try:
         urls = expand_urls(source)
     except ValueError:
-        source = stores.without_secrets(source)
         raise UserError(f"{source}: not a pattern of tars such as {{00..99}}.tar") from None
-    for url in filter(stores.is_store, urls):
-        stores.check_address(url)
     missing = [url for url in urls if not stores.is_store(url) and not os.path.isfile(url)]
     if missing:
         raise UserError(

@@ -35,7 +35,6 @@ def training_batches(
     return training_loader(
         dataset,
         batch_size=config.batch_size,
-        seed=config.seed,
         rank=distributed.rank(),
         world_size=distributed.world_size(),
         num_workers=config.num_workers,

@@ -81,10 +81,10 @@ class OutputFolder:
         temporary = self.folder.with_name(f".{self.folder.name}{SUFFIX}")
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
-        for address, stamp in stores.stamps(self.address).items():
+        for address in stores.list_files(self.address, recursive=True):
             name = address[len(self.address) + 1 :]
             if name != WRITER:
-                fetch(address, temporary / name, stamp)
+                fetch(address, temporary / name)
         self.copied = _states(temporary)
         self._become_writer(temporary)
         shutil.rmtree(self.folder, ignore_errors=True)

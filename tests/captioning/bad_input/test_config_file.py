@@ -19,7 +19,6 @@ def aliases(levels):
 
 
 CONTENTS = [
-    (b"", "the file is empty: download or write it again"),
     (b"# later", "expected lines of 'key: value', found None"),
     (b"image_root: \xe9", "not UTF-8 text at byte 12: convert it"),
     (b'{"image_root": "a", ', "not valid YAML at line 1: while parsing a flow node, expected the "),

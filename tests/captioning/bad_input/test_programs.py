@@ -33,7 +33,7 @@ ATTEND = "attend --checkpoint {files}/attack.pth"
 # a program and its arguments, a part of what is said
 ROWS = [
     (f"{TRAIN} num_beam=3", "unknown key 'num_beam'; did you mean 'num_beams'?"),
-    (f"{TRAIN} train_file={{files}}/empty.json", "empty.json: the file is empty: download"),
+    (f"{TRAIN} train_file={{files}}/empty.json", "empty.json: not valid JSON at line 1 (Exp"),
     (f"{TRAIN} init_lr=2e-3", "had other settings (init_lr was 0.001, is 0.002); set "),
     (UNREAD, ": not a readable image (none of JPEG, PNG,"),
     (f"{UNREAD} skip_bad_images=true", "test: no image could be read, so there is nothing to sco"),

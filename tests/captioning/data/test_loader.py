@@ -28,7 +28,7 @@ def make_loader(photos, samples):
             return evaluation_loader(dataset, batch_size, rank, world_size, workers)
         settings = {"captions_per_image": 2, "skip_bad_images": skip}
         dataset = TrainingDataset(samples, photos, training_transform(8), seed, **settings)
-        return training_loader(dataset, batch_size, seed, rank, world_size, workers)
+        return training_loader(dataset, batch_size, rank, world_size, workers)
 
     return make
 
@@ -157,7 +157,7 @@ def test_a_loader_sorts_global_batches_by_words_and_shares_them_out():
     samples = [Sample("a.jpg", ("a b c.", "a"), 1), Sample("b.jpg", ("a b", "a b c d e f g"), 2)]
     one, two = (TrainingDataset(samples, ".", None, 0, count, 5) for count in (1, 2))
     assert (one.lengths(), two.lengths()) == ([3, 1, 2, 5], [3, 5])
-    loaders = [training_loader(one, 1, 0, rank, 2, bucket_batches=True) for rank in range(2)]
+    loaders = [training_loader(one, 1, rank, 2, bucket_batches=True) for rank in range(2)]
     parts = [[index for ((_, index),) in loader.batch_sampler] for loader in loaders]
     assert sorted(map(sorted, zip(*parts))) == [[0, 3], [1, 2]]  # 3 and 5 words, 1 and 2
 

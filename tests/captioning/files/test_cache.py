@@ -40,22 +40,6 @@ def test_a_file_is_fetched_whole_once_and_again_when_it_has_changed(store, fault
     assert local(ADDRESS).read_bytes() == DATA[::-1] and files().count("a.bin") == 1
 
 
-@pytest.mark.parametrize("change", ["gone", "other"])
-def test_what_changes_midway_is_one_line_and_never_there(store, change, monkeypatch):
-    def call(address, method, *arguments):
-        original(address, method, *arguments)
-        if method == "get_file":
-            store.files.rm_file(ADDRESS)
-        if method == "get_file" and change == "other":
-            store.files.pipe_file(ADDRESS, DATA[::-1])
-
-    original = stores.call
-    monkeypatch.setattr(stores, "call", lambda *given: call(*given) or original(*given))
-    with pytest.raises(UserError, match=r"no such file|the file was replaced during the download"):
-        local(ADDRESS)
-    assert "a.bin" not in files()
-
-
 def test_a_fetch_that_broke_off_leaves_no_copy_and_is_begun_again(store, monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
         patched.setattr("captioning.files.cache.fetch", lambda *_: 1 / 0)

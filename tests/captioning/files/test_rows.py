@@ -153,7 +153,7 @@ BAD = [
     ("a.csv", "image_name| \nx.jpg| 0| a\nx.jpg 1 a\n", "line 3 is neither NAME#NUMBER, a tab"),
     ("a.jsonl", '{"image": "x"}\n\n{"image"\n', "not valid JSON at line 3"),
     ("a.jsonl", '["x"]', "line 1 is not an object"),
-    ("a.json", " \n\n", "the file is empty: download or write it again"),
+    ("a.json", " \n\n", "not valid JSON at line 3 (Expecting value): corr"),
     ("a.json", "[" * 100_000, "not valid JSON: it is nested too deeply"),
     ("a.json", '{"x": ["a"]}', "row 1 has no image"),
     ("a.json", "[[1]]", "row 1 is not an object"),

@@ -143,11 +143,11 @@ def test_patterns_are_expanded_and_a_name_runs_no_command(tmp_path, monkeypatch)
     for pattern, line in {
         "{0..2}.tar": "1 of 3 tars are missing, the first is ",
         "file:0.tar": "1 of 1 tars are missing",
-        "s3://key:S3CR3T@b/{0..": "s3://b/{0..: not a pattern of tars",
-        "s3://key:S3CR3T@b/{0..1}.tar": "s3://b/0.tar: an address with a user",
+        "s3://b/{0..": "s3://b/{0..: not a pattern of tars",
+        "s3://key:S3CR3T@b/{0..1}.tar": "s3://b/{0..1}.tar: an address with a user",
     }.items():
         with raises_line(UserError, start=line):
             tars.expand(pattern)
     (tmp_path / "photos.tar").mkdir()
     assert not tars.is_tars(str(tmp_path / "photos.tar"))
-    assert all(map(tars.is_tars, ["a.tar", "A.TAR.GZ", "s3://b/{0..9}.tgz?x=1"]))
+    assert all(map(tars.is_tars, ["a.tar", "A.TAR.GZ", "s3://b/{0..9}.tgz"]))
