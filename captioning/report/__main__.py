@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+from captioning.files.stores import require_writable
 from captioning.report.comparison import read_comparison
 from captioning.report.comparison_table import score_table
 from captioning.report.page import write_report
@@ -31,6 +32,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     output = arguments.output or default_output(arguments.runs)
 
     def report():
+        if arguments.output:  # before human captions are scored, which may take minutes
+            require_writable(str(output.parent))
         comparison = read_comparison(arguments.runs, arguments.split)
         print(visible(score_table(comparison.rows)))
         write_report(comparison, output)

@@ -13,6 +13,7 @@ from captioning.rewards.interface import Sampled, TrainingImages
 from captioning.rewards.registry import REWARDS
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
+from decoding.thoughts import without_thoughts
 
 
 def reward_function(
@@ -49,7 +50,8 @@ def reward_function(
         for text, ids in zip(completions, completion_ids):
             if not isinstance(text, str):  # a chat: take the model's message
                 text = text[-1]["content"]
-            captions.append([Sampled(text.strip(), bool(ids) and ids[-1] in end_ids)])
+            caption = without_thoughts(text).strip()
+            captions.append([Sampled(caption, bool(ids) and ids[-1] in end_ids)])
         return compute(image_id, captions)[:, 0].tolist()
 
     reward.__name__ = name

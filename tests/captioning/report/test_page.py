@@ -9,7 +9,7 @@ import pytest
 from captioning.report.__main__ import default_output
 from captioning.report.comparison import read_comparison
 from captioning.report.page import render, write_report
-from tests.programs import one_error_line, run_program
+from tests.programs import one_error_line, refused, run_program
 
 
 def text_of(page):
@@ -114,3 +114,5 @@ def test_the_program_writes_a_report_beside_the_runs_or_where_it_is_told(
     one_error_line(run_program(*command, "--split", "val").err, "one: no captions of split val")
     assert run_program(*command).code == 0
     assert (tmp_path / "page.html").exists()
+    monkeypatch.setattr("captioning.report.comparison.score", lambda *_: 1 / 0)
+    refused("captioning.report", "one", "--output", "/proc/none/page.html", part="/proc/none")

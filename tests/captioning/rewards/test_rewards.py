@@ -120,7 +120,7 @@ def test_every_reward_is_a_function_of_trl(name, chat, photos, scenes, clip_fold
     kind = load(REWARDS[name])
     options = {key: str(options[key]) for key in kind.options}
     reward = reward_function(name, images, [EOS], **options)
-    completions = [f" {text} " for text in TEXTS]
+    completions = [f"<think>Dogs?</think> {text} " for text in TEXTS]
     if chat:
         completions = [[{"role": "assistant", "content": text}] for text in completions]
     found = reward(
