@@ -49,7 +49,7 @@ from captioning.runtime.progress import log_line
 # An unfinished run continues only if the values of these arguments are the same.
 IDENTITY = (
     *("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar", "language"),
-    *("write_shards", "shard_size", "glob", "root", "column", "recursive", "filter", "itm_model"),
+    *("write_shards", "shard_size", "glob", "root", "column", "recursive", "filter"),
 )
 # Flags of earlier versions whose configuration key has another name.
 RENAMED = {"do_sample": "sample", "batch_size": "eval_batch_size"}
@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("checkpoint", metavar="CHECKPOINT", help="a run's folder, a file (path, URL or hf://)")
-    add("inputs", metavar="INPUT", nargs="+", help="photo, folder, list, .parquet or .tar shards")
+    add("sources", metavar="INPUT", nargs="+", help="photo, folder, list, .parquet or .tar shards")
     add("--out", type=normal_name, required=True, help="a .jsonl file, on disk or in a store")
     add("--config", help="a YAML file, for a checkpoint without a configuration")
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
@@ -110,15 +110,15 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str]) -> Request:
     """Return the arguments; `overrides` has the arguments of the form key=value."""
     parser = build_parser()
-    arguments = parser.parse_intermixed_args(_with_overrides(argv, parser))
-    words = arguments.inputs
+    arguments = parser.parse_intermixed_args(_with_overrides(argv, parser), Request())
+    words = arguments.sources
     overrides = [word for word in words if re.match(r"\w+=", word) and not os.path.exists(word)]
-    arguments.inputs = [normal_name(word) for word in words if word not in overrides]
+    arguments.sources = [normal_name(word) for word in words if word not in overrides]
     arguments.overrides = overrides
-    if not arguments.inputs:
+    if not arguments.sources:
         parser.error("INPUT is missing: a photo, folder, list, .parquet or .tar shards")
     suffix, language = arguments.sidecar, arguments.language
     if suffix is not None and (not re.fullmatch(r"\.[^/]*[^/.]", suffix) or is_image(f"a{suffix}")):
@@ -144,44 +144,39 @@ def _with_overrides(argv: Sequence[str], parser: argparse.ArgumentParser) -> lis
     return words
 
 
-def checkpoint_loader(arguments: argparse.Namespace, changes: dict[str, Any], device: torch.device):
+def checkpoint_loader(arguments: Request, changes: dict[str, Any], device: torch.device):
     """Return the settings that identify the captioner, and a function that loads it.
 
     changes: {configuration key: value}. Raises UserError.
     """
     if arguments.prompt is not None or arguments.concurrency is not None:
         raise UserError("--prompt and --concurrency are for a served model, with --url")
-    if changes.get("rerank") == "itm" and arguments.itm_model:
-        changes.setdefault("itm_model", arguments.itm_model)
     changes.setdefault("precision", "bf16" if device.type == "cuda" else "fp32")
     if changes["precision"] == "int8":
         changes["compile"] = False
-    checkpoint = checkpoints.resolve(arguments.checkpoint)
-    speed = keys_of("speed")
+    checkpoint, speed = checkpoints.resolve(arguments.checkpoint), keys_of("speed")
     settings = {key: value for key, value in changes.items() if key not in speed}
-    models = {"checkpoint": checkpoint}
-    if "itm_model" in changes:
-        models["itm_model"] = changes["itm_model"]
-    for key, model in models.items():
-        settings[key] = stores.without_secrets(model)
-        settings[f"{key}_time"] = checkpoints.version_of(model)
+    settings.update(_model_settings("checkpoint", checkpoint))
     arguments_of = (checkpoint, arguments.config, changes, arguments.num_return, device)
     return settings, partial(CheckpointModel, *arguments_of)
 
 
-def caption(arguments: argparse.Namespace) -> None:
+def _model_settings(key: str, model: str) -> dict[str, Any]:
+    return {key: stores.without_secrets(model), f"{key}_time": checkpoints.version_of(model)}
+
+
+def caption(arguments: Request) -> None:
     """Caption the input. Raises UserError, Stopped."""
     changes = parse_overrides(arguments.overrides)
-    needs_filter = arguments.itm_model and changes.get("rerank") != "itm"
-    if needs_filter and not arguments.filter:
-        raise UserError("--itm_model needs --filter")
     if arguments.filter:
         arguments.filter = f"itm>{filtering.threshold_of(arguments.filter):.12g}"
         if not arguments.itm_model:
             raise UserError("--filter needs --itm_model, a retrieval checkpoint of BLIP")
-    fields = set(Request.__dataclass_fields__) - {"sources"}
-    values = {name: getattr(arguments, name) for name in fields}
-    request = Request(tuple(arguments.inputs), **values)
+    if arguments.itm_model:
+        if changes.get("rerank") == "itm":
+            changes.setdefault("itm_model", arguments.itm_model)
+        elif not arguments.filter:
+            raise UserError("--itm_model needs --filter")
     cluster_device = None
     if arguments.engine == "ray":
         cluster_device = device = ray_engine.connect(arguments.device)
@@ -195,12 +190,12 @@ def caption(arguments: argparse.Namespace) -> None:
     if arguments.filter:
         precision = changes.get("precision", "int8")
         dtype = torch.float32 if precision == "int8" else DTYPES[precision]
-        settings["itm_model_time"] = checkpoints.version_of(arguments.itm_model)
         load = partial(load_filtered, load, arguments.filter, arguments.itm_model, device, dtype)
     settings |= {name: getattr(arguments, name) for name in IDENTITY}
-    settings["itm_model"] = stores.without_secrets(arguments.itm_model or "")
-    settings["input"] = arguments.inputs
-    BulkCaptioning(request, settings, load, arguments.restart, cluster_device).run()
+    if itm_model := arguments.itm_model or changes.get("itm_model"):
+        settings.update(_model_settings("itm_model", itm_model))
+    settings["input"] = arguments.sources
+    BulkCaptioning(arguments, settings, load, cluster_device).run()
 
 
 def main(argv=None) -> int:

@@ -1,7 +1,6 @@
 """Hands out the units of a plan to processes: to this one alone, or to those of torchrun."""
 
 import time
-from collections import Counter
 from collections.abc import Iterator
 from typing import Callable
 
@@ -16,16 +15,9 @@ Add = Callable[[str, int], int]
 
 def shared_counters(name: str) -> Add:
     """Return counters of this process or, under torchrun, of all. name: the same in all."""
-    if not dist.is_initialized():
-        counts = Counter()
-
-        def add(key: str, number: int) -> int:
-            counts[key] += number
-            return counts[key]
-
-        return add
-    store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
-    return store.add
+    is_shared = dist.is_initialized()
+    store = dist.distributed_c10d._get_default_store() if is_shared else dist.HashStore()
+    return dist.PrefixStore(name, store).add
 
 
 def caption_claimed(worker: Worker, units: list[int], suspects: list[int], add: Add) -> None:

@@ -6,7 +6,8 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, BinaryIO, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO
 
 from captioning.bulk.plan import Line, Plan, captions_of
 from captioning.bulk.request import Request
@@ -20,7 +21,8 @@ from captioning.runtime.errors import UserError
 ROWS = 10_000  # rows that are held in memory while the Parquet file is written
 
 
-class Earlier(NamedTuple):
+@dataclass(frozen=True)
+class Earlier:
     """What earlier calls have done.
 
     - done: {key (see `key_of`) of an image whose captions are kept: hash of its prompt}
@@ -31,11 +33,11 @@ class Earlier(NamedTuple):
     - settings: the settings of the last run
     """
 
-    done: dict[str, int]
-    again: set[str]
-    failed: set[str]
-    tars: dict[str, stores.Stamp]
-    settings: dict[str, Any]
+    done: dict[str, int] = field(default_factory=dict)
+    again: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+    tars: dict[str, stores.Stamp] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
 def key_of(image: str) -> str:
@@ -96,14 +98,15 @@ def first_tar(request: Request) -> int:
     return max(numbers, default=-1) + 1
 
 
-def tar_of(request: Request, plan: Plan, unit: int) -> str:
-    return stores.join(request.write_shards, f"{plan.header['first_tar'] + unit:05d}.tar")
+def tar_of(plan: Plan, unit: int) -> str:
+    folder = plan.header["settings"]["write_shards"]
+    return stores.join(folder, f"{plan.header['first_tar'] + unit:05d}.tar")
 
 
 def write_tar(request: Request, plan: Plan, unit: int, last: list[Line]) -> None:
     """Write the output tar of a unit. last: its last lines, which are not kept yet."""
     kept = (request.split(line).kept for line in itertools.chain(plan.lines(unit), last))
-    with stores.create(tar_of(request, plan, unit)) as file:
+    with stores.create(tar_of(plan, unit)) as file:
         number = plan.header["first_tar"] + unit
         write_samples(file, number, list(filter(None, kept)), plan.unit(unit).get("tar"))
 
@@ -114,11 +117,10 @@ def merge(request: Request, plan: Plan) -> Counter:
     All units must be done. Lines of images that are in the plan replace earlier lines, so that a
     repeated call, such as after a kill, writes the same files. Raises UserError.
     """
-    counts, finished, units = Counter(), {}, range(len(plan))
-    earlier, planned = list(filter(stores.exists, request.outputs)), set()
+    counts, finished = Counter(), plan.header["tars"].copy()
+    earlier, planned = list(filter(stores.exists, request.outputs)), set(map(key_of, finished))
     if earlier:
-        planned.update(key_of(line["image"]) for unit in units for line in plan.lines(unit))
-        planned.update(key_of(unit["tar"]) for unit in map(plan.unit, units) if "tar" in unit)
+        planned.update(key_of(line["image"]) for line in plan.all_lines())
     with contextlib.ExitStack() as files:
         opened: dict[str, BinaryIO] = {}
 
@@ -132,25 +134,19 @@ def merge(request: Request, plan: Plan) -> Counter:
             for line in lines_of(request, name):
                 if key_of(line["image"]) not in planned:
                     write(name, line)
-        for number in units:
-            unit = plan.unit(number)
-            finished[unit.get("tar")] = unit.get("stamp")
-            for line in plan.lines(number):
-                kept, dropped = request.split(line)
-                if "error" in line:
-                    write(request.failed, line)
-                    finished.pop(line["image"], None)  # the tar itself
-                if kept:
-                    write(request.out, kept)
-                if dropped:
-                    write(request.filtered, dropped)
-                counts["cut"] += kept is not None and sum(
-                    kept.get("cuts", [kept.get("cut", False)])
-                )
-                counts["captioned" if kept else "filtered" if dropped else "failed"] += 1
+        for line in plan.all_lines():
+            kept, dropped = request.split(line)
+            if "error" in line:
+                write(request.failed, line)
+                finished.pop(line["image"], None)  # the tar itself
+            if kept:
+                write(request.out, kept)
+                counts["cut"] += sum(kept.get("cuts", [kept.get("cut", False)]))
+            if dropped:
+                write(request.filtered, dropped)
+            counts["captioned" if kept else "filtered" if dropped else "failed"] += 1
         for name in set(request.outputs) - opened.keys():
             stores.remove(name)
-    finished.pop(None, None)
     marker = json.loads(stores.read_if_any(request.marker) or b"{}")
     known = {**marker.get("tars", {}), **finished}
     used = plan.header["settings"] if len(plan) or not marker else marker["settings"]
@@ -161,7 +157,7 @@ def merge(request: Request, plan: Plan) -> Counter:
 def export(request: Request, plan: Plan) -> None:
     """Write sidecars, metadata.jsonl and the Parquet file from `out`. Raises UserError."""
     if request.sidecar:
-        again = (request.split(line).kept for unit in range(len(plan)) for line in plan.lines(unit))
+        again = (request.split(line).kept for line in plan.all_lines())
         lines = lines_of(request, request.out) if request.skips_existing else filter(None, again)
         Sidecars(request).write(lines)
     if request.metadata:
@@ -179,13 +175,8 @@ def path_beside(image: str, metadata: str) -> str:
     Raises UserError if the image is not in that folder.
     """
     folder = metadata.rpartition("/")[0] or "."
-    if stores.is_store(folder):
-        name = image.removeprefix(f"{folder}/")
-        is_inside = name != image
-    else:
-        name = os.path.relpath(image, folder)
-        is_inside = not (name.startswith("..") or stores.is_store(image))
-    if not is_inside:
+    name = os.path.relpath(image, folder)  # of two addresses, too
+    if name.startswith("../") or stores.is_store(image) != stores.is_store(folder):
         raise UserError(
             f"--metadata: {image} is not in the folder of {metadata}, from which its readers load "
             "images: write it to the images' folder"

@@ -16,13 +16,14 @@ import json
 import secrets
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Any, NamedTuple
 
 from captioning.files import stores
 from captioning.files.writing import json_line
 from captioning.runtime.errors import UserError
 
-HEADER, UNITS, VERSION = "plan.json", "units.jsonl", 2
+HEADER, UNITS, VERSION = "plan.json", "units.jsonl", 3
 TRIES = 3  # a unit that has ended its process so often without a new line is set aside
 
 Unit = dict[str, Any]
@@ -49,8 +50,8 @@ class Plan:
         address = stores.join(folder, HEADER)
         try:
             self.header = json.loads(stores.read_bytes(address))
-            is_ours = self.header["version"] == VERSION and self.header["id"].isalnum()
-        except (ValueError, LookupError, TypeError, AttributeError):
+            is_ours = self.header["version"] == VERSION
+        except (ValueError, LookupError, TypeError):
             is_ours = False
         if not is_ours:
             raise UserError(
@@ -59,15 +60,11 @@ class Plan:
             )
         self.outer, self.folder = folder, stores.join(folder, self.header["id"])
         self._offsets = self.header["offsets"]
-        self.refresh()
+        self._parts, self._tries = defaultdict(set), defaultdict(int)
+        self.add(stores.names_in(self.folder))
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
-
-    def refresh(self) -> None:
-        """List the files of the units again."""
-        self._parts, self._tries = defaultdict(set), defaultdict(int)
-        self.add(stores.names_in(self.folder))
 
     def add(self, names: Iterable[str]) -> None:
         """Take note of files that a listing, or the process that wrote them, has named."""
@@ -108,6 +105,10 @@ class Plan:
             yield from map(json.loads, content.splitlines()[number - part.first :])
             number = part.end
 
+    def all_lines(self) -> Iterator[Line]:
+        """Yield the kept lines of all units, in order."""
+        return chain.from_iterable(map(self.lines, range(len(self))))
+
     def names(self, unit: int) -> list[str]:
         """Return the names of the files of `parts`, for `add` in another process."""
         return [_name(unit, part) for part in self.parts(unit)]
@@ -138,9 +139,8 @@ class Plan:
         remove(self.outer)
 
     def remove_unless_begun(self) -> None:
-        """Remove the plan if nothing of it has been captioned."""
-        self.refresh()
-        if not self._parts:
+        """Remove the plan if nothing of it has been captioned, by any process."""
+        if not Plan(self.outer)._parts:
             self.remove()
 
 
@@ -158,11 +158,11 @@ def remove(folder: str) -> None:
     stores.remove_folder(folder)
 
 
-def make(folder: str, header: dict[str, Any], units: Iterable[Unit], counts: dict) -> Plan:
+def make(folder: str, header: dict[str, Any], units: Iterable[Unit]) -> Plan:
     """Write a plan. Raises UserError.
 
-    header: further entries, such as "settings". counts: what planning counts, which is written
-    when all units are there.
+    header: further entries, such as "settings". It is written when all units are there, so that
+    its entries may be what is counted while they are made.
     """
     remove(folder)
     identity, offsets = secrets.token_hex(4), [0]
@@ -175,6 +175,6 @@ def make(folder: str, header: dict[str, Any], units: Iterable[Unit], counts: dic
     except BaseException:
         remove(folder)
         raise
-    header = {**header, "version": VERSION, "id": identity, "offsets": offsets, "counts": counts}
+    header = {**header, "version": VERSION, "id": identity, "offsets": offsets}
     stores.put(json_line(header), stores.join(folder, HEADER))
     return Plan(folder)

@@ -1,12 +1,12 @@
 """Describes one call of bulk captioning: its input, its output files and its lock."""
 
+import argparse
 import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -18,38 +18,16 @@ from captioning.runtime.errors import UserError
 METADATA = "metadata.jsonl"
 
 
-@dataclass(frozen=True)
-class Request:
-    """One call of bulk captioning.
+class Request(argparse.Namespace):
+    """One call of bulk captioning: the arguments of `captioning.caption`; `sources` is INPUT.
 
-    The fields are arguments of `captioning.caption`; `sources` is INPUT. Files beside `out`:
+    Files beside `out`:
 
     - failed: a line per image that failed
     - filtered: a line per image with captions that the filter dropped
     - marker: written last; {"settings", "tars": {tar: stamp}} of the last run
     - parts: the folder of an unfinished run, see `captioning.bulk.plan`
     """
-
-    sources: tuple[str, ...]
-    out: str
-    existing: str = "skip"
-    captions: Optional[str] = None
-    recursive: bool = True
-    glob: Optional[str] = None
-    root: Optional[str] = None
-    column: Optional[str] = None
-    prompt: Optional[str] = None
-    sidecar: Optional[str] = None
-    language: Optional[str] = None
-    prefix: str = ""
-    suffix: str = ""
-    retry_failed: bool = False
-    verify: bool = False
-    shard_size: int = 256
-    write_shards: Optional[str] = None
-    parquet: Optional[str] = None
-    metadata: Optional[str] = None
-    filter: Optional[str] = None
 
     @property
     def failed(self) -> str:
@@ -96,24 +74,22 @@ class Request:
 
     def check(self) -> None:
         """Raise UserError if an output cannot be written. Called before the work starts."""
-        for flag, name in (("--parquet", self.parquet), ("--metadata", self.metadata)):
-            stores.check_can_hold(flag, name or "")
-            if name and (os.path.isdir(name) or name in (self.out, *self.sources)):
+        files = {"--parquet": self.parquet, "--metadata": self.metadata, "--out": self.out}
+        files = {flag: name for flag, name in files.items() if name}
+        for flag, name in files.items():
+            stores.check_can_hold(flag, name)
+            if os.path.isdir(name) or [*self.sources, *files.values()].count(name) > 1:
                 raise UserError(f"{flag} is {name}; name another file")
-        stores.check_can_hold("--out", self.out)
         stores.check_can_hold("--write-shards", self.write_shards or "")
-        files = filter(os.path.exists, (*self.outputs, self.marker))
-        if not (self.out.endswith(".jsonl") and all(map(os.path.isfile, files))):
+        if not self.out.endswith(".jsonl"):
             raise UserError(f"--out is {self.out}; it has to be a file that ends in .jsonl")
         if self.metadata and os.path.basename(self.metadata) != METADATA:
             raise UserError(f"--metadata is {self.metadata}; its name has to be {METADATA}")
         if self.parquet and importlib.util.find_spec("pyarrow") is None:
             raise UserError("--parquet needs the pyarrow library: pip install pyarrow")
-        folders = {
-            os.path.dirname(name) for name in (self.out, self.parquet, self.metadata) if name
-        }
+        folders = {os.path.dirname(name) or "." for name in files.values()}
         for folder in {*folders, self.write_shards} - {None}:
-            stores.require_writable(folder or ".")
+            stores.require_writable(folder)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -131,15 +107,11 @@ class Request:
             raise UserError(f"{self.out}: another program is writing it; wait for it") from None
         try:
             names = [*self.outputs, self.marker, self.parquet, self.metadata]
-            patterns = [f"{os.path.basename(name)}.*" for name in (".writable", *names) if name]
-            places = {Path(name).parent for name in names if name and not stores.is_store(name)}
-            if self.write_shards and not stores.is_store(self.write_shards):
-                places.add(Path(self.write_shards))
-                patterns.append("*.tar.*")
-            for place in places:
-                for pattern in patterns:
-                    for path in place.glob(f".{pattern}{SUFFIX}"):
-                        path.unlink(missing_ok=True)
+            names.append(self.write_shards and f"{self.write_shards}/*.tar")
+            for path in map(Path, filter(None, names)):  # of a store none is found
+                for name in (path.name, ".writable"):
+                    for left in path.parent.glob(f".{name}.*{SUFFIX}"):
+                        left.unlink(missing_ok=True)
             yield
         finally:
             os.remove(lock.lock_file)

@@ -4,13 +4,14 @@ import contextlib
 import itertools
 import time
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, Callable, Optional
 
 import torch
 
-from captioning.bulk import inputs, outputs, plan, ray_engine
+from captioning.bulk import outputs, plan, ray_engine
 from captioning.bulk.claims import caption_claimed, shared_counters
+from captioning.bulk.inputs import Inputs
 from captioning.bulk.plan import Plan
 from captioning.bulk.request import Request
 from captioning.bulk.work import Worker
@@ -27,28 +28,24 @@ COMPARED = 1000  # captions, the first, that should not all be the same
 OF_INPUT = ("input", "glob", "root", "column", "recursive", "captions", "existing", "sidecar")
 
 
+@dataclass
 class BulkCaptioning:
     """One call of bulk captioning, in one process or in those of torchrun.
 
     - settings: identify the run; a later call continues it only if they are the same
     - load: returns the captioner, see `CheckpointModel`; called only if there is work
-    - restart: whether to abandon an unfinished run
     - cluster_device: the device of tasks on the Ray cluster to which this process is connected;
       None to caption in this process
     """
 
-    def __init__(
-        self,
-        request: Request,
-        settings: dict[str, Any],
-        load: Callable[[], Any],
-        restart: bool = False,
-        cluster_device: Optional[torch.device] = None,
-    ):
-        self.request, self.settings, self.load = request, settings, load
-        self.restart, self.cluster_device, self.model = restart, cluster_device, None
+    request: Request
+    settings: dict[str, Any]
+    load: Callable[[], Any]
+    cluster_device: Optional[torch.device] = None
+
+    def __post_init__(self):
+        self.model, self.is_resumed = None, False
         self.totals, self.left_out, self.seconds = Counter(), [], 0.0
-        self.is_resumed = False
 
     def run(self) -> None:
         """Caption all images: the main process plans, all caption, the main process merges.
@@ -74,7 +71,7 @@ class BulkCaptioning:
         locks.enter_context(request.lock())
         if not plan.exists(request.parts):
             return
-        if self.restart:
+        if request.restart:
             self._abandon()
             return
         before = Plan(request.parts).header["settings"]
@@ -89,39 +86,39 @@ class BulkCaptioning:
 
     def _abandon(self) -> None:
         """Remove the unfinished plan, and its tars unless its captions are merged already."""
-        try:
+        with contextlib.suppress(UserError):  # it is damaged, or of another version
             made = Plan(self.request.parts)
-        except UserError:  # damaged, or of another version
-            plan.remove(self.request.parts)
-            return
-        request = replace(self.request, write_shards=made.header["settings"].get("write_shards"))
-        if request.write_shards and made.header["before"] == self._out_stamp():
-            for unit in range(len(made)):
-                stores.remove(outputs.tar_of(request, made, unit))
-        made.remove()
+            writes_tars = made.header["settings"]["write_shards"]
+            if writes_tars and made.header["before"] == self._out_stamp():
+                for unit in range(len(made)):
+                    stores.remove(outputs.tar_of(made, unit))
+        plan.remove(self.request.parts)
 
     def _out_stamp(self) -> Optional[stores.Stamp]:
         return stores.stamp_if_any(self.request.out)
 
     def _plan(self) -> None:
-        request, counts = self.request, inputs.Counts()
+        request = self.request
         earlier = outputs.read_earlier(request, self.settings)
         if request.skips_existing and earlier.done:
             self._report_changed_settings(earlier.settings)
         if not (request.skips_existing or self.is_resumed):
             # An unfinished run with --existing overwrite has replaced the captions until then.
-            earlier = outputs.Earlier({}, set(), set(), {}, {})
+            earlier = outputs.Earlier()
+        images = Inputs(request, earlier)
         header = {"settings": self.settings, "before": self._out_stamp()}
-        header["first_tar"] = outputs.first_tar(request)
-        plan.make(request.parts, header, inputs.units(request, earlier, counts), counts)
-        if changed := counts["other prompt"]:
+        header |= {"first_tar": outputs.first_tar(request)}
+        header |= {"counts": images.counts, "tars": images.tars}
+        plan.make(request.parts, header, images.units())
+        if changed := images.counts["other prompt"]:
             log_line(
                 f"{changed} images have captions made with another prompt, which stay; "
                 "--existing overwrite replaces them"
             )
-        counts.left_out.pop(request.sidecar, None)
-        if counts.left_out and not self.is_resumed:
-            log_line(kinds_of(counts.left_out))
+        left_out = images.left_out
+        left_out.pop(request.sidecar, None)
+        if left_out and not self.is_resumed:
+            log_line(kinds_of(left_out))
 
     def _changed(self, before: dict[str, Any]) -> list[str]:
         """Return the names of settings whose value is not that of an earlier run."""
@@ -155,8 +152,7 @@ class BulkCaptioning:
 
     def _caption(self, made: Plan, left: list[int], suspects: list[int]) -> None:
         done = sum(map(made.kept, range(len(made))))
-        in_tars = any("tar" in made.unit(unit) for unit in left[:1])
-        total = None if in_tars else made.header["counts"].get("planned")
+        total = None if made.header["tars"] else made.header["counts"]["planned"]
         if self.model is None and self.cluster_device is None:
             self.model = self.load()
             log_line(self.model.report)

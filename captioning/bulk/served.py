@@ -1,6 +1,5 @@
 """Captions images with a model on an OpenAI-compatible server, such as vLLM or llama.cpp."""
 
-import argparse
 import base64
 import io
 from collections import deque
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO, Callable, Optional, Union
 from PIL import Image
 
 from captioning.bulk.model import output_lines
+from captioning.bulk.request import Request
 from captioning.bulk.work import Batch
 from captioning.config import Config
 from captioning.data.image import load_image
@@ -170,7 +170,7 @@ GREY = _as_jpeg(Image.new("RGB", (224, 224), "grey"))
 
 
 def loader(
-    arguments: argparse.Namespace, changes: dict[str, Any]
+    arguments: Request, changes: dict[str, Any]
 ) -> tuple[dict[str, Any], Callable[[], ServedModel]]:
     """Return the settings that identify a run, and a function that returns its model.
 

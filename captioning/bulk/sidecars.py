@@ -31,7 +31,7 @@ class Sidecars:
         protected = (*request.sources, *request.outputs, request.marker)
         self.protected = set(map(os.path.abspath, protected))
         self.images: dict[str, str] = {}  # {sidecar: image}
-        self._names = lru_cache(64)(lambda folder: frozenset(stores.names_in(folder)))
+        self._names = lru_cache(64)(_names_in)
 
     def path_of(self, image: str) -> str:
         return os.path.splitext(image)[0] + self.suffix
@@ -42,7 +42,7 @@ class Sidecars:
         Raises UserError if the sidecar would replace an input, an output or the sidecar of another
         image, or if its folder is not writable.
         """
-        sidecar, folder = self.path_of(image), os.path.dirname(image) or "."
+        sidecar = self.path_of(image)
         # If a photo has the suffix of sidecars, its sidecar would replace the photo.
         is_photo = image.lower().endswith(self.suffix.lower())
         if is_photo or os.path.abspath(sidecar) in self.protected:
@@ -55,24 +55,15 @@ class Sidecars:
             raise UserError(
                 f"{owner} and {image} would both have the sidecar {sidecar}: rename one"
             )
-        if stores.is_store(image) and not stores.is_bucket_address(image):
-            raise UserError(f"--sidecar: {folder} is read-only: use --out alone")
-        if os.path.isdir(folder) and not os.access(folder, os.W_OK):
-            raise UserError(f"--sidecar: cannot write to {folder}")
         return self.has_caption(sidecar)
 
     def has_caption(self, sidecar: str) -> bool:
         """Return whether there is a sidecar, with a caption if it is XMP or on disk."""
         if os.path.basename(sidecar) not in self._names(os.path.dirname(sidecar) or "."):
             return False
-        in_store = stores.is_store(sidecar)
-        if not (in_store or os.path.isfile(sidecar)):  # reading a pipe would block
-            raise UserError(
-                f"{sidecar} is not a regular file: remove it, or choose another --sidecar"
-            )
         if self.is_xmp:
             return xmp.has_description(stores.read_bytes(sidecar), sidecar)
-        return in_store or bool(Path(sidecar).read_bytes().strip())
+        return stores.is_store(sidecar) or bool(Path(sidecar).read_bytes().strip())
 
     def write(self, lines: Iterable[dict[str, Any]]) -> None:
         """Write the sidecars of lines, each atomically; see `_write`. Raises UserError."""
@@ -102,3 +93,12 @@ class Sidecars:
         else:
             with user_errors(Path(sidecar)):
                 replace_text(text, Path(sidecar))
+
+
+def _names_in(folder: str) -> frozenset[str]:
+    """Return the names of the files in a folder. Raises UserError if it is not writable."""
+    if stores.is_store(folder) and not stores.is_bucket_address(folder):
+        raise UserError(f"--sidecar: {folder} is read-only: use --out alone")
+    if os.path.isdir(folder) and not os.access(folder, os.W_OK):
+        raise UserError(f"--sidecar: cannot write to {folder}")
+    return frozenset(stores.names_in(folder))

@@ -39,13 +39,13 @@ def _of_tar(tar: str, lines: list[Line]) -> Iterator[tuple]:
 
 def _of_files(number: int, lines: list[Line]) -> Iterator[tuple]:
     for place, line in enumerate(lines):
-        name, data = line["image"], b""
+        name = line["image"]
         suffix = os.path.splitext(name)[1][1:].lower()
         if tables.is_row(name):
             data = tables.image_bytes(name)
             with open_image(name, io.BytesIO(data)) as image:
                 suffix = FORMATS.get(image.format, [".jpg"])[0][1:]
-        elif stores.is_store(name) or os.path.isfile(name):  # reading a pipe would block
+        else:
             data = stores.read_if_any(name)
         if data:
             yield f"{number:05d}{place:06d}", suffix, data, line

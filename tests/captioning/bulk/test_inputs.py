@@ -4,9 +4,9 @@ import os
 
 import pytest
 
-from captioning.bulk.inputs import Counts, units
+from captioning.bulk.inputs import Inputs
 from captioning.bulk.outputs import Earlier
-from captioning.bulk.request import Request
+from captioning.caption import parse_arguments
 from captioning.runtime.errors import UserError
 
 ROWS = {
@@ -24,12 +24,11 @@ ROWS = {
 IDS = {"A.CSV": [7, 8], "a.tsv": [7, 8], "a.jsonl": [7, 8], "c.json": [7, 8], "d.json": ["7", "8"]}
 
 
-def entries(*sources, **settings):
-    """Return the entries of a call that has no earlier one, and what planning counts."""
-    counts = Counts()
-    request = Request(tuple(map(str, sources)), "out.jsonl", **settings)
-    found = units(request, Earlier({}, set(), set(), {}, {}), counts)
-    return [entry for unit in found for entry in unit["images"]], counts
+def entries(*sources_and_flags):
+    """Return the entries of a call that has no earlier one, and the files that it left out."""
+    words = ["run", "--out", "out.jsonl", *map(str, sources_and_flags)]
+    inputs = Inputs(parse_arguments(words), Earlier())
+    return [entry for unit in inputs.units() for entry in unit["images"]], inputs.left_out
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -46,7 +45,7 @@ def test_a_list_names_each_image_once(tmp_path, name):
 def test_root_and_column_say_where_a_list_has_its_images(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('image,photo\nx,"a, b.jpg"\n')
-    found, _ = entries(path, root="/photos", column="photo")
+    found, _ = entries(path, "--root", "/photos", "--column", "photo")
     assert [entry["image"] for entry in found] == ["/photos/a, b.jpg"]
 
 
@@ -80,23 +79,23 @@ def tree(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("settings", "names", "left_out"),
+    ("flags", "names", "left_out"),
     [
-        ({}, ["a.png", "b.JPG", "cats/c.webp", "cats/x/d.tiff"], {".xcf": 2, ".txt": 1}),
-        ({"recursive": False}, ["a.png", "b.JPG"], {".xcf": 2, ".txt": 1}),
-        ({"glob": "*.t*"}, ["cats/x/d.tiff", "notes.txt"], None),
-        ({"glob": "cats/*"}, ["cats/c.webp", "cats/x/d.tiff"], None),
-        ({"glob": "*.jpg"}, [], None),
+        ([], ["a.png", "b.JPG", "cats/c.webp", "cats/x/d.tiff"], {".xcf": 2, ".txt": 1}),
+        (["--no-recursive"], ["a.png", "b.JPG"], {".xcf": 2, ".txt": 1}),
+        (["--glob", "*.t*"], ["cats/x/d.tiff", "notes.txt"], None),
+        (["--glob", "cats/*"], ["cats/c.webp", "cats/x/d.tiff"], None),
+        (["--glob", "*.jpg"], [], None),
     ],
 )
-def test_a_folder_has_the_photos_that_the_settings_choose(tree, settings, names, left_out):
+def test_a_folder_has_the_photos_that_the_flags_choose(tree, flags, names, left_out):
     if not names:
         with pytest.raises(UserError, match="found no images"):
-            entries(tree, **settings)
+            entries(tree, *flags)
         return
-    found, counts = entries(tree, **settings)
+    found, counted = entries(tree, *flags)
     assert [os.path.relpath(entry["image"], tree) for entry in found] == names
-    assert left_out is None or counts.left_out == left_out
+    assert left_out is None or counted == left_out
 
 
 def test_kinds_of_files_that_are_left_out_are_counted(run, photos):

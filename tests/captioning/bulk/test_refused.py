@@ -100,17 +100,6 @@ def test_sidecars_that_would_replace_an_input_or_output_are_refused(
     refused(reason, *flags, source=source, out=f"{photos}/one.jsonl")
 
 
-def test_a_pipe_among_the_outputs_is_refused(refused, photos):
-    beside = min(photos.glob("*.png")).with_suffix(".txt")
-    os.mkfifo(beside)
-    reason = f"{beside} is not a regular file: remove it, or choose another --sidecar"
-    refused(reason, "--sidecar")
-    for name in ("captions.jsonl", "captions.failed.jsonl", "captions.jsonl.done"):
-        os.mkfifo(refused.out.with_name(name))
-        refused("it has to be a file that ends in .jsonl")
-        refused.out.with_name(name).unlink()
-
-
 def test_an_output_that_another_program_writes_is_refused(refused):
     with FileLock(f"{refused.out}.lock"):
         refused("another program is writing it")
