@@ -13,7 +13,7 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -252,12 +252,12 @@ def settings_in(content: Mapping[str, Any], state: StateDict, name: str, **overr
     return settings
 
 
-def file_content(content: Optional[Mapping[str, Any]], key: str, value: Any) -> Any:
+def file_content(content: Mapping[str, Any], key: str, value: Any) -> Any:
     """Return what a checkpoint has in place of a file that a configuration names, else `value`.
 
     key, value: of the configuration. `value` is returned if it is not the checkpoint's.
     """
-    files = (content or {}).get(FILES, {})
+    files = content.get(FILES, {})
     is_same = key in files and run_config(content).get(key, value) == value
     return files[key] if is_same else value
 

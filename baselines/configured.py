@@ -84,8 +84,7 @@ def build(config: Any, context: Any) -> nn.Module:
     from baselines.image_encoder import ImageEncoder
     from baselines.vocabulary import load_word_vectors
 
-    restored = context.content is not None
-    state = context.content["model"] if restored else {}
+    restored, state = bool(context.content), context.content.get("model", {})
     if NETWORK + "mean" not in state and any(key.startswith(NETWORK) for key in state):
         raise ValueError(f"{context.name} has torchvision's network; use it with commit 46748d31")
     if not restored and config.encoder_weights == "none" and config.encoder_lr == 0:
@@ -117,7 +116,7 @@ def build_tokenizer(config: Any, context: Any):
 
     if config.vocabulary == "wordpiece":
         return context.word_pieces(config.tokenizer)
-    if context.content and "vocabulary" in context.content:
+    if "vocabulary" in context.content:
         return Vocabulary(context.content["vocabulary"])
     return Vocabulary.count(
         context.captions(), config.vocabulary_size, config.min_word_count, config.prompt

@@ -67,7 +67,7 @@ def build(config: Any, context: Any):
     prompt_processor = preprocessing(config)[0]
     check_guidance(config, prompt_processor.family)
     four_bit = config.precision if config.lora and config.lora.load_in_4bit else None
-    model = load_model(config.vlm, context.content is None, four_bit)
+    model = load_model(config.vlm, not context.content, four_bit)
     if config.vit_grad_ckpt:
         model.activation_checkpointing_enable({"use_reentrant": False})
     return VlmCaptioner(model, prompt_processor, config.build_objective(), config.max_tokens)

@@ -176,7 +176,7 @@ class Captioner(Protocol):
 class BuildContext(NamedTuple):
     """What `build` needs besides the configuration.
 
-    - content: the content of the checkpoint whose weights the caller loads after `build`; None for
+    - content: the content of the checkpoint whose weights the caller loads after `build`; {} for
       random weights
     - name: the checkpoint's name, for messages
     - captions: returns the preprocessed captions of the training split
@@ -184,7 +184,7 @@ class BuildContext(NamedTuple):
     - mean, std: the values for normalising images, one per channel
     """
 
-    content: Optional[Mapping[str, Any]]
+    content: Mapping[str, Any]
     name: str
     captions: Callable[[], Iterable[str]]
     word_pieces: Callable[[str], Tokenizer]

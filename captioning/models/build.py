@@ -54,18 +54,20 @@ def captioner_from(
     package = package_of(config.model)
     torch.manual_seed(config.seed)
     with value_errors_as_user_errors():  # packages raise ValueError for mistakes of the user
-        content = read_checkpoint(checkpoint, config.trust_checkpoint) if checkpoint else resumed
-        name = without_secrets(checkpoint) if checkpoint else "the checkpoint"
+        content, name = resumed or {}, "the checkpoint"
+        if checkpoint:
+            content = read_checkpoint(checkpoint, config.trust_checkpoint)
+            name = without_secrets(checkpoint)
         _check_division(config, content, name)
         if not for_training:
             _check_null_image(config, content, name)
         base, base_name = content, name
-        has_adapter = config.lora is not None or ADAPTER in (content or {})
+        has_adapter = config.lora is not None or ADAPTER in content
         if has_adapter:
             base, base_name = base_of(config, content, name)
-        built_from = None if base is None else {**base, **content}
-        context = _context(config, built_from, base_name)
-        fills_weights = base is not None and (checkpoint or has_adapter)
+        # Without a base, `build` loads the weights that an adapter adapts.
+        context = _context(config, {**base, **content} if base else {}, base_name)
+        fills_weights = base and (checkpoint or has_adapter)
         with SkipInit() if fills_weights else nullcontext():
             captioner = package.build(config, context)
         _check_lengths(config, captioner)
@@ -85,13 +87,11 @@ def tokenizer_of(config: Config) -> Tokenizer:
     name = config.pretrained or ""
     with value_errors_as_user_errors():
         is_here = os.path.exists(name)
-        content = read_checkpoint(name, config.trust_checkpoint) if is_here else None
+        content = read_checkpoint(name, config.trust_checkpoint) if is_here else {}
         return package_of(config.model).build_tokenizer(config, _context(config, content))
 
 
-def _context(
-    config: Config, content: Optional[Mapping[str, Any]] = None, name: str = ""
-) -> BuildContext:
+def _context(config: Config, content: Mapping[str, Any], name: str = "") -> BuildContext:
     return BuildContext(
         content=content,
         name=name,
@@ -102,12 +102,12 @@ def _context(
     )
 
 
-def _check_null_image(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:
+def _check_null_image(config: Config, content: Mapping[str, Any], name: str) -> None:
     """Raise UserError if decoding uses the null image, but training used one of a former version.
 
     content: the checkpoint's content. name: the checkpoint's name, for the error.
     """
-    trained = run_config(content or {})
+    trained = run_config(content)
     is_former = "null_image" in trained and trained.get("drop_image")
     if is_former and (config.guidance_scale != 1 or config.rerank == "mmi"):
         raise UserError(
@@ -116,17 +116,17 @@ def _check_null_image(config: Config, content: Optional[Mapping[str, Any]], name
         )
 
 
-def word_pieces(content: Optional[Mapping[str, Any]], name: str) -> Tokenizer:
+def word_pieces(content: Mapping[str, Any], name: str) -> Tokenizer:
     """Return the word-piece tokenizer in a checkpoint, else the one with this name."""
     return CaptionTokenizer(file_content(content, "tokenizer", name))
 
 
-def _check_division(config: Config, content: Optional[Mapping[str, Any]], name: str) -> None:
+def _check_division(config: Config, content: Mapping[str, Any], name: str) -> None:
     """Raise UserError if the checkpoint may have been trained on photos of val or test.
 
     content: the checkpoint's content. name: the checkpoint's name, for the error.
     """
-    trained = run_config(content or {})
+    trained = run_config(content)
     same_data = "train_file" in trained and trained["train_file"] == config.train_file
     if same_data and config.split and trained.get("split") != config.split:
         raise UserError(

@@ -1,7 +1,7 @@
 """Gives captioners LoRA: finds the weights of the base, and adds or merges an adapter."""
 
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 from torch import nn
 
@@ -14,30 +14,28 @@ from captioning.runtime.errors import UserError
 Content = Mapping[str, Any]  # of a checkpoint
 
 
-def base_of(config: Config, content: Optional[Content], name: str) -> tuple[Optional[Content], str]:
-    """Return content and name of the weights that LoRA adapts; no content if `build` loads them.
+def base_of(config: Config, content: Content, name: str) -> tuple[Content, str]:
+    """Return content and name of the weights that LoRA adapts; {} if `build` loads them.
 
     content, name: the checkpoint, which has an adapter or, for a new adapter, these weights. Raises
     UserError and CheckpointError.
     """
     key = getattr(package_of(config.model), "LORA_BASE", "pretrained")
     if key == "pretrained":
-        return read_base(content, name, config.trust_checkpoint) if content else (None, name)
-    if content is not None and ADAPTER not in content:
+        return read_base(content, name, config.trust_checkpoint)
+    if content and ADAPTER not in content:
         raise UserError(
             f"{name} holds a whole model, but lora adapts the model given by {key}: export {name} "
             f"with python -m captioning.export, and set {key} to the result"
         )
-    return None, getattr(config, key).removeprefix("hf://")
+    return {}, getattr(config, key).removeprefix("hf://")
 
 
-def adapt(
-    config: Config, captioner: nn.Module, content: Optional[Content], name: str, base: str
-) -> str:
+def adapt(config: Config, captioner: nn.Module, content: Content, name: str, base: str) -> str:
     """Add the layers of `lora` and load their weights, or merge an adapter; return a log line.
 
     - captioner: it has the weights of the base
-    - content, name: the checkpoint, if any, which may have an adapter
+    - content, name: the checkpoint, which may have an adapter; {} if there is none
     - base: the name of the base
 
     Without `lora`, the adapter of the checkpoint is merged. Raises ValueError.
@@ -57,7 +55,7 @@ def adapt(
         "base_model_name_or_path": base,
     }
     add_adapter(module, adapter, f"lora with target_modules {lora.target_modules!r}")
-    if content is None or not {ADAPTER, "model"} <= content.keys():
+    if not {ADAPTER, "model"} <= content.keys():
         return f"loaded {base}: its weights are frozen, lora's are new"
     check_finite(content["model"], name)
     load_trained_state(captioner, content["model"], name)

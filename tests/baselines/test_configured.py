@@ -44,3 +44,11 @@ def test_a_checkpoint_of_a_run_with_torchvisions_network_names_its_commit(build,
     torch.save({"model": weights, **content}, path)
     with raises_line(UserError, "former.pth has torchvision's network; use it with commit 467"):
         captioner_from(trained_config(path, None), path)
+
+
+def test_a_copy_is_built_from_what_is_saved_beside_the_weights(build):
+    """As for generation in a sharded run."""
+    captioner = build("model=lstm")
+    copy, _ = captioner_from(captioner.config, None, captioner.saved_beside_weights())
+    copy.load_state_dict(captioner.state_dict())
+    assert copy.tokenizer.words == captioner.tokenizer.words
