@@ -58,9 +58,7 @@ def captioner_from(
         if checkpoint:
             content = read_checkpoint(checkpoint, config.trust_checkpoint)
             name = without_secrets(checkpoint)
-        _check_division(config, content, name)
-        if not for_training:
-            _check_null_image(config, content, name)
+        _check_trained(config, content, name, for_training)
         base, base_name = content, name
         has_adapter = config.lora is not None or ADAPTER in content
         if has_adapter:
@@ -102,27 +100,18 @@ def _context(config: Config, content: Mapping[str, Any], name: str = "") -> Buil
     )
 
 
-def _check_null_image(config: Config, content: Mapping[str, Any], name: str) -> None:
-    """Raise UserError if decoding uses the null image, but training used one of a former version.
-
-    content: the checkpoint's content. name: the checkpoint's name, for the error.
-    """
-    trained = run_config(content)
-    is_former = "null_image" in trained and trained.get("drop_image")
-    if is_former and (config.guidance_scale != 1 or config.rerank == "mmi"):
-        raise UserError(
-            f"{name} was trained with null_image {trained['null_image']}, which commit 46748d31 "
-            "was the last to support: set guidance_scale to 1 and rerank to another method than mmi"
-        )
-
-
 def word_pieces(content: Mapping[str, Any], name: str) -> Tokenizer:
     """Return the word-piece tokenizer in a checkpoint, else the one with this name."""
     return CaptionTokenizer(file_content(content, "tokenizer", name))
 
 
-def _check_division(config: Config, content: Mapping[str, Any], name: str) -> None:
-    """Raise UserError if the checkpoint may have been trained on photos of val or test.
+def _check_trained(
+    config: Config, content: Mapping[str, Any], name: str, for_training: bool
+) -> None:
+    """Raise UserError if the run that wrote a checkpoint does not allow this use of its weights.
+
+    - It may have been trained on photos that are now in val or test
+    - Decoding uses the null image, and training used one of a former version
 
     content: the checkpoint's content. name: the checkpoint's name, for the error.
     """
@@ -133,6 +122,12 @@ def _check_division(config: Config, content: Mapping[str, Any], name: str) -> No
             f"{name} was trained on train_file with split {trained.get('split') or 'unset'}, now "
             f"split is {config.split}: it would be tested on photos that it was trained on; use "
             "the same split, or start from another checkpoint"
+        )
+    uses_null = not for_training and (config.guidance_scale != 1 or config.rerank == "mmi")
+    if uses_null and "null_image" in trained and trained.get("drop_image"):
+        raise UserError(
+            f"{name} was trained with null_image {trained['null_image']}, which commit 46748d31 "
+            "was the last to support: set guidance_scale to 1 and rerank to another method than mmi"
         )
 
 
@@ -229,7 +224,7 @@ def trained_config(
         values = {"image_root": "", "ann_root": "", "output_dir": "output", **settings}
     models = (key for key in ("vlm", "clip_model", "itm_model") if values.get(key))
     values = {**values, **{key: path_beside(values[key], name) for key in models}, **changes}
-    values.pop("null_image", None)  # of former versions: `_check_null_image` checks it
+    values.pop("null_image", None)  # of former versions: `_check_trained` checks it
     try:
         return parse_config(values)
     except ValidationError as error:
