@@ -31,7 +31,6 @@ from captioning.data.sources import read_split
 from captioning.files.stores import without_secrets
 from captioning.models.checkpoints import resolve
 from captioning.models.lora import adapt, base_of, base_settings
-from captioning.models.prompts import prompt_is_question
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
 
 
@@ -140,8 +139,9 @@ def training_captions(config: Config) -> Iterator[str]:
 
 def preprocessing_of(config: Config) -> Preprocessing:
     """Return the image preprocessing of the configuration's captioner. Raises UserError."""
+    package = package_of(config.model)
     with value_errors_as_user_errors():
-        functions = package_of(config.model).preprocessing(config)
+        functions = package.preprocessing(config)
     if functions is None:
         from captioning.data.augmentation import training_transform
 
@@ -154,7 +154,7 @@ def preprocessing_of(config: Config) -> Preprocessing:
         )
     evaluation, training, *optional = functions
     training = partial(_decode_and_transform, training, config.exif)
-    return Preprocessing(evaluation, training, *optional, takes_prompt=prompt_is_question(config))
+    return Preprocessing(evaluation, training, *optional, takes_prompt=package.PROMPT_IS_QUESTION)
 
 
 def _decode_and_transform(

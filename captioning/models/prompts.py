@@ -11,21 +11,12 @@ import torch
 from torch import Tensor
 
 from captioning.captioners.interface import Captioner, Images
-from captioning.captioners.registry import package_of
 from captioning.config import Config
 from captioning.data.annotations import Sample
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings, Generated, SettingsError
 
 SCORE_DIGITS = 5  # decimals to which scores are rounded
-
-
-def prompt_is_question(config: Config) -> bool:
-    """Return whether the prompt is an input of the model, like the image.
-
-    If so, the preprocessing reads each image's prompt, and `prompt_ids` is not used.
-    """
-    return package_of(config.model).PROMPT_IS_QUESTION
 
 
 def prompt_ids(captioner: Captioner, prompt: Optional[str], key: str, room: int) -> Tensor:

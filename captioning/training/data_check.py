@@ -5,12 +5,12 @@ from itertools import islice
 from typing import Union
 
 from captioning.captioners.interface import Tokenizer
+from captioning.captioners.registry import package_of
 from captioning.config import Config
 from captioning.data.annotations import Sample
 from captioning.data.dataset import preprocess_caption
 from captioning.data.shards import Shards
 from captioning.data.sources import check_images, read_split
-from captioning.models.prompts import prompt_is_question
 from captioning.runtime.progress import log_line
 
 Samples = Union[Sequence[Sample], Shards]
@@ -52,7 +52,7 @@ def check_captions(config: Config, samples: Samples, tokenizer: Tokenizer) -> No
     texts = [text for sample in chosen for text in sample.captions]
     cleaned = [preprocess_caption(text, len(text)) for text in texts]
     kept = [preprocess_caption(text, config.max_words) for text in texts]
-    prompt = "" if prompt_is_question(config) else config.prompt
+    prompt = "" if package_of(config.model).PROMPT_IS_QUESTION else config.prompt
     ids, mask = tokenizer.encode([prompt + text for text in kept], config.max_tokens + 1)
     lengths = mask.sum(1).tolist()
     cut = [
