@@ -12,12 +12,12 @@ import numpy as np
 import torch
 
 from captioning.files.cache import cache_folder, cache_key
+from captioning.files.stores import stamp
 from captioning.files.tables import is_row
 from captioning.files.writing import atomic_write
 from captioning.metrics.base import CaptionSet, Evaluator
 from captioning.metrics.batches import in_batches
 from captioning.metrics.clip import CLIP_OPTIONS, PREPROCESSING, Clip, check_clip
-from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
 
@@ -65,7 +65,9 @@ class ClipEvaluator(Evaluator):
         UserError for a file that cannot be read.
         """
         libraries = [version(name) for name in ("torchvision", "pillow")]
-        images = [_file_state(path) for path in paths]
+        # A row of a table has the stamp of its table.
+        tables = [path.parent if is_row(path) else path for path in paths]
+        images = [[os.path.abspath(p), *stamp(str(table))] for p, table in zip(paths, tables)]
         inputs = [clip.weights, clip.image_size, PREPROCESSING, libraries, images]
         name = f"clip_features_{cache_key(json.dumps(inputs), 32)}.npz"
         file = cache_folder(self.settings.cache_dir) / name
@@ -80,15 +82,6 @@ class ClipEvaluator(Evaluator):
             )
             _write_cached(file, features, paths)
         return features
-
-
-def _file_state(path: Path) -> list:
-    """Return an image's path, size and modification time; for a row, the last two of its table."""
-    try:
-        state = os.stat(path.parent if is_row(path) else path)
-    except OSError as error:
-        raise UserError(f"{path}: no such image: {error.strerror}") from None
-    return [os.path.abspath(path), state.st_size, state.st_mtime_ns]
 
 
 def read_cached(file: Path) -> Optional[np.ndarray]:

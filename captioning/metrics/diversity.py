@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from functools import cached_property
+from itertools import chain
 from typing import Optional
 
 from captioning.data.caption_files import read_references
@@ -85,11 +86,8 @@ class Diversity(Evaluator):
     @cached_property
     def _training_texts(self) -> tuple[set[str], set[str]]:
         """Tokenised training captions, and the distinct words in them."""
-        texts = {
-            text
-            for group in tokenize(self.training[0], self.settings.language)[0].values()
-            for text in group
-        }
+        tokens, _ = tokenize(self.training[0], self.settings.language)
+        texts = set(chain.from_iterable(tokens.values()))
         return texts, _distinct_words(texts)
 
     def evaluate(self, captions: CaptionSet) -> Scores:
@@ -97,7 +95,7 @@ class Diversity(Evaluator):
         sentences = [text.split() for text in texts]
         total = sum(map(len, sentences))
         used = _distinct_words(texts)
-        in_references = _distinct_words(text for group in groups for text in group)
+        in_references = _distinct_words(chain.from_iterable(groups))
         pairs = {pair for sentence in sentences for pair in zip(sentence, sentence[1:])}
         values = {
             "lex_div": len(used) / 1000,
@@ -110,9 +108,7 @@ class Diversity(Evaluator):
         settings = {"tokenizer": tokenizer}
         if self.training:
             known_texts, vocabulary = self._training_texts
-            values["seen_captions"] = len([text for text in texts if text in known_texts]) / len(
-                texts
-            )
+            values["seen_captions"] = sum(text in known_texts for text in texts) / len(texts)
             values["train_vocab_use"] = _share(len(used & vocabulary), len(vocabulary))
             settings["train_captions"] = self.config.train_captions
         estimates = {name: Estimate(value, n=len(texts)) for name, value in values.items()}

@@ -56,8 +56,7 @@ def score(
     if references is None:  # the captions stand in for them
         groups = {image_id: [text] for image_id, text in predictions.items()}
     else:
-        entries = entries_of(predictions, references, "references")
-        groups = {image_id: list(texts) for image_id, texts in entries.items()}
+        groups = entries_of(predictions, references, "references")
     captions = CaptionSet(predictions, groups, language=language)
     warn_of_one_for_most(captions.texts)
     scores = Scores(settings={} if language == "en" else {"language": language})

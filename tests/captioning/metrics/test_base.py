@@ -1,8 +1,6 @@
 """What metrics declare, how they are built, and sums of metrics."""
 
 import math
-import subprocess
-import sys
 
 import pytest
 
@@ -34,19 +32,6 @@ def test_entries_declare_what_tables_and_configurations_need():
             assert field.description and options.setdefault(name, repr(field)) == repr(field)
     keys += options
     assert sorted(config_class().model_fields) == sorted(keys)  # each key once
-
-
-@pytest.mark.slow
-def test_the_list_of_metrics_needs_no_library_of_a_metric():
-    """Runs in a new process, because other tests have imported the libraries."""
-    libraries = {"nltk", "pycocoevalcap", "textblob", "timm", "torchvision", "transformers"}
-    code = f"""
-import sys
-from captioning.metrics.base import all_metrics
-print(len(all_metrics()), {libraries} & sys.modules.keys())
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{len(all_metrics())} set()\n"
 
 
 def test_an_evaluator_that_is_named_twice_is_built_once():

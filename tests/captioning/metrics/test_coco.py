@@ -89,29 +89,22 @@ def test_bleu_of_a_resample_is_that_of_its_captions(monkeypatch):
     assert bleu_of_sums(np.zeros((1, 10)))[0] == pytest.approx([0.0] * 4)
 
 
-def test_a_failing_metric_loses_no_other(monkeypatch, no_java):
+def test_a_failing_metric_loses_no_other_and_spice_is_computed_on_request(monkeypatch, no_java):
     def broken(*_):
         raise JavaError("Java ended with exit code 1: out of memory")
 
+    asked, scores = [], Scores.from_means({"SPICE": [0.5, 0.25, 0.75, 0.0]})
     monkeypatch.setattr(coco, "java_version", lambda: 8)
+    monkeypatch.setattr(coco, "spice_problem", lambda java: None)
     monkeypatch.setattr(coco, "meteor_scores", broken)
     monkeypatch.setattr(coco, "rouge_scores", lambda *_: 1 / 0)
+    monkeypatch.setattr(coco, "spice_scores", lambda *_, **limits: asked.append(limits) or scores)
     result = evaluate()
     assert list(result.metrics) == ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "CIDEr"]
     assert result.skipped == {
         "METEOR": "Java ended with exit code 1: out of memory",
         "ROUGE_L": "ZeroDivisionError('division by zero')",
     }
-
-
-def test_spice_is_computed_on_request(monkeypatch, no_java):
-    monkeypatch.setattr(coco, "java_version", lambda: 8)
-    monkeypatch.setattr(coco, "spice_problem", lambda java: None)
-    monkeypatch.setattr(coco, "meteor_scores", lambda *_: Scores({}))
-    asked = []
-    scores = Scores.from_means({"SPICE": [0.5, 0.25, 0.75, 0.0]})
-    monkeypatch.setattr(coco, "spice_scores", lambda *_, **limits: asked.append(limits) or scores)
-    assert "SPICE" not in evaluate().metrics
     result = evaluate(spice=True, spice_timeout=5.0, spice_heap="2G")
     assert asked == [{"seconds": 5.0, "heap": "2G"}] and result.metrics["SPICE"].value == 0.375
 
@@ -180,6 +173,3 @@ def test_spice_gives_each_image_its_own_score_in_whatever_order(fake_java, tmp_p
         {"image_id": 0, "test": "a café", "refs": ["a", "b"]},
         {"image_id": 1, "test": "", "refs": ["c"]},
     ]
-    (tmp_path / "result.json").unlink()
-    with pytest.raises(FileNotFoundError):
-        spice_scores(["a"], [["a"]], 60, "2G")

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pycocoevalcap.meteor import meteor as pycocoevalcap
 
 from captioning.data.caption_files import read_references
 from captioning.metrics import meteor
@@ -63,25 +62,6 @@ def test_the_formula_on_real_captions(java, shared_data):
     assert meteor_of_sums(counts.sum(0, keepdims=True)) == pytest.approx([total], abs=1e-12)
 
 
-def test_the_command_is_that_of_pycocoevalcap(monkeypatch):
-    commands = []
-
-    def start(command, **_):
-        commands.append([*map(str, command)])
-        raise OSError
-
-    monkeypatch.setattr(subprocess, "Popen", start)
-    monkeypatch.setattr(pycocoevalcap.Meteor, "__del__", lambda self: None)  # it has no process
-    with pytest.raises(OSError):
-        pycocoevalcap.Meteor()
-    with pytest.raises(JavaError):
-        meteor._start()
-    theirs, ours = commands
-    jar = theirs.index(pycocoevalcap.METEOR_JAR)
-    assert ours[-len(theirs[jar:]) + 1 :] == theirs[jar + 1 :]
-    assert Path(ours[-len(theirs[jar:])]).name == theirs[jar] and "-jar" in ours
-
-
 def test_a_shared_program_scores_for_forks_and_is_replaced(fake_java, monkeypatch):
     fake_java(f"echo $$ >> $0.started; {SCRIPT}")
     alone = meteor_scores(CAPTIONS, REFERENCES)
@@ -103,31 +83,28 @@ def test_a_shared_program_scores_for_forks_and_is_replaced(fake_java, monkeypatc
     assert not is_running(second) and meteor.ADDRESS_VARIABLE not in os.environ
 
 
-def test_a_shared_program_that_fails_is_no_answer(fake_java):
+def test_failing_java_is_reported_and_no_answer_of_a_shared_program(fake_java):
     fake_java("[ -e $0.once ] || { touch $0.once; read line; exit 3; }" + SCRIPT)
     with meteor.shared_process():
         assert meteor_scores(CAPTIONS, REFERENCES).per_caption["METEOR"] == pytest.approx(EACH)
-
-
-def test_failing_java_is_reported(fake_java):
     fake_java(
         "read line; echo 1; echo 'Picked up JAVA_TOOL_OPTIONS' >&2; "
         "echo 'Exception in thread main: heap space' >&2; echo '    at Meteor.main' >&2; exit 3"
     )
     with pytest.raises(JavaError, match=r"exit code 3: Exception in thread main: heap space$"):
         meteor_scores(CAPTIONS, REFERENCES)
+    fake_java("echo 'Unable to locate a Java Runtime.' >&2; exit 1")
+    with pytest.raises(JavaError, match="exit code 1: Unable to locate a Java Runtime"):
+        java_version()
     fake_java("cat")
     with pytest.raises(JavaError, match=r"is invalid: .*SCORE"):
         meteor_scores(CAPTIONS, REFERENCES)
 
 
-def test_versions_of_java_and_what_it_says_when_it_fails(fake_java):
+def test_versions_of_java(fake_java):
     for printed, version in (('openjdk version "17.0.15" 2025', 17), ('java version "1.8.0"', 8)):
         fake_java(f"echo '{printed}' >&2")
         assert java_version() == version
-    fake_java("echo 'Unable to locate a Java Runtime.' >&2; exit 1")
-    with pytest.raises(JavaError, match="exit code 1: Unable to locate a Java Runtime"):
-        java_version()
 
 
 def test_java_is_killed_with_what_it_started(fake_java, tmp_path, monkeypatch):
