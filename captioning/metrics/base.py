@@ -211,7 +211,7 @@ class Evaluator(ABC):
         language, reasons = self.settings.language, {}
         for metric in self.metrics:
             if metric.needs_references and not has_references:
-                reasons[metric.name] = "without --references"
+                reasons[metric.name] = "without references"
             elif metric.only_english and language != "en":
                 reasons[metric.name] = f"only for English, not for language: {language}"
         return reasons

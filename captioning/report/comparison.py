@@ -8,7 +8,7 @@ from typing import NamedTuple, Optional, Union
 from captioning.data.annotations import Sample
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation, read_split, references
-from captioning.metrics.base import build_evaluators, evaluator_classes, metric_of, option_files
+from captioning.metrics.base import build_evaluators, evaluator_classes, option_files
 from captioning.metrics.intervals import Estimate
 from captioning.metrics.scoring import remarks, score
 from captioning.metrics.tokenizer import UNSPACED
@@ -200,10 +200,6 @@ def _human_row(
         missing.append(
             "Each image has only one human caption, so it has no references to score it."
         )
-        # The captions get themselves as references here, so only metrics that ignore references
-        # are computed.
-        others = {image_id: [caption] for image_id, caption in captions.items()}
-        wanted = {name for name in wanted if not metric_of(name).needs_references}
     elif num_single := len(texts) - len(others):
         missing.append(
             f"{num_single} of the {len(texts)} images have only one human caption; the scores of "
@@ -223,7 +219,8 @@ def _human_row(
             evaluators += build_evaluators([name], settings, run.scoring_config)
         except UserError as error:
             missing.append(f"Human captions could not be scored: {error}.")
-    scores = score({image_id: captions[image_id] for image_id in others}, others, evaluators)
+    scored = {image_id: captions[image_id] for image_id in others or captions}
+    scores = score(scored, others or None, evaluators)
     for reason in sorted({scores.skipped[name] for name in wanted & scores.skipped.keys()}):
         missing.append(f"Not all scores of human captions could be computed: {reason}.")
     metrics = {name: estimate for name, estimate in scores.metrics.items() if name in wanted}
