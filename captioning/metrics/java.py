@@ -4,18 +4,14 @@ import os
 import re
 import signal
 import subprocess
-import time
 from contextlib import suppress
 from importlib.util import find_spec
-from tempfile import TemporaryFile
 from typing import Any
 
-from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 
 # Programs must not print and read numbers in the format of the user's locale.
 OPTIONS = ("-Duser.language=en", "-Duser.country=US", "-Dfile.encoding=UTF-8")
-STOP_CHECK_S = 0.5  # between two checks of stop_requested
 _ERROR_LINE = re.compile(r"Exception in|Error|[\w.]+(Error|Exception)\b")
 
 
@@ -48,23 +44,13 @@ def end_java(process: subprocess.Popen) -> None:
 def run_java(*arguments: str, text: str = "", seconds: float) -> tuple[str, str]:
     """Return the output and the stderr of `java ARGUMENTS` for an input `text`.
 
-    seconds: the program is killed after this time. Raises JavaError, and Stopped when this process
-    is asked to stop.
+    seconds: the program is killed after this time. Raises JavaError.
     """
-    # A file, because `communicate` cannot continue to send text after a timeout.
-    with TemporaryFile("w+", encoding="utf-8", errors="replace") as stdin:
-        stdin.write(text)
-        stdin.seek(0)
-        process = start_java(*arguments, stdin=stdin, stderr=subprocess.PIPE)
-    end = time.monotonic() + seconds
+    process = start_java(*arguments, stdin=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
-        while True:
-            with suppress(subprocess.TimeoutExpired):
-                output, errors = process.communicate(timeout=STOP_CHECK_S)
-                break
-            if time.monotonic() > end:
-                raise JavaError(f"Java gave no result within {seconds:g} s")
-            signals.raise_if_requested()
+        output, errors = process.communicate(text, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise JavaError(f"Java gave no result within {seconds:g} s") from None
     finally:
         end_java(process)
     if process.returncode:

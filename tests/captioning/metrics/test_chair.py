@@ -132,56 +132,45 @@ def test_hallucinations_and_recall_are_those_counted_by_hand(options, tmp_path):
         ('{"1": ["hovercraft"]}', "whose objects the synonyms name, not 'hovercraft'"),
         ('{"annotations": [{"image_id": 1}]}', "expected COCO's instances"),
         (json.dumps({**INSTANCES, "categories": []}), "expected COCO's instances"),
+        ('{"1": ["dog"]}', "no image id in common: the first ones are '1' and 'x'"),
     ],
 )
-def test_an_objects_file_of_another_form_is_refused_at_the_start(
+def test_objects_of_another_form_or_other_images_are_refused_at_the_start(
     tmp_path, synonyms, content, message
 ):
     path = tmp_path / "objects.json"
     path.write_text(content)
     with raises_line(UserError, message, str(path)):
-        chair(objects_file=str(path), synonyms=str(synonyms))
-
-
-def test_wrong_synonyms_and_images_are_refused_at_the_start(tmp_path, options):
-    path = tmp_path / "no.txt"
-    path.write_text("a list of words\nwithout synonyms\n")
-    with pytest.raises(UserError, match="no synonyms"):
-        read_synonyms(path)
-    with pytest.raises(UserError, match="no image id in common: the first ones are 1 and 'x'"):
-        chair(Settings({"x": tmp_path / "x.jpg"}), **options)
+        chair(Settings({"x": path}), objects_file=str(path), synonyms=str(synonyms))
 
 
 def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, monkeypatch):
-    calls = []
+    replies, calls = ["words\nwithout synonyms\n", SYNONYMS], []
 
     def download(url, destination, sha256):
         calls.append((url, sha256))
-        if len(calls) == 1:
+        if not replies:
             raise DownloadError(f"cannot fetch {url}")
-        destination.parent.mkdir()
-        destination.write_text(SYNONYMS)
+        destination.parent.mkdir(exist_ok=True)
+        destination.write_text(replies.pop())
 
     monkeypatch.setattr("BLIP.download.download", download)
     settings, objects = Settings(cache_dir=tmp_path / "cache"), options["objects_file"]
-    with pytest.raises(UserError, match="without a network, save"):
-        chair(settings, objects_file=objects)
     for _ in range(2):
         assert chair(settings, objects_file=objects).synonyms["puppy"] == "dog"
-    assert calls == [(SYNONYMS_URL, SYNONYMS_SHA256)] * 2
+    assert calls == [(SYNONYMS_URL, SYNONYMS_SHA256)]
+    for message in ("no synonyms: expected", "without a network, save"):
+        (tmp_path / "cache" / "chair_synonyms.txt").unlink()
+        with raises_line(UserError, message):
+            chair(settings, objects_file=objects)
 
 
-def test_objects_files_of_a_run_are_relative_to_its_annotations(options, tmp_path, synonyms):
-    path = tmp_path / "some.yaml"
+def test_objects_files_of_a_run_are_relative_to_its_annotations(options, tmp_path):
+    path, names = tmp_path / "some.yaml", list(map(Path, options["objects_file"]))
     path.write_text(f"image_root: a\nann_root: {tmp_path}\nmetrics: [chair]\n")
-
-    def paths(*overrides):
-        config = load_config(path, [*overrides, "synonyms=synonyms.txt"])
-        return build_evaluators(["chair"], None, config)[0].paths
-
-    first, second = map(Path, options["objects_file"])
-    assert paths(f"objects_file={first.name}") == [first]
-    assert paths(f"objects_file=[{first.name}, {second.name}]") == [first, second]
+    for given, expected in ((names[0].name, names[:1]), ([each.name for each in names], names)):
+        config = load_config(path, (), {"objects_file": given, "synonyms": "synonyms.txt"})
+        assert build_evaluators(["chair"], None, config)[0].paths == expected
 
 
 def test_coco_captions_name_the_published_objects(shared_data):
