@@ -73,7 +73,7 @@ def _build(state: dict[str, Tensor], activation: str) -> nn.Module:
             "num_hidden_layers": sum(
                 f"{prefix}{n}.ln_1.weight" in state for n in range(len(state))
             ),
-            "num_attention_heads": max(1, width // HEAD_WIDTH),
+            "num_attention_heads": width // HEAD_WIDTH,
             "hidden_act": activation,
         }
 

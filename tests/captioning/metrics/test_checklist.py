@@ -27,8 +27,8 @@ def scored(server, tmp_path, checklist, captions):
 
 
 def test_scores_are_shares_of_the_set_and_answers_are_kept(server, tmp_path):
-    """Of five questions with a valid reply, the captions answer four, and three with yes."""
-    replies = {"a kite": '{"1": "Yes", "2": "yes", "3": "Not said "}'}
+    """Of six questions with a valid reply, the captions answer five, and three with yes."""
+    replies = {"a kite": '{"1": "Yes", "2": "yes", "3": "Not said ", "4": "no"}'}
     replies.update({"a\nb": 'So: {"1": "yes", "2": "no"}.', "a dog": "yes"})
     server.usual = lambda: said(
         next(
@@ -37,14 +37,14 @@ def test_scores_are_shares_of_the_set_and_answers_are_kept(server, tmp_path):
             if f"\n{' '.join(text.split())}\n" in last(server)
         )
     )
-    questions = {1: ["A?", "B?", "C?"], 2: ["A?", "B?"], 3: ["A?"]}
+    questions = {1: ["A?", "B?", "C?", "D?"], 2: ["A?", "B?"], 3: ["A?"]}
     for _ in range(2):
         found = scored(server, tmp_path, questions, dict(enumerate(replies, 1)))
-        values = {"checklist_coverage": ratio_estimate([2, 2, 0], [3, 2, 0], 100)}
-        values["checklist_precision"] = ratio_estimate([2, 1, 0], [2, 2, 0], 100)
+        values = {"checklist_coverage": ratio_estimate([3, 2, 0], [4, 2, 0], 100)}
+        values["checklist_precision"] = ratio_estimate([2, 1, 0], [3, 2, 0], 100)
         assert found.metrics == values and found.settings["checklist_unread"] == 1
-        assert found.per_caption["checklist_precision"] == [100, 50, None]
-        answers = [["yes", "yes", "not said"], ["yes", "no"], None]
+        assert found.per_caption["checklist_precision"] == [200 / 3, 50, None]
+        answers = [["yes", "yes", "not said", "no"], ["yes", "no"], None]
         assert found.details == {"checklist_answers": answers}
     assert len(server.asked) == 1 + 1 + 3 + 3  # the invalid reply is not kept
     assert "\n1. A? (yes / no / not said)\n2. B?" in server.asked[0][2]["messages"][0]["content"]

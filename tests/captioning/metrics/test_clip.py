@@ -21,12 +21,12 @@ from tests.captioning.conftest import make_up
 from tests.programs import raises_line
 
 NAMES = ("vocab.json", "merges.txt", "tokenizer.json")
-SENTENCES = {7: ["the cat"], "b": [""], 3: ["a dog " * 20], 9: ["and the dog's.", "ball"]}
+SENTENCES = {7: ["the cat"], "b": [""], 3: ["a dog " * 20], 9: ["and the dog's.", "BALL"]}
 PREDICTIONS = {image_id: " ".join(parts) for image_id, parts in SENTENCES.items()}
 REFERENCES = {
     7: ["a cat", "the cat and the dog"],
     "b": ["the dog"],
-    3: ["dog", "a ball", "a cat"],
+    3: ["dog", "a ball", "a \ud83d cat"],
     9: [""],
 }
 
@@ -60,19 +60,6 @@ def test_image_features_are_those_of_transformers(clip, naive, tmp_path, width, 
     image = clip.read_image(tmp_path / "noise.png")
     both = clip.image_features(torch.stack([image, torch.zeros(3, 24, 24)]))
     assert both[0].numpy() == pytest.approx(expected, abs=1e-6)
-
-
-def test_text_features_are_those_of_transformers(clip, naive):
-    texts = [*PREDICTIONS.values(), "The CAT", "a \ud83d cat"]
-    found = clip.text_features(texts).numpy()
-    assert [clip.truncates(text) for text in texts] == [False, False, True, False, False, False]
-    alone = np.array([clip.text_features([text])[0].numpy() for text in texts])
-    assert found == pytest.approx(alone, abs=1e-6)
-    for text, vector in zip(texts, found):
-        ids = clip.tokenizer(text.replace("\ud83d", "?")).input_ids
-        ids = [*ids[:23], ids[-1]] if len(ids) > 24 else ids  # the end token is kept
-        expected = unit(naive.get_text_features(torch.tensor([ids])))
-        assert vector == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_name_of_a_clip_identifies_its_weights(clip, naive, clip_folder, tmp_path):
@@ -281,8 +268,9 @@ def evaluate(clip_folder, photos, tmp_path):
 @pytest.mark.parametrize(("name", "factor"), [("clipscore", 2.5), ("pacs", 2)])
 def test_clipscore_is_the_formula(evaluate, clip, naive, photos, name, factor):
     def text(caption):
-        prefixed = {"text": "A photo depicts " + caption, "truncation": True, "max_length": 24}
-        return unit(naive.get_text_features(torch.tensor([clip.tokenizer(**prefixed).input_ids])))
+        ids = clip.tokenizer("A photo depicts " + caption.replace("\ud83d", "?")).input_ids
+        ids = [*ids[:23], ids[-1]] if len(ids) > 24 else ids  # the end token is kept
+        return unit(naive.get_text_features(torch.tensor([ids])))
 
     result = evaluate(name)
     for photo, (image_id, caption), *found in zip(
