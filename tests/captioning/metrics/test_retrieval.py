@@ -112,7 +112,7 @@ def test_ties_count_against_the_caption():
     ("name", "content", "message"),
     [
         ("a.xml", "a", "is not a folder, a list of images or an .npz file"),
-        ("a.txt", "absent.png", "absent.png: cannot be read"),
+        ("a.txt", "absent.png", "absent.png: no such file"),
         ("a.json", "[]", "holds no images"),
         ("a.npz", "broken", "cannot be read"),
         ("a.npz", {"features": np.ones((2, 16))}, "cannot be read: .files is not a file in the"),
