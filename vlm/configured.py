@@ -105,4 +105,4 @@ def preprocessing(config: Any) -> tuple[Callable, ...]:
     """
     caption_length = max(config.max_length, config.max_tokens)
     prompt_processor = load_prompt_processor(config.vlm, config.prompt, caption_length)
-    return prompt_processor, prompt_processor, None, ImageBatch
+    return prompt_processor, prompt_processor, ImageBatch

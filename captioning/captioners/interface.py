@@ -230,7 +230,7 @@ class CaptionerPackage(Protocol):
         """Raise ValueError for a precision or option that the device does not support."""
 
     def preprocessing(self, config: Any) -> Optional[tuple[Callable, ...]]:
-        """Return the functions (evaluation, training, normalise, join); None for BLIP's functions.
+        """Return the functions (evaluation, training, join); None for BLIP's functions.
 
         `join` may be left out. For the functions, see `captioning.data.Preprocessing`; but
         `training` always gets an RGB image. With PROMPT_IS_QUESTION, `evaluation` and `training`

@@ -172,10 +172,8 @@ class Preprocessing(NamedTuple):
     """The functions that make a captioner's input from images.
 
     - evaluation: maps an RGB image to a float tensor (3, S, S), the captioner's input
-    - training: maps an opened image to such a tensor, or to pixels, uint8 (S, S, 3). Uses torch's
-      random generator.
-    - normalise: maps a batch of outputs of `training`, on the captioner's device, to the
-      captioner's input (B, 3, S, S). Not called if `training` returns floats.
+    - training: maps an opened image to such a tensor, or to pixels, uint8 (S, S, 3), which
+      `normalise` converts on the captioner's device. Uses torch's random generator.
     - collate: maps a list of outputs of `evaluation` or `training` to a batch. torch.stack needs
       tensors of one shape; another function may take other outputs.
     - is_deterministic: whether `training` is deterministic
@@ -185,7 +183,6 @@ class Preprocessing(NamedTuple):
 
     evaluation: Callable[..., Any]
     training: Callable[..., Any]
-    normalise: Callable[[Tensor], Tensor]
     collate: Callable[[list], Any] = torch.stack
     is_deterministic: bool = False
     takes_prompt: bool = False

@@ -241,11 +241,8 @@ class Prefetcher:
     the normalisation run on a separate stream. On a CPU nothing runs concurrently.
     """
 
-    def __init__(
-        self, batches: Iterable[Batch], device: torch.device, normalise: Callable = normalise
-    ):
-        """normalise: converts pixels to floats, see `Preprocessing`."""
-        self.batches, self.device, self.normalise = batches, device, normalise
+    def __init__(self, batches: Iterable[Batch], device: torch.device):
+        self.batches, self.device = batches, device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def __iter__(self) -> Iterator[Batch]:
@@ -260,7 +257,7 @@ class Prefetcher:
         with torch.cuda.stream(self.stream):  # no effect if the stream is None, as on a CPU
             image = batch["image"].to(self.device, non_blocking=True)
             if not image.is_floating_point():
-                image = self.normalise(image)
+                image = normalise(image)
             batch = {**batch, "image": image}
             return batch, self.stream.record_event() if self.stream else None
 

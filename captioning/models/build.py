@@ -26,7 +26,7 @@ from captioning.captioners.interface import BuildContext, Captioner, Tokenizer
 from captioning.captioners.registry import package_of
 from captioning.config import Config, explained, load_config, parse_config
 from captioning.data.dataset import preprocess_caption
-from captioning.data.image import MEAN, STD, Preprocessing, decode, evaluation_transform, normalise
+from captioning.data.image import MEAN, STD, Preprocessing, decode, evaluation_transform
 from captioning.data.sources import read_split
 from captioning.files.stores import without_secrets
 from captioning.models.checkpoints import resolve
@@ -149,7 +149,6 @@ def preprocessing_of(config: Config) -> Preprocessing:
         return Preprocessing(
             evaluation=evaluation_transform(config.image_size),
             training=training_transform(config.image_size, augmentation, strength, config.exif),
-            normalise=normalise,
             is_deterministic=config.augmentation == "none",
         )
     evaluation, training, *optional = functions

@@ -44,8 +44,7 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
     validation = Validation(config, output.folder, device)
     with distributed.first_on_each_machine():
         samples = read_split(config, "train")
-    preprocessing = preprocessing_of(config)
-    loader = training_batches(config, samples, preprocessing)
+    loader = training_batches(config, samples, preprocessing_of(config))
     epoch_steps = len(loader) // config.accumulation_steps  # optimizer steps
     if not epoch_steps:
         raise UserError(
@@ -114,7 +113,7 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
             model.train()
             loader.set_epoch(epoch, position.steps * config.accumulation_steps)
             batches = islice(loader, (epoch_steps - position.steps) * config.accumulation_steps)
-            batches = iter(Prefetcher(batches, device, preprocessing.normalise))
+            batches = iter(Prefetcher(batches, device))
             plateaus, sums = validation.plateaus(), Counter(position.sums)
             title = f"epoch {epoch + 1}/{config.max_epoch}"
             with progress(epoch_steps * images, title) as bar:
