@@ -9,7 +9,8 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 requirements=""
-if [[ " $* " =~ [[:space:]]--engine[[:space:]=]ray[[:space:]] ]]; then
+words=$'\n'"$(printf '%s\n' "$@")"$'\n' # a word a line: a text may have any words in it
+if [[ $words =~ $'\n'--engine[=$'\n']ray$'\n' ]]; then
     requirements=cluster # includes Ray
 fi
 exec bash "$root/scripts/launch.sh" "$requirements" captioning.caption "$@"

@@ -8,7 +8,7 @@
 set -euo pipefail
 
 config=configs/caption_coco.yaml
-if [[ ${1:-} =~ ^[^=]*\.ya?ml$ ]]; then
+if [[ ${1:-} =~ \.ya?ml$ && ($1 != *=* || -f $1) ]]; then
     config="$1"
     shift
 fi

@@ -15,6 +15,7 @@
 set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 PYTHON="${PYTHON:-$(command -v python || command -v python3)}"
+[[ $PYTHON != */* ]] || PYTHON="$(realpath -s "$PYTHON")"
 OUT="$(realpath -m "${OUT:-$root/output/gpu}")"
 
 temporary="$(mktemp -d)"

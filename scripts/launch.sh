@@ -18,8 +18,9 @@ shift
 nodes="${NNODES:-1}" processes="${NPROC_PER_NODE:-}"
 if [[ -z $processes ]]; then
     processes=1
+    words=$'\n'"$(printf '%s\n' "$@")"$'\n' # a word a line: a text may have any words in it
     # Looks for files of the drivers (NVIDIA, AMD, Windows) first, since asking torch takes seconds.
-    if [[ ! " $* " =~ [[:space:]](--device|device=|--url|--engine[[:space:]=]ray[[:space:]]) ]] &&
+    if [[ ! $words =~ $'\n'(--device|device=|--url|--engine[=$'\n']ray$'\n') ]] &&
         { [[ -e /dev/nvidiactl || -e /proc/driver/nvidia || -e /dev/kfd || -e /dev/dxg ]] ||
             command -v nvidia-smi >/dev/null; }; then
         processes="$("$PYTHON_BIN" -c 'import torch; print(max(1, torch.cuda.device_count()))')"

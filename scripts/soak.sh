@@ -7,9 +7,9 @@
 #
 # docs/reliability.md says what is promised. Tests of full disks need root, to mount small disks.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
-
-PYTHON_BIN="$(bash scripts/setup.sh dev)"
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+PYTHON_BIN="$(bash "$root/scripts/setup.sh" dev)"
+cd "$root"
 unset PYTHONDONTWRITEBYTECODE
 status=0
 "$PYTHON_BIN" -m pytest -m soak --numprocesses auto --maxprocesses 8 --dist loadfile || status=1

@@ -12,7 +12,7 @@ set -euo pipefail
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 
 config=configs/caption_coco.yaml
-if [[ ${1:-} =~ ^[^=]*\.ya?ml$ ]]; then
+if [[ ${1:-} =~ \.ya?ml$ && ($1 != *=* || -f $1) ]]; then
     config="$1"
     shift
 fi

@@ -24,8 +24,8 @@ esac
 
 def gpu_sh(repository, out, *arguments, **variables):
     done = subprocess.run(
-        ["bash", "scripts/gpu.sh", *arguments],
-        cwd=repository,
+        ["bash", repository / "scripts/gpu.sh", *arguments],
+        cwd=out.parent,
         env={**os.environ, "OUT": str(out), **variables},
         stdout=subprocess.PIPE,
         text=True,
@@ -38,7 +38,7 @@ def test_each_part_runs_within_its_time_and_says_how_it_ended(repository, tmp_pa
     python, out = tmp_path / "python", tmp_path / "a b"
     python.write_text(PYTHON)
     python.chmod(0o755)
-    stand_in = {"PYTHON": str(python), "LIMIT_S": "12"}
+    stand_in = {"PYTHON": "./python", "LIMIT_S": "12"}  # in the caller's folder
     code, lines = gpu_sh(repository, out, GPU="0", **stand_in)
     assert code == 1 and lines[0] == "1 test failed"
     assert lines[1] == f"called: benchmarks objective --output {out}"

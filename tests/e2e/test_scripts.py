@@ -74,7 +74,7 @@ def scripts(repository, tmp_path):
 
 TRAIN = ["-m", "captioning.train", "--config"]
 COCO = [*TRAIN, "configs/caption_coco.yaml"]
-BULK = ["my runs/a", "shards/{00..99}.tar", "--out", "a b.jsonl", "--glob", "--engine rayon"]
+BULK = ["my runs/a", "shards/{00..99}.tar", "--out", "a b.jsonl", "--glob", "--engine ray a"]
 ODD = ["prompt=a photo of ", "b.yaml", "--resume"]
 
 
@@ -117,6 +117,18 @@ def test_a_configuration_that_the_caller_lacks_is_the_projects(scripts):
     assert scripts.launch("train.sh", "configs/own.yaml")[1] == [*TRAIN, str(own)]
     shutil.copytree(own.parent, scripts.caller / "configs")
     assert scripts.launch("train.sh", "configs/own.yaml")[1] == [*TRAIN, "configs/own.yaml"]
+    (scripts.caller / "lr=1.yaml").touch()
+    for script in ("train.sh", "eval.sh"):
+        assert scripts.launch(script, "lr=1.yaml")[1][:4] == [*TRAIN, "lr=1.yaml"]
+
+
+@pytest.mark.parametrize("script", ["train.sh", "test.sh", "soak.sh"])
+def test_an_environment_is_looked_for_in_the_callers_folder(scripts, script):
+    shutil.copytree(scripts.active, scripts.caller / "my venv")
+    (scripts.caller / "my venv" / "pyvenv.cfg").touch()
+    done, _ = scripts.run(script, VENV="my venv")
+    assert done.returncode == 0, done.stderr
+    assert (scripts.caller / "my venv/bin/python.calls").exists()
 
 
 @pytest.mark.parametrize("flags", [[], ["--engine", "ray"], ["--engine=ray", "--sidecar"]], ids=str)
@@ -143,7 +155,7 @@ def test_ray_is_installed_only_for_captions_by_ray(scripts, flags):
 )
 def test_processes_meet_and_share_the_cores(scripts, variables, nodes, processes, meeting):
     launched = ["-m", "captioning.launch", "--nnodes", nodes, "--nproc_per_node", str(processes)]
-    captioned = ["-m", "captioning.caption", "run", "photos"]
+    captioned = ["-m", "captioning.caption", "run", "photos", "--prefix", "a device=b --url c "]
     for command, program in ((["train.sh"], COCO), (["caption.sh", *captioned[2:]], captioned)):
         threads, given = scripts.launch(*command, **variables)
         assert given == [*launched, *meeting, *program]
