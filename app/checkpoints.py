@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from captioning.config import Config
-from captioning.files.stores import without_secrets
+from captioning.files.stores import key_of, without_secrets
 from captioning.models import checkpoints
 from captioning.models.build import load_trained
 from captioning.models.precision import DTYPES, check_precision
@@ -69,8 +69,8 @@ def load_checkpoints(
     """
     paths = [checkpoints.resolve(source) for source in sources]
     names = [without_secrets(path) for path in paths]
-    if len(set(paths)) < len(paths):
-        check_unique(names, "checkpoint")
+    if len(set(map(key_of, paths))) < len(paths):
+        check_unique(list(map(key_of, names)), "checkpoint")
     loaded, kinds, labels = [], [], []
     for path, name in zip(paths, names):
         has_run = config is None or Path(name).with_name("config.yaml").exists()

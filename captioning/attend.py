@@ -20,6 +20,7 @@ from pathlib import Path
 from PIL import Image
 
 from captioning.data.image import load_image
+from captioning.files.stores import key_of
 from captioning.files.writing import atomic_write, user_errors
 from captioning.models.build import load_trained, preprocessing_of
 from captioning.models.reranking import Reranker
@@ -50,7 +51,7 @@ def draw(scored: ScoredCaption, photo: Image.Image, path: Path) -> None:
     photo_frame.imshow(photo)
     for frame, word, weights in zip(frames, scored.words, scored.resized_maps(*photo.size[::-1])):
         frame.axis("off")
-        frame.set_title(word, fontsize=11)
+        frame.set_title(word, fontsize=11, parse_math=False)
         frame.imshow(photo.convert("L"), cmap="gray", alpha=0.6)
         frame.imshow(weights.numpy(), cmap="inferno", alpha=0.6, vmin=0, vmax=1)
     with user_errors(path), atomic_write(path) as file:
@@ -68,8 +69,9 @@ def main(argv=None) -> int:
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     arguments = parser.parse_args(argv)
     output = arguments.output or Path(f"{arguments.image.stem}_gaze.png")
-    if output.suffix != ".png" or output.is_dir():
-        parser.error(f"--output is {output}; it has to be a file that ends in .png")
+    is_photo = key_of(str(output)) == key_of(str(arguments.image))
+    if output.suffix != ".png" or output.is_dir() or is_photo:
+        parser.error(f"--output is {output}; it has to be another file, which ends in .png")
     return run_program(lambda: attend(arguments, output), "stopped")
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from captioning.bulk.outputs import Earlier, key_of, path_beside
+from captioning.bulk.outputs import Earlier, path_beside
 from captioning.bulk.request import Request
 from captioning.bulk.sidecars import Sidecars
 from captioning.data.annotations import read_samples
@@ -18,6 +18,7 @@ from captioning.files import rows, stores, tables, tars
 from captioning.files.cache import local
 from captioning.files.columns import normal_name, prompt_of
 from captioning.files.images import images_in, is_image
+from captioning.files.stores import key_of
 from captioning.runtime.errors import UserError
 
 Entry = dict[str, Any]
@@ -45,9 +46,12 @@ class Inputs:
         for flag in ("sidecar", "captions", "metadata"):
             if of_tars and getattr(request, flag):
                 raise UserError(f"--{flag} does not work with a .tar: use --write-shards")
-        urls = list(dict.fromkeys(url for source in of_tars for url in tars.expand(source)))
+        urls = {}  # {key: the first name of a tar}
+        for source in of_tars:
+            for url in tars.expand(source):
+                urls.setdefault(key_of(url), url)
         if urls:
-            yield from self._units_of_tars(urls)
+            yield from self._units_of_tars(list(urls.values()))
         entries = self._entries([source for source in sources if source not in of_tars])
         while unit := list(islice(entries, request.shard_size)):
             yield {"images": unit}
@@ -66,7 +70,7 @@ class Inputs:
             self.counts.update({"found": 1, "skipped": len(done), "failed before": len(failed)})
             if key_of(url) in earlier.failed:  # as a whole
                 self.counts["failed before"] += 1
-            elif again or stamps[url] is None or earlier.tars.get(url) != stamps[url]:
+            elif again or stamps[url] is None or earlier.tars.get(key_of(url)) != stamps[url]:
                 self.tars[url] = stamps[url]
                 yield {"tar": url, "prompt": self.request.prompt, "skip": [*done, *failed]}
 

@@ -15,6 +15,7 @@ from captioning.bulk.sidecars import Sidecars
 from captioning.bulk.tar_writing import write_samples
 from captioning.files import stores
 from captioning.files.reading import parse_line
+from captioning.files.stores import key_of
 from captioning.files.writing import json_line
 from captioning.runtime.errors import UserError
 
@@ -29,7 +30,7 @@ class Earlier:
     - again: the keys of images in tars that are captioned again, because they failed, or because
       another filter dropped their captions
     - failed: the keys of images that are not captioned again, because they failed
-    - tars: {url: stamp} of tars whose images are all done
+    - tars: {key: stamp} of tars whose images are all done
     - settings: the settings of the last run
     """
 
@@ -38,11 +39,6 @@ class Earlier:
     failed: set[str] = field(default_factory=set)
     tars: dict[str, stores.Stamp] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-
-
-def key_of(image: str) -> str:
-    """Return what identifies an image that may have several names."""
-    return image if stores.is_store(image) else os.path.abspath(image)
 
 
 def lines_of(request: Request, name: str) -> Iterator[Line]:
@@ -87,7 +83,8 @@ def read_earlier(request: Request, settings: dict[str, Any]) -> Earlier:
         key = key_of(line["image"])
         if key not in done:
             (again if request.retry_failed else failed).add(key)
-    known = {} if request.verify else marker.get("tars", {})
+    read = {} if request.verify else marker.get("tars", {})
+    known = {key_of(url): stamp for url, stamp in read.items()}
     return Earlier(done, again, failed, known, marker.get("settings", {}))
 
 

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,11 @@ class Request(argparse.Namespace):
         """Raise UserError if an output cannot be written. Called before the work starts."""
         files = {"--parquet": self.parquet, "--metadata": self.metadata, "--out": self.out}
         files = {flag: name for flag, name in files.items() if name}
+        names = filter(None, (*self.sources, self.captions, *files.values()))
+        keys = list(map(stores.key_of, names))
         for flag, name in files.items():
             stores.check_can_hold(flag, name)
-            if os.path.isdir(name) or [*self.sources, *files.values()].count(name) > 1:
+            if os.path.isdir(name) or keys.count(stores.key_of(name)) > 1:
                 raise UserError(f"{flag} is {name}; name another file")
         stores.check_can_hold("--write-shards", self.write_shards or "")
         if not self.out.endswith(".jsonl"):
@@ -109,7 +112,8 @@ class Request(argparse.Namespace):
             names = [*self.outputs, self.marker, self.parquet, self.metadata]
             names.append(self.write_shards and f"{self.write_shards}/*.tar")
             for path in map(Path, filter(None, names)):  # of a store none is found
-                for name in (path.name, ".writable"):
+                pattern = path.name if path.name == "*.tar" else escape(path.name)
+                for name in (pattern, ".writable"):
                     for left in path.parent.glob(f".{name}.*{SUFFIX}"):
                         left.unlink(missing_ok=True)
             yield

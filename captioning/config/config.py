@@ -19,13 +19,15 @@ from pydantic import (
 )
 
 from captioning.captioners.registry import CAPTIONERS, package_of
-from captioning.config.keys import Keys, roles_of
+from captioning.config.keys import Files, Keys, roles_of
 from captioning.config.rerankers import RERANKERS, build_reranking, values_of
 from captioning.data.division import checked_division
 from captioning.files.stores import (
     check_address,
     check_can_hold,
     is_bucket_address,
+    join,
+    key_of,
     without_secrets,
 )
 from captioning.files.tars import is_tars
@@ -165,13 +167,18 @@ class Config(Keys):
         if self.split and (self.val_file or self.test_file):
             key = "val_file" if self.val_file else "test_file"
             yield f"split divides train_file, and {key} is set: unset one of them"
-        if self.split and files and getattr(self, "train_captions", None) == files:
+        captions = getattr(self, "train_captions", None)
+        if self.split and self._keys_of(files) & self._keys_of(captions):
             yield (
                 "train_captions is train_file, of which split takes parts: name a file that has "
                 "the captions of train alone"
             )
         if self.min_lr > self.init_lr:
             yield f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}"
+
+    def _keys_of(self, names: Files) -> set[str]:
+        names = [names] if isinstance(names, str) else names or ()
+        return {key_of(join(self.ann_root, name)) for name in names}
 
     def decoding_settings(self) -> DecodingSettings:
         """Return the run's settings of generation."""

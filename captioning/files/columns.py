@@ -100,18 +100,19 @@ def _typed(key: str, value: Any) -> Any:
     if key == "image_id":
         return value if type(value) in (int, str) and value != "" else None  # true is no id
     if key == "image":
-        return normal_name(value) if isinstance(value, str) and value else None
+        is_name = isinstance(value, str) and value
+        return normal_name(os.path.expanduser(value)) if is_name else None
     texts = [value] if isinstance(value, str) else value
     are_texts = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
     return texts if are_texts else None
 
 
 def normal_name(name: str) -> str:
-    """Return the one name of a path or address that can be written in several ways, as with "~"."""
+    """Return the one name of a path or address that can be written in several ways."""
     scheme, separator, place = name.partition("://")
     if separator:
         return f"{scheme}://{'/'.join(part for part in place.split('/') if part not in ('', '.'))}"
-    return os.path.normpath(os.path.expanduser(name))
+    return os.path.normpath(name)
 
 
 def prompt_of(row: Row, template: Optional[str] = None) -> Optional[str]:

@@ -162,7 +162,7 @@ def _table_rows(lines: Iterable[str], delimiter: str, path: str) -> Iterator[_Pl
                 # CSV has no types: 42 is an integer, 007 is text.
                 if is_id and re.fullmatch("0|[1-9][0-9]{,99}", text or ""):
                     columns[name] = int(text)
-                if name.lower() == "captions" and (text or "").startswith("["):  # as in JSON
+                if name.lower() == "captions" and re.match(r'\[\s*["\]]', text or ""):  # JSON
                     columns[name] = parse_json(text, f"{path}: {place}: captions")
             yield place, columns
     except csv.Error as error:

@@ -53,6 +53,11 @@ def is_bucket_address(name: str) -> bool:
     return is_store(name) and not name.startswith(READ_ONLY)
 
 
+def key_of(name: str) -> str:
+    """Return what identifies a file that may have several names; a link is a file of its own."""
+    return name if is_store(name) else os.path.abspath(name)
+
+
 def check_address(address: str) -> None:
     """Raise UserError if an address may contain a secret, because logs and errors show it."""
     parts = urlsplit(address)

@@ -62,7 +62,9 @@ def image_bytes(name: StrPath) -> bytes:
 
 
 def _files(name: str) -> list[str]:
-    pattern = name if re.search(rf"{_TABLE}\Z", name) else os.path.join(name, "*.arrow")
+    pattern = (
+        name if re.search(rf"{_TABLE}\Z", name) else os.path.join(glob.escape(name), "*.arrow")
+    )
     if is_store(pattern):
         return matching(pattern) if "*" in pattern else [pattern]
     files = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))

@@ -77,6 +77,8 @@ def expand(source: str) -> list[str]:
 
     if stores.is_store(source):
         stores.check_address(source)
+    if os.path.isfile(source):  # its name may have braces
+        return [source]
     try:
         urls = expand_urls(source)
     except ValueError:

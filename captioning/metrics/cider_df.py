@@ -15,6 +15,7 @@ from typing import NamedTuple, Optional
 from captioning.data.caption_files import read_references
 from captioning.files.columns import normal_name
 from captioning.files.reading import read_json
+from captioning.files.stores import key_of
 from captioning.files.writing import write_json
 from captioning.metrics.tokenizer import tokenize
 from captioning.runtime.errors import UserError
@@ -68,6 +69,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--out", type=normal_name, required=True, help="the file to write")
     parser.add_argument("--language", default="en", help="as of captioning.evaluate")
     arguments = parser.parse_args(argv)
+    if key_of(arguments.references) == key_of(arguments.out):
+        parser.error(f"--out is {arguments.out}, the file of captions: name another file")
     files = map(Path, (arguments.references, arguments.out))
     return run_program(lambda: _write_corpus(*files, arguments.language))
 

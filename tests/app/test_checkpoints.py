@@ -27,8 +27,9 @@ def test_labels_are_the_objectives_with_the_folders_of_equal_ones(
     found = load_checkpoints([str(tmp_path / name) for name in ("first", "second")], None, CPU)
     assert [c.label for c in found] == ["SMILE (first)", "SMILE (second)"]
     assert found[0].colour != found[1].colour
-    with raises_line(UserError, "is named twice"):
-        load_checkpoints([str(tmp_path / "first")] * 2, None, CPU)
+    for again in (f"{tmp_path}/first", f"{tmp_path}/second/../first/checkpoint_best.pth"):
+        with raises_line(UserError, "is named twice"):
+            load_checkpoints([str(tmp_path / "first"), again], None, CPU)
 
 
 def test_secrets_of_an_address_are_shown_nowhere(run_folders, monkeypatch, capsys):

@@ -57,10 +57,18 @@ def test_frames_are_bright_where_the_attention_is(size, tmp_path):
         assert (left > right + 40) == left_is_bright and abs(left - right) > 40
 
 
-@pytest.mark.parametrize("output", ["map.jpg", "map", "."])
-def test_an_output_that_is_no_picture_is_refused_before_the_work(output, tmp_path):
-    command = [tmp_path / "no.jpg", "--checkpoint", "x.pth", "--output", output]
-    refused("captioning.attend", *command, part="has to be a file that ends in .png")
+def test_a_word_is_drawn_as_it_is(tmp_path):
+    """matplotlib reads text between dollar signs as TeX."""
+    words = scored(["$\\frac$", "100%"], torch.ones(2, 4, 4))
+    draw(words, Image.new("RGB", (80, 80)), tmp_path / "map.png")
+    assert Image.open(tmp_path / "map.png").format == "PNG"
+
+
+@pytest.mark.parametrize("output", ["map.jpg", "map", ".", "x/../a.png"])
+def test_an_output_that_is_no_picture_is_refused_before_the_work(output, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    command = [tmp_path / "a.png", "--checkpoint", "x.pth", "--output", output]
+    refused("captioning.attend", *command, part="has to be another file, which ends in .png")
 
 
 @pytest.mark.parametrize("max_length", [5, 16])

@@ -144,6 +144,13 @@ def test_names_of_one_photo_are_one_image(run, photos, tmp_path, monkeypatch):
     ]
 
 
+def test_temporary_files_of_a_killed_program_are_removed_whatever_the_name(call, tmp_path):
+    left = tmp_path / ".a [1].jsonl.7.ab.staged"
+    left.touch()
+    call(out=tmp_path / "a [1].jsonl")
+    assert not left.exists()
+
+
 def test_captions_made_with_other_settings_or_weights_are_reported(
     run, photos, tmp_path, checkpoint
 ):

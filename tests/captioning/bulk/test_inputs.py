@@ -31,6 +31,14 @@ def entries(*sources_and_flags):
     return [entry for unit in inputs.units() for entry in unit["images"]], inputs.left_out
 
 
+def test_a_folder_may_have_the_name_of_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "~").mkdir()
+    (tmp_path / "~" / "one.jpg").touch()
+    for source in ("~", "."):
+        assert [entry["image"] for entry in entries(source)[0]] == ["~/one.jpg"]
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_list_names_each_image_once(tmp_path, name):
     (tmp_path / name).write_text(ROWS[name], encoding="utf-8-sig")

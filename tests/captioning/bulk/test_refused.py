@@ -68,6 +68,18 @@ def test_errors_are_one_line_before_the_captioner_is_loaded(photos, refused, fla
     assert refused(reason, *flags, source=source).startswith("error: ")
 
 
+@pytest.mark.parametrize("flag", ["--parquet", "--metadata"])
+def test_a_table_that_would_replace_another_file_is_refused(refused, photos, monkeypatch, flag):
+    monkeypatch.chdir(photos)
+    listed = photos / "metadata.jsonl"
+    listed.write_text('{"image": "scene_000000.png", "caption": "mine"}\n')
+    refused(f"{flag} is metadata.jsonl; name another file", flag, "./metadata.jsonl", source=listed)
+    captions = ["--captions", listed]
+    refused(f"{flag} is metadata.jsonl; name another file", *captions, flag, "metadata.jsonl")
+    out = photos / "captions.jsonl"
+    refused(f"{flag} is captions.jsonl; name another file", flag, "captions.jsonl", out=out)
+
+
 def test_sidecars_that_cannot_be_written_are_refused(refused, photos, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(photos / "within"))
     refused(f"--sidecar: cannot write to {photos / 'within'}", "--sidecar")

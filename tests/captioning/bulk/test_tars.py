@@ -53,6 +53,19 @@ def test_every_image_of_every_tar_is_captioned_once(
     assert again == lines and "skipped 10, failed 1" in log
 
 
+@pytest.mark.parametrize("name", ["a.tar", "{0..1}.tar", "a::b.tar"])
+def test_a_tar_has_one_name_which_may_have_braces(run, photos, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    write_tar(tmp_path / name, sorted(photos.glob("*.png"))[:2])
+    lines, _ = run(name, f"./{name}", tmp_path / name)
+    assert [line["image"] for line in lines] == [
+        f"{name}/scene_000000.png",
+        f"{name}/scene_000001.png",
+    ]
+    _, log = run(tmp_path / name)
+    assert "done 0, skipped 2" in log
+
+
 def test_packed_tars_and_uncompressed_ones_have_the_same_captions(run, photos, tmp_path):
     import gzip
 

@@ -15,7 +15,7 @@ from captioning.metrics.base import CaptionSet, Scores, build_evaluators
 from captioning.metrics.coco import bleu_of_sums, bleu_scores, spice_problem, spice_scores
 from captioning.metrics.java import JavaError
 from captioning.runtime.errors import UserError
-from tests.programs import raises_line
+from tests.programs import raises_line, refused, unchanged
 
 PREDICTIONS = {
     1: "a man rides a brown horse on the beach",
@@ -121,6 +121,9 @@ def test_cider_with_the_weights_of_a_corpus(no_java, tmp_path, capfd):
     ]
     (tmp_path / "train.json").write_text(json.dumps(captions))
     path = str(tmp_path / "df.json")
+    with unchanged(tmp_path):
+        same = [str(tmp_path / "train.json"), "--out", f"{tmp_path}/./train.json"]
+        refused("captioning.metrics.cider_df", *same, part="the file of captions: name another")
     assert cider_df.main([str(tmp_path / "train.json"), "--out", path]) == 0
     assert "5 images" in capfd.readouterr().err
     found = evaluate(one, cider_df=path)
