@@ -109,17 +109,15 @@ def run_jobs(
                     running.append(_RunningJob(waiting.pop(0), free_slots.pop(0)))
                     observer.on_start(running[-1].job)
                 connection.wait([each.process.sentinel for each in running], 0.1)
-                for each in list(running):
-                    name, code = each.job.name, each.process.exitcode
-                    if code is None:
-                        continue
+                for each in [each for each in running if each.process.exitcode is not None]:
                     running.remove(each)
                     free_slots.append(each.slot)
-                    if code == STOPPED and (stopping or signals.stop_requested()):
+                    stopped = each.process.exitcode == STOPPED
+                    if stopped and (stopping or signals.stop_requested()):
                         continue
                     if reason := each.reason():
-                        failures[name] = reason
-                    observer.on_end(name, reason)
+                        failures[each.job.name] = reason
+                    observer.on_end(each.job.name, reason)
                 observer.poll()
                 if not stopping:
                     if failures and not keep_going:

@@ -104,7 +104,6 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
             epoch = position.epoch
             if epoch and not position.steps:
                 validation.run_epoch(captioner, epoch)
-                log.flush()
                 output.upload()
             if reason := validation.reason_finished(epoch):
                 log_line(reason)
@@ -138,7 +137,6 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
                         values = {**means, "learning_rate": rate, **result.values}
                         log.write("step", step + 1, values, epoch=epoch)
                     if stop_requested or checkpointing.is_due(position):
-                        log.flush()
                         checkpointing.save(position)
                     if stop_requested:
                         raise signals.Stopped
@@ -147,7 +145,6 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
             log_line(f"{title}: " + ", ".join(f"{name} {means[name]:.3f}" for name in means))
             if skipped:
                 log_line(f"{title}, {skipped} unreadable images")
-            log.flush()
             position = Progress(epoch + 1)
             checkpointing.save(position)
         for line in summary(output.folder):

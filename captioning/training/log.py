@@ -112,19 +112,14 @@ class RunLog:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             for name, value in values.items():
                 self.tensorboard.add_scalar(f"{event}/{name}", value, step)
+            self.tensorboard.flush()
         if event == "val":
             self.validations[step] = values
-
-    def flush(self) -> None:
-        """Write TensorBoard's buffer to its file."""
-        if self.file is not None:
-            with contextlib.suppress(OSError):  # a full disk; `write` has raised that error already
-                self.tensorboard.flush()
 
     def close(self) -> None:
         if self.file is not None:
             self.file.close()
-            with contextlib.suppress(OSError):  # as in `flush`
+            with contextlib.suppress(OSError):  # of a full disk, as `write` has said already
                 self.tensorboard.close()
 
 
