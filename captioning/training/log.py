@@ -25,6 +25,7 @@ from captioning.files.stores import without_secrets
 from captioning.files.writing import user_errors, write_json, write_text
 from captioning.metrics.scoring import library_versions
 from captioning.runtime.distributed import is_main, world_size
+from captioning.training.output_folder import LOG
 
 # {value of steps that the report draws besides the objectives: (title, axis label)}
 CURVES = {
@@ -76,7 +77,7 @@ class RunLog:
     """
 
     def __init__(self, folder: Path, epoch: int, step: int):
-        self.path, self.file, self.step = folder / "log.jsonl", None, step
+        self.path, self.file, self.step = folder / LOG, None, step
         lines = read_log(self.path) if is_main() else ()
         self.lines = [line for line in lines if _is_before(line, epoch, step)]
         self.validations = read_validations(self.lines)

@@ -18,6 +18,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
 WRITER = "writer.json"  # here {"id": of the writer, "copied": {file: state}}, in the store the id
+LOG = "log.jsonl"  # see `captioning.training.log.RunLog`
 SELECTED = "selected.json"  # see `captioning.training.selection.Selection`
 
 
@@ -146,11 +147,11 @@ def _states(folder: Path) -> dict[str, list[int]]:
 def _stage(name: str, is_here: bool) -> int:
     """Return when an upload handles a file, so that the run in the store can always be resumed.
 
-    Outdated files other than checkpoints are removed first, such as scores of earlier weights. Then
-    logs, captions, scores, checkpoints, the best checkpoint and the record of its epoch are copied.
-    Old checkpoints are removed last.
+    Outdated files other than checkpoints are removed first. Then captions and scores, the log that
+    says that they are there, checkpoints, the best checkpoint and the record of its epoch are
+    copied. Old checkpoints are removed last.
     """
     is_checkpoint = is_checkpoint_file(name)
     if not is_here:
         return 9 if is_checkpoint else 0
-    return {BEST: 4, SELECTED: 5}.get(name, 3 if is_checkpoint else 1 + name.endswith(".json"))
+    return {LOG: 2, BEST: 4, SELECTED: 5}.get(name, 3 if is_checkpoint else 1)

@@ -12,7 +12,7 @@ from captioning.metrics.base import metric_of
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models import checkpoints
 from captioning.training.log import read_log, read_validations
-from captioning.training.output_folder import SELECTED, working_folder
+from captioning.training.output_folder import LOG, SELECTED, working_folder
 
 BLIP_METRICS = "CIDEr + Bleu_4"
 LENGTH_METRIC = "cap_len"  # caption length; shown with the metrics, because CIDEr depends on it
@@ -114,7 +114,7 @@ def is_trained(config: Config) -> bool:
     if load_config(record).model_dump()["pretrained"] != config.model_dump()["pretrained"]:
         return False
     newest = int(paths[-1].stem.rpartition("_")[2])
-    validations = read_validations(read_log(folder / "log.jsonl"))
+    validations = read_validations(read_log(folder / LOG))
     return reason_finished(config, validations, newest + 1) is not None
 
 

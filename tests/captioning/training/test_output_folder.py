@@ -11,7 +11,7 @@ from captioning.files.reading import read_json
 from captioning.files.writing import write_json, write_text
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from captioning.training.output_folder import SELECTED, OutputFolder
+from captioning.training.output_folder import LOG, SELECTED, OutputFolder
 from tests.captioning.object_store import stamps
 from tests.programs import raises_line
 
@@ -67,29 +67,31 @@ def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, monkeypatch):
         return write
 
     # The writes of the second epoch are those of the third.
-    for number in itertools.chain(range(6), itertools.count(11)):
+    for number in itertools.chain(range(7), itertools.count(13)):
         if s3.files.exists("bucket/run"):
             s3.files.rm("bucket/run", recursive=True)
-        output, epoch, kept, left = on(f"one{number}"), -1, "", number
+        output, epoch, kept, left, lines = on(f"one{number}"), -1, "", number, []
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
             for name in ("upload", "copy", "remove"):
                 patch.setattr(stores, name, watched(getattr(stores, name)))
             for epoch in range(3):
                 kept = "checkpoint"
-                lines = "".join(f"{n}\n" for n in range(epoch + 1))
-                write_text(lines, output.folder / "log.jsonl")
+                lines.append(f"trained {epoch}")
+                write_text("\n".join(lines), output.folder / LOG)
                 uploaded(output, epoch)
                 kept, name = "best", f"result/val_epoch{epoch:02d}/metrics.json"
                 write_json({"of": epoch}, output.folder / name)
+                lines.append(f"scored {epoch}")
+                write_text("\n".join(lines), output.folder / LOG)
                 checkpoints.keep_as_best(output.folder, epoch)
                 write_json({"epoch": epoch}, output.folder / SELECTED)
                 output.upload()
         _check_what_is_there(on(f"two{number}").folder, epoch, kept)
         if left >= 0:
             break
-    assert number == 3 * 5 + 1  # files of an epoch, what is removed
+    assert number == 3 * 6 + 1  # files of an epoch, what is removed
     assert set(stamps(ADDRESS)) == {
-        *("writer.json", "log.jsonl", "selected.json", "checkpoint_best.pth"),
+        *("writer.json", LOG, SELECTED, checkpoints.BEST),
         *(f"checkpoint_{epoch:02d}.pth" for epoch in (1, 2)),
         *(f"result/val_epoch{epoch:02d}/metrics.json" for epoch in range(3)),
     }
@@ -104,9 +106,11 @@ def _check_what_is_there(folder, epoch, kept):
     _, content, problems = found
     assert content["epoch"] in ((epoch, epoch - 1) if kept == "checkpoint" else (epoch,))
     assert problems == [] and content["model"]["w"].tolist() == [content["epoch"]] * 9
-    assert len((folder / "log.jsonl").read_text().split()) > content["epoch"]
-    for earlier in range(content["epoch"]):
-        assert (folder / f"result/val_epoch{earlier:02d}/metrics.json").exists()
+    lines = (folder / LOG).read_text().splitlines()
+    assert f"trained {content['epoch']}" in lines
+    for scored in (n for n in range(3) if f"scored {n}" in lines):
+        assert (folder / f"result/val_epoch{scored:02d}/metrics.json").exists()
+    assert [f"scored {n}" in lines for n in range(content["epoch"])] == [True] * content["epoch"]
     for path in checkpoints.saved(folder):
         checkpoints.check_whole(path)
     best = checkpoints.best(folder)
