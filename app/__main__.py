@@ -21,7 +21,7 @@ from app.captions import MAX_PIXELS, CaptionService
 from app.checkpoints import find_demo_checkpoints, load_checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import program_parser, run_program
+from captioning.runtime.program import add_model_flags, program_parser, run_program
 
 TOKEN_VARIABLE = "APP_TOKEN"  # an environment variable; `ps` shows flags, but not variables
 # {flag: (default, help)}, so that one visitor cannot occupy the whole machine
@@ -39,8 +39,7 @@ def command_line() -> argparse.ArgumentParser:
     parser = program_parser("bash scripts/app.sh", __doc__)
     add, token = parser.add_argument, os.environ.get(TOKEN_VARIABLE) or None
     add("checkpoints", nargs="*", metavar="CHECKPOINT", help="a file, a run's folder, a URL, hf://")
-    add("--config", help="a YAML file, for checkpoints without a configuration")
-    add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
+    add_model_flags(parser)
     add("--precision", choices=("fp32", "int8"), default="fp32", help="int8: faster on a CPU")
     add("--host", default="127.0.0.1", help="default: only this machine")
     add("--host-name", action="append", default=[], help="a further name or address of the page")

@@ -27,7 +27,7 @@ from captioning.models.reranking import Reranker
 from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError, visible
-from captioning.runtime.program import program_parser, run_program
+from captioning.runtime.program import add_model_flags, program_parser, run_program
 
 FRAMES_PER_ROW = 8
 MAX_SIDE = 400  # pixels; a larger photo is scaled down
@@ -64,9 +64,8 @@ def main(argv=None) -> int:
     add = parser.add_argument
     add("image", type=Path, metavar="IMAGE")
     add("--checkpoint", required=True, help="a path, a URL or hf://")
-    add("--config", help="a YAML file, for a checkpoint without a configuration")
+    add_model_flags(parser)
     add("--output", type=Path, help="default: IMAGE's name and _gaze.png")
-    add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     arguments = parser.parse_args(argv)
     output = arguments.output or Path(f"{arguments.image.stem}_gaze.png")
     is_photo = key_of(str(output)) == key_of(str(arguments.image))

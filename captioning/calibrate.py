@@ -19,7 +19,7 @@ from captioning.models.build import load_trained
 from captioning.models.likelihood import UNSCALED, find_minimum, likelihood, unigram_nll
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import program_parser, run_program
+from captioning.runtime.program import add_model_flags, program_parser, run_program
 
 
 def main(argv=None) -> int:
@@ -27,9 +27,8 @@ def main(argv=None) -> int:
     parser = program_parser("python -m captioning.calibrate", __doc__)
     add = parser.add_argument
     add("--checkpoint", required=True, help="as for scripts/caption.sh")
-    add("--config", help="a YAML file, for a checkpoint without a configuration")
+    add_model_flags(parser)
     add("--split", choices=("val", "test"), default="val")
-    add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
     arguments = parser.parse_args(argv)
     return run_program(lambda: calibrate(arguments), "stopped")
 

@@ -39,6 +39,7 @@ from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.program import (
+    add_model_flags,
     exit_without_cleanup,
     program_parser,
     run_program,
@@ -65,8 +66,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("checkpoint", metavar="CHECKPOINT", help="a run's folder, a file (path, URL or hf://)")
     add("sources", metavar="INPUT", nargs="+", help="photo, folder, list, .parquet or .tar shards")
     add("--out", type=normal_name, required=True, help="a .jsonl file, on disk or in a store")
-    add("--config", help="a YAML file, for a checkpoint without a configuration")
-    add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
+    add_model_flags(parser)
     add("--num_return", type=_positive, default=1, help="captions per image")
     add("--engine", choices=("process", "ray"), default="process", help="ray: a Ray cluster")
     _add_input_flags(parser.add_argument_group("which images").add_argument)

@@ -49,7 +49,6 @@ from captioning.metrics.scoring import (
     write_scores,
 )
 from captioning.runtime import distributed
-from captioning.runtime.errors import UserError
 from captioning.runtime.program import program_parser, run_program
 from captioning.runtime.progress import log_line
 
@@ -111,8 +110,6 @@ def main(argv=None) -> int:
 
 def _evaluate(arguments: argparse.Namespace, argv: list[str]) -> None:
     """Score the captions. Raises UserError. argv: the command line, recorded with the scores."""
-    if distributed.env_world_size() > 1:
-        raise UserError("captioning.evaluate is one process: start it without torchrun")
     device = str(distributed.start(arguments.device))
     files = arguments.compare or [arguments.predictions]
     references = read_references(arguments.references) if arguments.references else None

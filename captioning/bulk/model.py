@@ -55,14 +55,11 @@ class CheckpointModel:
         device: torch.device,
     ):
         run = self.config = trained_config(checkpoint, config, changes)
-        needs = {
-            "sample=true": (SAMPLING, run.sample or run.rerank),
-            "rerank": (RERANKING, run.rerank),
-        }
-        for key, (names, is_enabled) in needs.items():
-            unused = next((name for name in names if name in changes), None)
-            if unused and not is_enabled:
-                raise UserError(f"{unused} has no effect without {key}")
+        for name in changes:
+            if name in SAMPLING and not (run.sample or run.rerank):
+                raise UserError(f"{name} has no effect without sample=true")
+            if name in RERANKING and not run.rerank:
+                raise UserError(f"{name} has no effect without rerank")
         check_precision(run, device)
         with value_errors_as_user_errors():
             settings, reranking = run.decoding_settings(), run.reranking()

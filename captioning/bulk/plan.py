@@ -58,8 +58,7 @@ class Plan:
                 f"{address} is damaged or of another version of this program: finish the run with "
                 "that version, or abandon it with --restart"
             )
-        self.outer, self.folder = folder, stores.join(folder, self.header["id"])
-        self._offsets = self.header["offsets"]
+        self.folder, self._offsets = stores.join(folder, self.header["id"]), self.header["offsets"]
         self._parts, self._tries = defaultdict(set), defaultdict(int)
         self.add(stores.names_in(self.folder))
 
@@ -134,15 +133,6 @@ class Plan:
         stores.put(b"", address)
         return address
 
-    def remove(self) -> None:
-        """Remove the plan. Raises OSError, UserError."""
-        remove(self.outer)
-
-    def remove_unless_begun(self) -> None:
-        """Remove the plan if nothing of it has been captioned, by any process."""
-        if not Plan(self.outer)._parts:
-            self.remove()
-
 
 def _name(unit: int, part: Part) -> str:
     return f"{unit:07d}.{part.first}.{part.end}{'.last' * part.is_last}.jsonl"
@@ -153,9 +143,18 @@ def exists(folder: str) -> bool:
 
 
 def remove(folder: str) -> None:
-    """Remove a plan, the header first, and what killed programs have left of others."""
+    """Remove a plan, the header first, and what killed programs have left of others.
+
+    Raises OSError, UserError.
+    """
     stores.remove(stores.join(folder, HEADER))
     stores.remove_folder(folder)
+
+
+def remove_unless_begun(folder: str) -> None:
+    """Remove a plan if nothing of it has been captioned, by any process."""
+    if not Plan(folder)._parts:
+        remove(folder)
 
 
 def make(folder: str, header: dict[str, Any], units: Iterable[Unit]) -> Plan:

@@ -106,9 +106,13 @@ class BulkCaptioning:
             # An unfinished run with --existing overwrite has replaced the captions until then.
             earlier = outputs.Earlier()
         images = Inputs(request, earlier)
-        header = {"settings": self.settings, "before": self._out_stamp()}
-        header |= {"first_tar": outputs.first_tar(request)}
-        header |= {"counts": images.counts, "tars": images.tars}
+        header = {
+            "settings": self.settings,
+            "before": self._out_stamp(),
+            "first_tar": outputs.first_tar(request),
+            "counts": images.counts,
+            "tars": images.tars,
+        }
         plan.make(request.parts, header, images.units())
         if changed := images.counts["other prompt"]:
             log_line(
@@ -146,7 +150,7 @@ class BulkCaptioning:
                 self._caption(made, left, suspects)
             except BaseException:
                 if distributed.is_main():
-                    made.remove_unless_begun()  # such as after a wrong setting
+                    plan.remove_unless_begun(self.request.parts)  # such as after a wrong setting
                 raise
         distributed.run_on_main(lambda: self._merge(made))
 
@@ -191,7 +195,7 @@ class BulkCaptioning:
             self.totals.update(outputs.merge(request, made))
         self.counts = made.header["counts"]
         outputs.export(request, made)
-        made.remove()  # last: without a plan, the same command is a new run
+        plan.remove(request.parts)  # last: without a plan, the same command is a new run
 
     def _log_results(self) -> None:
         """Log what was done. Raises UserError if no image has a caption."""

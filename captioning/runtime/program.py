@@ -36,6 +36,13 @@ def program_parser(command: str, description: str, **options: Any) -> argparse.A
     return _Parser(command, description=description, formatter_class=formatter, **options)
 
 
+def add_model_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags of programs that load a checkpoint: --config and --device."""
+    add = parser.add_argument
+    add("--config", help="a YAML file, for a checkpoint without a configuration")
+    add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
+
+
 class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         words = sys.argv[1:] if args is None else args

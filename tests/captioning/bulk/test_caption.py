@@ -238,7 +238,7 @@ def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
         return checkpoint
 
     monkeypatch.setattr("BLIP.checkpoint.fetch", fetch)
-    monkeypatch.setattr("captioning.bulk.plan.Plan.remove", lambda plan: None)
+    monkeypatch.setattr("captioning.bulk.plan.remove", lambda folder: None)
     out = tmp_path / "signed" / "captions.jsonl"
     given = [address, photos, "--out", out, "--device", "cpu"]
     code, _, log = run_program("captioning.caption", *given)
