@@ -22,7 +22,7 @@ COLUMNS = {
 CHATS = {"conversations": ("from", "value"), "messages": ("role", "content")}
 ROLES = {"human": "prompt", "user": "prompt", "gpt": "caption", "assistant": "caption"}
 _IMAGE_TOKEN = re.compile(r"<\|?image\|?>")  # the place of an image in a prompt
-_COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # {column} in a prompt
+_COLUMN = re.compile(r"(?<!\{)\{(\w+)\}(?!\})")  # {column} in a prompt; double braces are text
 
 
 class Row(dict):
@@ -127,15 +127,10 @@ def prompt_of(row: Row, template: Optional[str] = None) -> Optional[str]:
         if not isinstance(prompt, str):
             raise UserError(f"{row.where} has the prompt {prompt!r}: expected text")
         return prompt.strip() or None
-    if not has_columns(template):
+    if not _COLUMN.search(template):
         return None
     try:
         return _COLUMN.sub(lambda match: str(row[match[1]]), template)
     except KeyError as error:
         names = ", ".join(map(str, row))
         raise UserError(f"{row.where} has no column {error} of --prompt, only {names}") from None
-
-
-def has_columns(template: Optional[str]) -> bool:
-    """Return whether a prompt contains a {column}. Double braces are text."""
-    return bool(_COLUMN.search(template or ""))

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from captioning.files import rows
-from captioning.files.columns import COLUMNS, has_columns, normal_name, prompt_of, row_of
+from captioning.files.columns import COLUMNS, normal_name, prompt_of, row_of
 from captioning.runtime.errors import UserError
 from tests.captioning.data.caption_formats import FILES, flat
 from tests.programs import raises_line
@@ -206,8 +206,7 @@ def test_columns_of_a_prompt_are_filled_in_and_other_braces_stay():
     row = row_of({"image": "a.jpg", "prompt": " the ", "place": "Rome"}, "a.csv: line 2")
     assert prompt_of(row) == "the"
     assert prompt_of(row, "In {place}: {prompt} {{x}}") == "In Rome:  the  {{x}}"
-    assert prompt_of(row, "for all") is None
-    assert not has_columns('Answer as {"caption": "..."}')
+    assert prompt_of(row, "for all") is prompt_of(row, 'Answer as {"caption": "..."}') is None
     for message, arguments in {
         "a.csv: line 2 has no column 'x' of --prompt, only image, prompt, place": (row, "{x}"),
         "a: line 1 has the prompt 3: expected text": (row_of({"prompt": 3}, "a: line 1"),),
