@@ -157,7 +157,7 @@ def remove_unless_begun(folder: str) -> None:
         remove(folder)
 
 
-def make(folder: str, header: dict[str, Any], units: Iterable[Unit]) -> Plan:
+def make(folder: str, header: dict[str, Any], units: Iterable[Unit]) -> None:
     """Write a plan. Raises UserError.
 
     header: further entries, such as "settings". It is written when all units are there, so that
@@ -168,12 +168,9 @@ def make(folder: str, header: dict[str, Any], units: Iterable[Unit]) -> Plan:
     try:
         with stores.create(stores.join(stores.join(folder, identity), UNITS)) as file:
             for unit in units:
-                line = json_line(unit)
-                file.write(line)
-                offsets.append(offsets[-1] + len(line))
+                offsets.append(offsets[-1] + file.write(json_line(unit)))
     except BaseException:
         remove(folder)
         raise
     header = {**header, "version": VERSION, "id": identity, "offsets": offsets}
     stores.put(json_line(header), stores.join(folder, HEADER))
-    return Plan(folder)

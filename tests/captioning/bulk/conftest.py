@@ -86,20 +86,6 @@ def stopped_after(batches):
 
 
 @pytest.fixture
-def run(checkpoint, tmp_path, run_program):
-    """Return a function that captions an input, and returns the lines and the log."""
-
-    def call(source, *arguments, code=0, folder="out"):
-        out = tmp_path / folder / "captions.jsonl"
-        given = [checkpoint, source, "--out", out, "--device", "cpu", *arguments]
-        found, _, log = run_program("captioning.caption", *given)
-        assert found == code, log
-        return (read_lines(out) if code == 0 and out.exists() else []), log
-
-    return call
-
-
-@pytest.fixture
 def given(checkpoint, photos, tmp_path):
     """Return a function that makes the program's arguments, by default to caption the photos."""
 
@@ -143,6 +129,18 @@ def call(given, start, run_program):
         return log
 
     return wait
+
+
+@pytest.fixture
+def run(call, tmp_path):
+    """Return a function that captions an input, and returns the lines and the log."""
+
+    def captioned(source, *arguments, code=0, folder="out"):
+        out = tmp_path / folder / "captions.jsonl"
+        log = call(*arguments, source=source, out=out, code=code)
+        return (read_lines(out) if code == 0 and out.exists() else []), log
+
+    return captioned
 
 
 @pytest.fixture

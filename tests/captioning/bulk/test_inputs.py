@@ -9,20 +9,6 @@ from captioning.bulk.outputs import Earlier
 from captioning.caption import parse_arguments
 from captioning.runtime.errors import UserError
 
-ROWS = {
-    "a.txt": "one.jpg\n\n within/two.jpg \n./one.jpg\n",
-    "A.CSV": "id,image\n7,one.jpg\n8,within/two.jpg\n",
-    "a.tsv": "id\timage_path\n7\tone.jpg\n8\twithin/two.jpg\n",
-    "a.jsonl": '{"file_name": "one.jpg", "image_id": 7}\n{"image": "within//two.jpg", "id": 8}\n',
-    "a.json": '["one.jpg", "within/two.jpg"]',
-    "b.json": '[{"image": "one.jpg", "caption": "x"}, {"image": "one.jpg", "caption": "y"}, '
-    '{"image": "within/two.jpg", "caption": "z"}]',
-    "c.json": '{"images": [{"file_name": "one.jpg", "id": 7}, '
-    '{"file_name": "within/two.jpg", "id": 8}]}',
-    "d.json": '{"7": "one.jpg", "8": "within/two.jpg"}',
-}
-IDS = {"A.CSV": [7, 8], "a.tsv": [7, 8], "a.jsonl": [7, 8], "c.json": [7, 8], "d.json": ["7", "8"]}
-
 
 def entries(*sources_and_flags):
     """Return the entries of a call that has no earlier one, and the files that it left out."""
@@ -39,38 +25,17 @@ def test_a_folder_may_have_the_name_of_the_home_folder(tmp_path, monkeypatch):
         assert [entry["image"] for entry in entries(source)[0]] == ["~/one.jpg"]
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_a_list_names_each_image_once(tmp_path, name):
-    (tmp_path / name).write_text(ROWS[name], encoding="utf-8-sig")
-    found, _ = entries(tmp_path / name)
-    assert [entry["image"] for entry in found] == [
-        str(tmp_path / "one.jpg"),
-        str(tmp_path / "within" / "two.jpg"),
-    ]
-    assert [entry.get("image_id") for entry in found] == IDS.get(name, [None, None])
-
-
-def test_root_and_column_say_where_a_list_has_its_images(tmp_path):
+def test_a_list_names_images_once_of_its_folder_or_of_root(tmp_path):
+    """tests/captioning/files/test_rows.py has all kinds of lists."""
     path = tmp_path / "a.csv"
-    path.write_text('image,photo\nx,"a, b.jpg"\n')
-    found, _ = entries(path, "--root", "/photos", "--column", "photo")
-    assert [entry["image"] for entry in found] == ["/photos/a, b.jpg"]
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "reason"),
-    [
-        ("a.csv", "name,size\nx,1\n", "line 2 has no image: expected text in a column image, file"),
-        ("a.csv", 'image\n"x"y\n', "not valid CSV at line 2"),
-        ("a.jsonl", '{"image": "x"}\n{"image"\n', "not valid JSON at line 2"),
-        ("a.json", "[[1]]", "row 1 is not an object"),
-        ("a.csv", "image,prompt\nx,a\n./x,b\n", "x has two ids or prompts: give an image one"),
-    ],
-)
-def test_errors_in_a_list_name_the_line(tmp_path, name, text, reason):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(UserError, match=reason):
-        entries(tmp_path / name)
+    path.write_text("id,photo\n7,one.jpg\n8,within/two.jpg\n7,./one.jpg\n")
+    for root, flags in ((tmp_path, []), ("/photos", ["--root", "/photos"])):
+        found, _ = entries(path, "--column", "photo", *flags)
+        images = [f"{root}/one.jpg", f"{root}/within/two.jpg"]
+        assert found == [{"image": i, "image_id": n} for i, n in zip(images, (7, 8))]
+    path.write_text("photo,prompt\nx,a\n./x,b\n")
+    with pytest.raises(UserError, match="x has two ids or prompts: give an image one"):
+        entries(path, "--column", "photo")
 
 
 @pytest.fixture

@@ -22,14 +22,20 @@ REFUSED = [
     (["--sidecar"], "would both have the sidecar"),
     (["{out}.jpg"], "no such photo, folder or list"),
     (["--filter", "itm>0.5"], "--filter needs --itm_model, a retrieval checkpoint"),
-    (["--filter", "clip>0.5", "--itm_model", "a"], "write it as 'itm>0.5'"),
-    (["--filter", "itm>50", "--itm_model", "a"], "from 0 to below 1"),
     (["--filter", "itm>0.5", "--itm_model", "{out}"], "captions.jsonl does not exist"),
     (["--itm_model", "a"], "--itm_model needs --filter"),
     (["{out}{{1..3}}.tar"], "3 of 3 tars are missing"),
     (["--prompt", "{{title}}"], "--prompt and --concurrency are for a served model"),
     (["beams=3"], "unknown key 'beams'; did you mean 'num_beams'?"),
     (["num_beams=0"], "num_beams"),
+    (["--metadata", "{photos}/a.jsonl"], "its name has to be metadata.jsonl"),
+    (["--metadata", "{photos}/within/metadata.jsonl"], "is not in the folder of"),
+    (["--engine", "ray", "--device", "cuda:1"], "with --engine ray it is auto, cpu or cuda"),
+    # Found when the captioner is built; no unfinished run is left.
+    (["--num_return", "3"], "num_return is 3 with num_beams 2"),
+    (["max_length=3"], "min_length is 5, above max_length, 3"),
+    (["temperature=2"], "temperature has no effect without sample=true"),
+    (["rerank_weight=0.2"], "rerank_weight has no effect without rerank"),
 ]
 
 
@@ -117,25 +123,8 @@ def test_an_output_that_another_program_writes_is_refused(refused):
         refused("another program is writing it")
 
 
-SAMPLING = {"top_p": 0.5, "top_k": 3, "temperature": 2.0}
-TOGETHER = [
-    (["--num_return", "3"], "num_return is 3 with num_beams 2"),
-    (["max_length=3"], "min_length is 5, above max_length, 3"),
-    *(([f"{k}={v}"], f"{k} has no effect without sample=true") for k, v in SAMPLING.items()),
-]
-
-
-@pytest.mark.parametrize(("flags", "line"), TOGETHER)
-def test_settings_that_do_not_go_together_leave_no_unfinished_run(refused, flags, line):
-    refused(line, *flags)
-
-
 def test_a_cluster_that_is_not_there_is_refused(refused, monkeypatch):
     if importlib.util.find_spec("ray"):
         refused("docs/captioning.md says how to start a cluster", "--engine", "ray")
     monkeypatch.setitem(sys.modules, "ray", None)
     refused("docs/captioning.md says how to start a cluster", "--engine", "ray")
-
-
-def test_a_device_that_is_not_for_a_cluster_is_refused(refused):
-    refused("with --engine ray it is auto, cpu or cuda", "--engine", "ray", "--device", "cuda:1")

@@ -48,12 +48,12 @@ def failures(tmp_path):
     return read_lines(path) if path.exists() else []
 
 
-@pytest.mark.parametrize("given", [pytest.param(0, marks=pytest.mark.slow), 6])
-def test_a_store_that_returns_nothing_any_more_ends_the_run(run, s3, stored, tmp_path, given):
+@pytest.mark.parametrize("answered", [pytest.param(0, marks=pytest.mark.slow), 6])
+def test_a_store_that_returns_nothing_any_more_ends_the_run(run, s3, stored, tmp_path, answered):
     """For example when credentials expire: no image is reported as failed."""
     undisturbed, _ = run(stored, folder="undisturbed")
     requests = itertools.count()
-    s3.withheld = lambda path: next(requests) >= given
+    s3.withheld = lambda path: next(requests) >= answered
     flags = ["num_workers=1", "--shard_size", "3"]
     _, log = run(stored, *flags, code=2)
     assert "run the same command again" in one_error_line(log, "not allowed: give credentials")
