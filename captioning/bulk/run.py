@@ -184,11 +184,6 @@ class BulkCaptioning:
 
     def _merge(self, made: Plan) -> None:
         request = self.request
-        unfinished = [unit for unit in range(len(made)) if not made.is_done(unit)]
-        if unfinished:
-            raise UserError(
-                f"{len(unfinished)} of {len(made)} units are not done: run the same command again"
-            )
         # After a call without work, the files stay as they are.
         is_there = stores.exists(request.out) and stores.exists(request.marker)
         if len(made) or request.verify or not is_there:
