@@ -15,7 +15,6 @@ from captioning.data.randaugment import rand_augment
 
 AREA = (0.5, 1.0)  # the area of a training crop, relative to the image
 ASPECT = (3 / 4, 4 / 3)  # width / height of a training crop
-REDUCTIONS = (8, 4, 2)  # a JPEG decoder can decode an image at 1/8, 1/4 or 1/2 of its size
 # Standard deviation of the noise at strength 1, for pixel values from 0 to 255. The pixel values of
 # a photo have about the same standard deviation.
 NOISE = 64.0
@@ -86,11 +85,9 @@ def weakly_augmented(image: Image.Image, strength: float) -> Tensor:
 def _reduce(image: Image.Image, most: int) -> int:
     """Set a JPEG file, not yet decoded, to be decoded at 1/n of its size, and return n.
 
-    n is the largest of REDUCTIONS that is at most `most`; 1 if there is none, and for other images.
+    n is the largest of 8, 4 and 2 that is at most `most`; 1 if there is none, and for other images.
     """
-    size = image.size
-    for reduction in REDUCTIONS:
-        if reduction <= most:
-            image.draft(None, (size[0] // reduction, size[1] // reduction))
-            return reduction if image.size != size else 1
-    return 1
+    width, height = image.size
+    if most > 1:
+        image.draft(None, (width // most, height // most))
+    return round(width / image.width)
