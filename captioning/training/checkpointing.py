@@ -100,16 +100,12 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
     saved, current = _saved_settings(content, label), config.model_dump()
     problems = list(_changed_settings(config, saved))
     now, before = batch_sizes(config), content.get("batches", batch_sizes(config))
-    images = math.prod(before.values()), math.prod(now.values())
+    same_images = math.prod(before.values()) == math.prod(now.values())
     # With bucket_batches, a batch of all processes has captions of similar length, so that its size
     # must not change either. It is (images per step) / accumulation_steps.
     same_buckets = before["accumulation_steps"] == now["accumulation_steps"]
-    if images[0] != images[1] or (config.bucket_batches and not same_buckets):
-        old, new = (
-            f"{count} ({', '.join(f'{size} {key}' for key, size in sizes.items())})"
-            for count, sizes in zip(images, (before, now))
-        )
-        problems.append(f"images per step were {old}, are {new}")
+    if not same_images or (config.bucket_batches and not same_buckets):
+        problems.append(f"images per step were the product of {before}, are that of {now}")
     if (items := content.get("items", num_items)) != num_items:
         problems.append(f"it had {items} training items, now there are {num_items}")
     started = done.epoch + (done.steps > 0)
