@@ -1,7 +1,6 @@
 """Builds and caches the index of a tar: the positions and captions of the samples in the tar."""
 
 import json
-import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
@@ -30,8 +29,7 @@ IndexRow = tuple[str, list[str], str, int, int]
 
 def index_path(tar: str) -> Path:
     """Return the path of the cached index of a tar in its present state. Raises UserError."""
-    location = tar if stores.is_store(tar) else os.path.abspath(tar)
-    key = cache_key(repr((VERSION, location, stores.stamp(tar))), 32)
+    key = cache_key(repr((VERSION, stores.key_of(tar), stores.stamp(tar))), 32)
     return cache_folder() / "tars" / f"{key}.jsonl"
 
 

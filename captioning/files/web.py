@@ -53,12 +53,10 @@ async def _check_redirect(session: Any, context: Any, about: Any) -> None:
     """Refuse a redirect from a public server into a private network."""
     headers = about.response.headers
     target = about.url.join(URL(headers.get("Location") or headers.get("URI") or ""))
-    to_private, from_private = await asyncio.gather(
-        *(
-            asyncio.to_thread(are_private, str(url), session.trust_env)
-            for url in (target, about.url)
-        )
-    )
+    to_private, from_private = [
+        await asyncio.to_thread(are_private, str(url), session.trust_env)
+        for url in (target, about.url)
+    ]
     if any(to_private) and not all(from_private):
         raise UserError(
             f"{about.url}: its server redirects to {target.host}, which is in a private network"

@@ -1,5 +1,6 @@
 """Training on tar shards: the samples of files, in an order that goes on anywhere."""
 
+import gzip
 import io
 import json
 
@@ -176,6 +177,9 @@ def test_tars_of_nothing_but_bad_samples_are_refused(photos):
         write_members(tar, [(member, b"x")])
         with raises_line(UserError, start=f"{tar}: no samples in 1 tars: {line}"):
             Shards([tar])
+    (photos / "bad.tar").write_bytes(gzip.compress((photos / "bad.tar").read_bytes()))
+    with raises_line(UserError, f"{tar}: cannot be read further"):  # no place in it is known
+        Shards([tar])
 
 
 @pytest.fixture
