@@ -58,7 +58,7 @@ def hf_captioner(ours: BlipCaptioner) -> nn.Module:
     """
     from transformers import BlipConfig, BlipForConditionalGeneration
 
-    config = BlipConfig(**hf_config(ours, ours.text_decoder.objective.label_smoothing))
+    config = BlipConfig(**hf_config(ours))
     theirs = BlipForConditionalGeneration(config)
     theirs.load_state_dict(to_hf_names(ours.state_dict()), strict=False)
     theirs.tie_weights()  # sets the weight of the head, which is missing in the state dict
