@@ -25,9 +25,12 @@ def here(tmp_path, monkeypatch):
 
 def attacks(tmp_path):
     """Files of every form that holds a pickle."""
-    torch.save({"model": {"w": torch.ones(2)}, "x": Attack()}, tmp_path / "zip.pth")
-    torch.save(Attack(), tmp_path / "old.pth", _use_new_zipfile_serialization=False)
-    (tmp_path / "plain.pth").write_bytes(pickle.dumps(Attack()))
+    content = {"model": {"w": torch.ones(2)}, "x": Attack()}
+    torch.save(content, tmp_path / "beside weights.pth")
+    torch.save(content, tmp_path / "old form.pth", _use_new_zipfile_serialization=False)
+    torch.save(Attack(), tmp_path / "no weights.pth")
+    for protocol in (0, 2):
+        (tmp_path / f"pickle {protocol}.pth").write_bytes(pickle.dumps(Attack(), protocol))
     np.savez(tmp_path / "a.npz", features=np.array([Attack()]), files=np.array(["x"]))
     objects = np.array([Attack(), None], dtype=object)
     np.savez(tmp_path / "b.npz", features=objects, files=objects)

@@ -94,21 +94,26 @@ def word_vectors(path):
     return load_word_vectors(torch.nn.Embedding(5, 2), Vocabulary(["a"]), path)
 
 
-@pytest.mark.parametrize(
-    "read",
-    [
-        checkpoints.read,
-        read_openai_clip,
-        lambda path: ImageEncoder(classic_config(), str(path)),
-        word_vectors,
-    ],
-    ids=["resume", "CLIP", "image encoder", "word vectors"],
-)
-def test_readers_of_weights_name_the_file_and_run_no_pickle(tmp_path, read):
+READERS = {
+    "resume": checkpoints.read,
+    "weights": lambda path: read_checkpoint(str(path)),
+    "trusted weights": lambda path: read_checkpoint(str(path), trust_checkpoint=True),
+    "CLIP": read_openai_clip,
+    "image encoder": lambda path: ImageEncoder(classic_config(), str(path)),
+    "word vectors": word_vectors,
+}
+
+
+@pytest.mark.parametrize("torchs_switch", ["0", "1"])  # it makes torch run what is in files
+@pytest.mark.parametrize("name", READERS)
+def test_readers_of_weights_name_the_file_and_run_no_pickle(
+    tmp_path, monkeypatch, name, torchs_switch
+):
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", torchs_switch)
     pickles, arrays = attacks(tmp_path)
     for path in [*pickles, *arrays]:
         with raises_line((ValueError, UserError), path.name):
-            read(path)
+            READERS[name](path)
 
 
 def test_transformers_models_of_metrics_run_no_pickle(tmp_path):
@@ -126,12 +131,3 @@ def test_readers_of_arrays_name_the_file_and_run_no_pickle(tmp_path, capsys):
             read_features(path.rename(path.with_suffix(".npz")))
         assert read_cached(path.with_suffix(".npz")) is None
         assert f"{path.with_suffix('.npz')} is damaged" in capsys.readouterr().err
-
-
-def test_torchs_switch_to_run_what_is_in_files_changes_nothing(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
-    for path in attacks(tmp_path)[0]:
-        with pytest.raises(ValueError):
-            read_checkpoint(str(path), trust_checkpoint=True)
-        with pytest.raises(UserError):
-            checkpoints.read(path)

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from tests.programs import one_error_line, run_program
+from tests.programs import one_error_line, refused, run_program, unchanged
 
 pytestmark = pytest.mark.usefixtures("no_java")
 evaluate = partial(run_program, "captioning.evaluate")
@@ -58,6 +58,32 @@ def test_captions_are_scored_printed_and_recorded(files, tmp_path, monkeypatch):
     assert second["caption"] == "😀\u2028\ud83d"
     assert first["ROUGE_L"] == 1.0 and second["ROUGE_L"] == second["CIDEr"] == 0.0
     assert (first["cap_len"], second["cap_len"]) == (5, 2)
+
+
+def rows(*ids):
+    return [{"image_id": image_id, "caption": f"caption {image_id}"} for image_id in ids]
+
+
+def test_predictions_of_other_images_are_one_line_and_leave_earlier_scores(files, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "metrics.json").write_text("{}")
+    arguments = files(rows(8, 9))
+    line = "predictions and references have no image id in common: the first ones are 8 and '5'"
+    with unchanged(tmp_path):
+        refused("captioning.evaluate", *arguments, "--output_dir", tmp_path / "out", part=line)
+
+
+def test_images_on_one_side_alone_are_counted_and_the_others_are_scored(files, tmp_path):
+    arguments = files(rows("x", 6, 9, 6))  # one of them twice
+    options = ["--metrics", "length", "diversity", "--output_dir", tmp_path / "out"]
+    code, out, err = evaluate(*arguments, *options)
+    assert code == 0 and "1 captions" in out
+    assert len((tmp_path / "out/per_caption.jsonl").read_text().splitlines()) == 1
+    assert err == (
+        f"warning: {arguments[0]}: 2 of 3 images with a prediction have no references and were "
+        "not scored, the first is 'x'\nwarning: 2 of 3 images with references have no prediction "
+        "and were not scored\n"
+    )
 
 
 def test_without_references_only_what_needs_none_is_scored(files, tmp_path):

@@ -69,18 +69,3 @@ def test_a_checkpoint_with_objects_is_evaluated_only_if_it_is_trusted(run, train
         one_error_line(run("--evaluate", code=2), "set trust_checkpoint: true")
     settings = ("trust_checkpoint=true", "metrics=[coco]", "spice=true")
     assert "METEOR, SPICE skipped: no Java" in run("--evaluate", *settings)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--evaluate"], "nothing to evaluate: "),
-        (["--evaluate", "pretrained=absent.pth"], "absent.pth does not exist"),
-        (["max_length=4", "min_length=1"], "max_length is 4; with this prompt, of 4 tokens"),
-        (["max_length=600"], "it must be 5 to 512"),
-        (["max_tokens=5"], "max_tokens is 5; with this prompt"),
-        (["med_config={hidden_sise: 3}"], "unknown key 'hidden_sise'"),
-    ],
-)
-def test_a_users_mistake_is_one_line_and_exit_code_2(run, arguments, message):
-    one_error_line(run(*arguments, code=2), message)

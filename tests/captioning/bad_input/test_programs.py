@@ -1,11 +1,9 @@
 """Programs on a run that has ended: bad input is one line and changes no byte of the run."""
 
-import pickle
-
 import pytest
 import torch
 
-from tests.attacks import Attack
+from tests.attacks import attacks
 from tests.programs import one_error_line, unchanged
 
 
@@ -14,9 +12,9 @@ def names(trained, scenes_config, scenes, tmp_path_factory):
     """Return a run, a photo, and a folder of files that are named for what is wrong with them."""
     run = trained(tmp_path_factory.mktemp("finished") / "run")
     folder = tmp_path_factory.mktemp("files")
-    content = torch.load(run / "checkpoint_best.pth", weights_only=True)
-    torch.save({**content, "x": Attack()}, folder / "attack.pth")
-    (folder / "pickle.pth").write_bytes(pickle.dumps(Attack()))
+    (attack, *_, pickled), _ = attacks(folder)
+    attack.rename(folder / "attack.pth")
+    pickled.rename(folder / "pickle.pth")
     torch.save({"model": {"w": torch.ones(3)}}, folder / "other.pth")
     (folder / "empty.json").write_text("")
     (folder / "images").mkdir()
@@ -26,13 +24,19 @@ def names(trained, scenes_config, scenes, tmp_path_factory):
     return {"config": scenes_config, "run": run, "files": folder, "photo": photos[0]}
 
 
+NEW = "train --config {config} --output_dir new"
 TRAIN = "train --config {config} --output_dir {run} metrics=[length] max_epoch=1"
 EVALUATE = f"{TRAIN} --evaluate --eval_split test"
 UNREAD = f"{EVALUATE} image_root={{files}}"
 ATTEND = "attend --checkpoint {files}/attack.pth"
 # a program and its arguments, a part of what is said
 ROWS = [
-    (f"{TRAIN} num_beam=3", "unknown key 'num_beam'; did you mean 'num_beams'?"),
+    (f"{NEW} --evaluate", "nothing to evaluate: "),
+    (f"{NEW} --evaluate pretrained=absent.pth", "absent.pth does not exist"),
+    (f"{EVALUATE} max_length=4 min_length=1", "max_length is 4; with this prompt, of 4 tokens"),
+    (f"{EVALUATE} max_length=600", "it must be 5 to 512"),
+    (f"{EVALUATE} max_tokens=5", "max_tokens is 5; with this prompt"),
+    (f"{EVALUATE} med_config.hidden_sise=3", "unknown key 'hidden_sise'"),
     (f"{TRAIN} train_file={{files}}/empty.json", "empty.json: not valid JSON at line 1 (Exp"),
     (f"{TRAIN} init_lr=2e-3", "had other settings (init_lr was 0.001, is 0.002); set "),
     (UNREAD, ": not a readable image (none of JPEG, PNG,"),
