@@ -6,7 +6,7 @@ from captioning.metrics.base import entries_of, option_files
 from captioning.metrics.facts import Facts
 from captioning.rewards.interface import Reward, TrainingImages
 from captioning.scenes.facts import read_caption, true_facts
-from captioning.scenes.world import Scene, read_scenes
+from captioning.scenes.world import read_scenes
 
 
 class FactsReward(Reward):
@@ -21,10 +21,13 @@ class FactsReward(Reward):
         self.scenes = entries_of(images.files, read_scenes(path), f"reward: facts: {path}")
 
     def __call__(self, image_ids, captions) -> np.ndarray:
-        pairs = zip(image_ids, captions)
-        return np.array([[_true_minus_wrong(s.text, self.scenes[i]) for s in g] for i, g in pairs])
+        def true_minus_wrong(caption, scene):
+            statement = read_caption(caption)
+            return 2.0 * len(true_facts(statement, scene)) - len(statement.facts())
 
-
-def _true_minus_wrong(caption: str, scene: Scene) -> float:
-    statement = read_caption(caption)
-    return float(2 * len(true_facts(statement, scene)) - len(statement.facts()))
+        return np.array(
+            [
+                [true_minus_wrong(sampled.text, self.scenes[image_id]) for sampled in group]
+                for image_id, group in zip(image_ids, captions)
+            ]
+        )
