@@ -120,7 +120,7 @@ class Chair(Evaluator):
             rows.append((absent, len(mentions), len(named), len(objects)))
         hallucinated, mentions, named, present = zip(*rows)
         scores = Scores.from_means(
-            {"CHAIRs": [100.0 if each else 0.0 for each in hallucinated]},
+            {"CHAIRs": [100.0 * bool(each) for each in hallucinated]},
             details={"hallucinated": hallucinated},
             settings={
                 "chair_synonyms": self.config.synonyms or "published",

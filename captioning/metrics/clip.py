@@ -11,20 +11,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from captioning.data.image import MEAN, STD, load_image
-from captioning.metrics.base import option
 from captioning.metrics.openai_clip import read_openai_clip
 from captioning.metrics.pretrained import encodable, load_pretrained
 from captioning.runtime.errors import UserError
 
 CLIP_MODEL = "openai/clip-vit-base-patch32"
-CLIP_OPTIONS = {
-    "clip_model": option(
-        str,
-        CLIP_MODEL,
-        "a hub id, a folder, or a file of weights in OpenAI's layout",
-        min_length=1,
-    )
-}
 # Part of the cache key of image features. Change this text if the preprocessing changes.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
 

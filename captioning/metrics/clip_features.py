@@ -15,9 +15,9 @@ from captioning.files.cache import cache_folder, cache_key
 from captioning.files.stores import stamp
 from captioning.files.tables import is_row
 from captioning.files.writing import atomic_write
-from captioning.metrics.base import CaptionSet, Evaluator
+from captioning.metrics.base import CaptionSet, Evaluator, option
 from captioning.metrics.batches import in_batches
-from captioning.metrics.clip import CLIP_OPTIONS, PREPROCESSING, Clip, check_clip
+from captioning.metrics.clip import CLIP_MODEL, PREPROCESSING, Clip, check_clip
 from captioning.runtime.progress import log_line
 
 
@@ -33,7 +33,14 @@ def read_arrays(path: Path, *names: str) -> list[np.ndarray]:
 class ClipEvaluator(Evaluator):
     """The base class of evaluators that use CLIP features."""
 
-    options = CLIP_OPTIONS
+    options = {
+        "clip_model": option(
+            str,
+            CLIP_MODEL,
+            "a hub id, a folder, or a file of weights in OpenAI's layout",
+            min_length=1,
+        )
+    }
     needs_images = True
 
     def check_requirements(self) -> None:

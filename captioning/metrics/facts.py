@@ -69,7 +69,7 @@ class Facts(Evaluator):
             rank = _rank_of_own_scene(statement, scene, num_true, distinct)
             rows.append((num_stated, num_true, num_stated - num_true, rank))
         stated, correct, wrong, ranks = zip(*rows)
-        hits = {f"scene_R@{k}": [100.0 if r <= k else 0.0 for r in ranks] for k in RANKS}
+        hits = {f"scene_R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS}
         scores = Scores.from_means({"true_facts": correct, **hits})
         scores.update(Scores.from_ratios({"wrong_facts": (wrong, stated)}))
         return scores

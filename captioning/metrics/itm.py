@@ -18,15 +18,6 @@ from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, optio
 from captioning.metrics.batches import in_batches
 from captioning.runtime.errors import UserError
 
-ITM_OPTIONS = {
-    "itm_model": option(
-        Optional[str],
-        None,
-        "a retrieval checkpoint of BLIP: a path, URL or hf:// name",
-        min_length=1,
-    )
-}
-
 
 class Itm(Evaluator):
     """ITM: 100 * the matching head's probability that a caption matches its image.
@@ -43,7 +34,14 @@ class Itm(Evaluator):
         ),
         Metric("ITC", "ITC"),
     )
-    options = ITM_OPTIONS
+    options = {
+        "itm_model": option(
+            Optional[str],
+            None,
+            "a retrieval checkpoint of BLIP: a path, URL or hf:// name",
+            min_length=1,
+        )
+    }
     required = ("itm_model",)
     needs_images = True
 

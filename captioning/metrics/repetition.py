@@ -30,7 +30,7 @@ class Repetition(Evaluator):
         texts, _, tokenizer = captions.tokenized
         sentences = [text.split() for text in texts]
         values = {f"rep_{n}": [repeated_share(words, n) for words in sentences] for n in SIZES}
-        values["loops"] = [100.0 if has_loop(words) else 0.0 for words in sentences]
+        values["loops"] = [100.0 * has_loop(words) for words in sentences]
         return Scores.from_means(values, settings={"tokenizer": tokenizer})
 
 

@@ -12,7 +12,6 @@ from captioning.files.cache import local
 from captioning.files.images import images_in
 from captioning.files.tables import is_table
 from captioning.metrics.base import CaptionSet, Metric, Scores, option
-from captioning.metrics.clip import CLIP_OPTIONS
 from captioning.metrics.clip_features import ClipEvaluator, read_arrays
 from captioning.metrics.intervals import median_estimate
 from captioning.runtime.errors import UserError, one_line
@@ -49,7 +48,7 @@ class Retrieval(ClipEvaluator):
         Metric("median_rank", "Med. Rank", direction="lower"),
     )
     options = {
-        **CLIP_OPTIONS,
+        **ClipEvaluator.options,
         "pool": option(
             Optional[str], None, "more images for retrieval to search: a folder, a list or .npz"
         ),
@@ -88,7 +87,7 @@ class Retrieval(ClipEvaluator):
         ranks = [own_image_rank(vectors[text], images, index_of[path]) for text, path in pairs]
         where = self.config.pool or "the captions' own"
         scores = Scores.from_means(
-            {f"R@{k}": [100.0 if rank <= k else 0.0 for rank in ranks] for k in RANKS},
+            {f"R@{k}": [100.0 * (rank <= k) for rank in ranks] for k in RANKS},
             settings={
                 "clip_model": clip.name,
                 "pool": f"{len(images)} images ({where})",
