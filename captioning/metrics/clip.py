@@ -19,6 +19,8 @@ CLIP_MODEL = "openai/clip-vit-base-patch32"
 # Part of the cache key of image features. Change this text if the preprocessing changes.
 PREPROCESSING = "short side to the model's size, bicubic; centre crop; OpenAI's mean and std"
 
+MAX_ASPECT_RATIO = 64  # longer images are cropped first: resized, they would take gigabytes
+
 
 class Clip:
     """Wraps transformers' CLIPModel or SiglipModel, in float32 on a device.
@@ -91,7 +93,12 @@ class Clip:
 
     def read_image(self, path: Union[str, PathLike]) -> Tensor:
         """Return an image file as input of the image encoder, (3, S, S). Raises UserError."""
-        return self.preprocess(load_image(path))
+        from torchvision.transforms.functional import center_crop
+
+        image = load_image(path)
+        most = MAX_ASPECT_RATIO * min(image.size)
+        sides = [min(side, most) for side in (image.height, image.width)]
+        return self.preprocess(center_crop(image, sides))
 
     def renormalise(self, images: Tensor) -> Tensor:
         """Return images for `image_features`. images: (B, 3, S, S), normalised by MEAN and STD."""

@@ -62,6 +62,16 @@ def test_image_features_are_those_of_transformers(clip, naive, tmp_path, width, 
     assert both[0].numpy() == pytest.approx(expected, abs=1e-6)
 
 
+def test_a_strip_is_not_resized_to_gigabytes(clip, tmp_path, monkeypatch):
+    Image.new("RGB", (100_000, 1), "red").save(tmp_path / "strip.png")
+    resize, sizes = Image.Image.resize, []
+    monkeypatch.setattr(
+        Image.Image, "resize", lambda *x, **k: sizes.append(x[1]) or resize(*x, **k)
+    )
+    assert clip.read_image(tmp_path / "strip.png").shape == (3, 24, 24)
+    assert max(max(size) for size in sizes) <= 64 * 24
+
+
 def test_the_name_of_a_clip_identifies_its_weights(clip, naive, clip_folder, tmp_path):
     assert clip.name.startswith(f"{clip_folder}@") and clip.weights == Clip(clip_folder).weights
     naive.visual_projection.weight.data[0, 0] += 1e-3
