@@ -2,7 +2,7 @@
 
 - `.json`: a list of rows or of file names; COCO's {images, annotations}; Karpathy's {images};
   {id: file}; {id: [captions]}
-- `.jsonl`: a row per line
+- `.jsonl`, `.ndjson`: a row per line
 - `.csv`, `.tsv`, and `.txt` or `.token` with a header that names image and caption
 - Flickr8k's and Flickr30k's `.token` files and `results.csv`
 - `.txt`, `.token`: a file name per line
@@ -27,7 +27,8 @@ from captioning.files.reading import StrPath, parse_json, parse_json_lines, read
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_once
 
-SUFFIXES = (".txt", ".token", ".csv", ".tsv", ".json", ".jsonl", ".parquet", ".arrow")
+JSON_LINES = (".jsonl", ".ndjson")
+SUFFIXES = (".txt", ".token", ".csv", ".tsv", ".json", *JSON_LINES, ".parquet", ".arrow")
 METADATA = ("metadata.jsonl", "metadata.csv")  # names of a caption file in a folder of photos
 
 # A line of Flickr8k's .token files, or of Flickr30k's results.csv, one of whose lines lacks its
@@ -80,7 +81,7 @@ def _rows(path: str, split: Optional[str]) -> Iterator[_PlacedRow]:
         return tables.rows(path)
     if os.path.isdir(path):
         return _folder_rows(path)
-    if suffix == ".jsonl":
+    if suffix in JSON_LINES:
         return ((f"line {n}", row) for n, row in parse_json_lines(_lines(path), path))
     if suffix in SUFFIXES and suffix != ".json":
         return _text_rows(path, suffix)

@@ -34,6 +34,7 @@ LISTS = {  # of NAMES; {file: (content, ids)}
     "b.csv": ("id , image_path\r\n7 , one.jpg \r\n007,in/./two.jpg\r\n", [7, "007"]),
     "c.tsv": ("path\timage_id\none.jpg\t7\nin/two.jpg\t\n", [7, None]),
     "d.jsonl": ('{"image": "x/../one.jpg", "imgid": 7}\n{"file": "in/two.jpg"}\n', [7, None]),
+    "d.NDJSON": ('"one.jpg"\n{"file": "in/two.jpg", "id": "b"}\n', [None, "b"]),
     "e.json": ('["one.jpg", "in/two.jpg"]', [None, None]),
     "f.json": ('[{"image": "one.jpg", "image_id": "7"}, {"filepath": "in/two.jpg"}]', ["7", None]),
     "g.json": ('{"images": [{"file_name": "one.jpg", "id": 7}, {"file_name": "in/two.jpg"}]}', 0),
