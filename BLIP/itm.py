@@ -5,6 +5,7 @@
 
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, Optional
 
 import torch
@@ -121,8 +122,9 @@ def load_itm(
 
     image_size: S; the position embedding is resized to it. None takes the size for which the
     position embedding was trained. overrides: `tokenizer`, `vit` and `med_config`, see
-    `settings_in`. The second result says what was not copied unchanged. Raises CheckpointError,
-    DownloadError and ValueError.
+    `settings_in`. Without `tokenizer`, a vocab.txt beside the checkpoint is used if there is one. The
+    second result says what was not copied unchanged. Raises CheckpointError, DownloadError and
+    ValueError.
     """
     name = without_secrets(checkpoint)
     content = read_checkpoint(checkpoint, trust_checkpoint)
@@ -133,6 +135,9 @@ def load_itm(
             "such as model_base_retrieval_coco.pth"
         )
     settings = settings_in(content, state, name, image_size=image_size, **overrides)
+    vocabulary = Path(checkpoint).with_name("vocab.txt")  # of a released filter, without a network
+    if overrides.get("tokenizer") is None and vocabulary.is_file():
+        settings["tokenizer"] = str(vocabulary)
     config = read_med_config(settings["med_config"])
     tokenizer = CaptionTokenizer(settings["tokenizer"])
     with SkipInit():

@@ -45,6 +45,14 @@ def test_what_a_captioner_does_not_need_is_left_out_with_a_word(itm_checkpoint, 
     assert report.startswith(f"ignored {count} keys (") and not model.training
 
 
+def test_a_released_filter_takes_the_vocabulary_beside_it(itm_checkpoint, vocabulary, tmp_path):
+    content = torch.load(itm_checkpoint)
+    torch.save({"model": content["model"], "config": content["config"]}, tmp_path / "released.pth")
+    (tmp_path / "vocab.txt").write_bytes(vocabulary.read_bytes())
+    model, _ = load_itm(str(tmp_path / "released.pth"))
+    assert len(model.tokenizer) == len(load_itm(str(itm_checkpoint))[0].tokenizer)
+
+
 def test_a_captioner_is_refused_in_one_line(make_captioner, tmp_path):
     path = tmp_path / "captioner.pth"
     torch.save(make_captioner().state_dict(), path)
