@@ -92,9 +92,9 @@ class BlipItm(nn.Module):
         first: the token that replaces [DEC] at the start of each caption.
         """
         texts = [caption for group in captions for caption in group]
-        tokens, mask = self.tokenizer.encode(texts, MAX_TOKENS)
+        tokens = self.tokenizer.encode(texts, MAX_TOKENS)
+        mask = (tokens != self.tokenizer.pad)[:, None, None, :]  # (R, 1, 1, n)
         tokens[:, 0] = self.tokenizer.bert.token_to_id(first)
-        mask = mask.bool()[:, None, None, :]  # (R, 1, 1, n)
         tokens, mask = tokens.to(encoded.device), mask.to(encoded.device)
         return bert_states(self.text_encoder, tokens, mask, encoded if attend_image else None)[:, 0]
 

@@ -106,8 +106,8 @@ class CaptionTokenizer:
         text = text.encode("utf-8", "ignore").decode()
         return self.bert.encode(text, add_special_tokens=False).ids
 
-    def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
-        """Return ids and mask (1 token, 0 padding), int64 (R, n) with n <= max_length.
+    def encode(self, texts: list[str], max_length: int) -> Tensor:
+        """Return ids, int64 (R, n) with n <= max_length, padded with `pad`.
 
         A row begins with [DEC] and ends with [SEP], even if the text is truncated.
         """
@@ -115,8 +115,7 @@ class CaptionTokenizer:
             torch.tensor([self.start, *self.ids(text)[: max_length - 2], self.end])
             for text in texts
         ]
-        ids = pad_sequence(rows, True, self.pad)
-        return ids, (ids != self.pad).long()
+        return pad_sequence(rows, True, self.pad)
 
     def encode_prompt(self, prompt: str) -> Tensor:
         """Return int64 (n,): [DEC] and the prompt's tokens, without [SEP]."""

@@ -69,8 +69,8 @@ class Vocabulary:
     def token(self, token_id: int) -> str:
         return self.tokens[token_id]
 
-    def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
-        """Return ids and mask (1 token, 0 padding) of R texts, int64 (R, n) with n <= max_length.
+    def encode(self, texts: list[str], max_length: int) -> Tensor:
+        """Return ids of R texts, int64 (R, n) with n <= max_length, padded with `pad`.
 
         Each row begins with <START> and ends with <END>, even if the text is truncated.
         """
@@ -78,8 +78,7 @@ class Vocabulary:
             F.pad(self.encode_prompt(text)[: max_length - 1], (0, 1), value=self.end)
             for text in texts
         ]
-        ids = pad_sequence(rows, batch_first=True, padding_value=self.pad)
-        return ids, (ids != self.pad).long()
+        return pad_sequence(rows, batch_first=True, padding_value=self.pad)
 
     def encode_prompt(self, prompt: str) -> Tensor:
         """Return int64 (n,): <START> and the prompt's words, without <END>."""

@@ -40,7 +40,8 @@ def their_loss(ours: BlipCaptioner, theirs: nn.Module, image: Tensor, texts: lis
 
     image: (B, 3, S, S). texts: a list of one caption for each image.
     """
-    tokens, mask = ours.tokenizer.encode([ours.prompt + t for (t,) in texts], ours.max_tokens)
+    tokens = ours.tokenizer.encode([ours.prompt + t for (t,) in texts], ours.max_tokens)
+    mask = (tokens != ours.tokenizer.pad).long()
     labels = tokens.masked_fill(mask == 0, -100)
     labels[:, : len(ours.prompt_ids)] = -100
     tokens, mask, labels = (x.to(image.device) for x in (tokens, mask, labels))

@@ -65,13 +65,13 @@ class CaptionGenerator(nn.Module):
                 length = len(self.tokenizer.encode_prompt(prompt))
             texts += [prefix + caption for caption in group]
             prompt_lengths += [length] * len(group)
-        tokens, mask = self.tokenizer.encode(texts, self.max_tokens)
+        tokens = self.tokenizer.encode(texts, self.max_tokens)
         caption_starts = torch.tensor(prompt_lengths)
         if self.shift is not None:
             rows = torch.arange(len(tokens))
             tokens[rows, caption_starts] = self.shift[tokens[rows, caption_starts]]
         is_prompt = torch.arange(tokens.size(1)) < caption_starts.unsqueeze(1)
-        labels = tokens.masked_fill((mask == 0) | is_prompt, IGNORE)
+        labels = tokens.masked_fill((tokens == self.tokenizer.pad) | is_prompt, IGNORE)
         moved = (part.to(image.device, non_blocking=True) for part in (tokens, labels))
         return *moved, min(prompt_lengths)
 

@@ -71,10 +71,9 @@ class CaptionTokenizer:
         kept = [i for i in caption_ids if i == self.unknown or i not in self.special]
         return [*kept[: max_length - 1], self.end]
 
-    def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
+    def encode(self, texts: list[str], max_length: int) -> Tensor:
         rows = [torch.tensor(self.ids(text, max_length)) for text in texts]
-        ids = pad_sequence(rows, True, self.pad)
-        return ids, (ids != self.pad).long()
+        return pad_sequence(rows, True, self.pad)
 
     def encode_prompt(self, prompt: str) -> Tensor:
         """Return no ids, because the prompt belongs to the model's inputs, not to the caption."""

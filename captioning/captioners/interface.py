@@ -41,8 +41,8 @@ class Tokenizer(Protocol):
     def token(self, token_id: int) -> str:
         """Return the text of one id. It begins with ## if the token continues a word."""
 
-    def encode(self, texts: list[str], max_length: int) -> tuple[Tensor, Tensor]:
-        """Return int64 ids and a mask (1 token, 0 padding), each (R, n) with n <= max_length."""
+    def encode(self, texts: list[str], max_length: int) -> Tensor:
+        """Return ids, int64 (R, n) with n <= max_length, with `pad` after the end of a text."""
 
     def encode_prompt(self, prompt: str) -> Tensor:
         """Return the ids of the prompt, with which every caption begins, without an end token.

@@ -108,9 +108,8 @@ def _count_tokens(captioner: nn.Module, samples: Iterable[Sample], config: Confi
     counts = torch.zeros(len(tokenizer), dtype=torch.float64)
     for sample in samples:
         texts = [captioner.prompt + text for text in preprocess_captions(sample, config)]
-        ids, mask = tokenizer.encode(texts, config.max_tokens)
-        mask[:, : len(captioner.prompt_ids)] = 0
-        counts += torch.bincount(ids[mask.bool()], minlength=len(tokenizer))
+        labels = tokenizer.encode(texts, config.max_tokens)[:, len(captioner.prompt_ids) :]
+        counts += torch.bincount(labels[labels != tokenizer.pad], minlength=len(tokenizer))
     return counts
 
 

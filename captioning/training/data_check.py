@@ -53,8 +53,9 @@ def check_captions(config: Config, samples: Samples, tokenizer: Tokenizer) -> No
     cleaned = [preprocess_caption(text, len(text)) for text in texts]
     kept = [preprocess_caption(text, config.max_words) for text in texts]
     prompt = "" if package_of(config.model).PROMPT_IS_QUESTION else config.prompt
-    ids, mask = tokenizer.encode([prompt + text for text in kept], config.max_tokens + 1)
-    lengths = mask.sum(1).tolist()
+    ids = tokenizer.encode([prompt + text for text in kept], config.max_tokens + 1)
+    is_token = ids != tokenizer.pad
+    lengths = is_token.sum(1).tolist()
     cut = [
         text
         for text, whole, words, length in zip(texts, cleaned, kept, lengths)
@@ -65,12 +66,12 @@ def check_captions(config: Config, samples: Samples, tokenizer: Tokenizer) -> No
             f"training cuts {len(cut):,} of {len(texts):,} captions, such as {cut[0][:40]!r}: "
             "raise max_words or max_tokens to keep them whole"
         )
-    added = tokenizer.encode([prompt], config.max_tokens)[1].sum()  # such as the end token
-    is_unknown = (ids == tokenizer.unknown) & mask.bool()
-    share = is_unknown.sum() / (mask.sum() - added * len(texts))
+    added = tokenizer.encode([prompt], config.max_tokens).size(1)  # such as the end token
+    is_unknown = (ids == tokenizer.unknown) & is_token
+    share = is_unknown.sum() / (is_token.sum() - added * len(texts))
     if share > MAX_UNKNOWN:  # not if there are no tokens
         text = kept[is_unknown.any(1).nonzero()[0]]
-        words = (w for w in text.split() if tokenizer.unknown in tokenizer.encode([w], 99)[0])
+        words = (w for w in text.split() if tokenizer.unknown in tokenizer.encode([w], 99))
         log_line(
             f"{share:.1%} of the tokens in training captions are unknown to the vocabulary, such "
             f"as {next(words, text)[:30]!r}: choose a tokenizer of their language"

@@ -27,7 +27,8 @@ def loaded(path):
 
 
 def inputs_of(captioner, size=48, scale=1.0):
-    tokens, mask = captioner.tokenizer.encode(TEXTS, 40)
+    tokens = captioner.tokenizer.encode(TEXTS, 40)
+    mask = (tokens != captioner.tokenizer.pad).long()
     image = scale * torch.randn(len(TEXTS), 3, size, size)
     return {"pixel_values": image, "input_ids": tokens, "attention_mask": mask}
 

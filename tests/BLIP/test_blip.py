@@ -26,8 +26,8 @@ def test_loss_and_gradients_are_those_of_padded_rows_repeated_images_and_all_log
     decoder, image = captioner.text_decoder, torch.randn(2, 3, 48, 48, dtype=torch.float64)
     ours = with_gradients(captioner, lambda: captioner(image, CAPTIONS))
     captions = [captioner.prompt + caption for group in CAPTIONS for caption in group]
-    tokens, mask = captioner.tokenizer.encode(captions, 40)
-    labels, start = tokens.masked_fill(mask == 0, -100), len(captioner.prompt_ids)
+    tokens, start = captioner.tokenizer.encode(captions, 40), len(captioner.prompt_ids)
+    labels = tokens.masked_fill(tokens == captioner.tokenizer.pad, -100)
 
     def reference():
         embeds = captioner.visual_encoder(image.repeat_interleave(2, dim=0))

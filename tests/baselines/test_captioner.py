@@ -45,7 +45,7 @@ def test_the_loss_is_the_mean_over_all_words_of_each_caption_alone(model, prompt
     captioner, image = make(model, {"mle": 0.25, "smile": 0.75}, prompt=prompt), images()
     total, count = 0.0, 0
     for b, k in itertools.product(range(3), range(2)):
-        ids, _ = WORDS.encode([prompt + CAPTIONS[b][k]], 40)  # no padding, no other image
+        ids = WORDS.encode([prompt + CAPTIONS[b][k]], 40)  # no padding, no other image
         given = len(captioner.prompt_ids)
         logits, _ = captioner.decoder(ids[:, :-1], captioner.encoder(image[b : b + 1]))
         logits, labels = logits[:, given - 1 :], ids[:, given:]
@@ -61,7 +61,7 @@ def test_the_loss_is_the_mean_over_all_words_of_each_caption_alone(model, prompt
 
 def test_captions_are_cut_to_max_tokens():
     _, labels = make("lstm", max_tokens=4).predictions(images(1), [["a dog runs on grass"]])
-    assert labels.tolist() == WORDS.encode(["a dog"], 9)[0][:, 1:].tolist()
+    assert labels.tolist() == WORDS.encode(["a dog"], 9)[:, 1:].tolist()
 
 
 def test_the_coverage_penalty_is_the_mean_over_the_words_of_captions():
@@ -105,7 +105,7 @@ def test_no_caption_has_an_unknown_word(model):
 @pytest.mark.parametrize("model", ["attn", "sat"])
 def test_the_attention_map_is_the_attention_before_each_word(model):
     captioner, image = make(model, prompt="a "), images(1)
-    ids = WORDS.encode(["a dog runs"], 9)[0][0]  # start, a, dog, runs, end
+    ids = WORDS.encode(["a dog runs"], 9)[0]  # start, a, dog, runs, end
     logits, attention_map = captioner.score_tokens(captioner.encoder(image), ids)
     every, attention = captioner.decoder(ids[None, :-1], captioner.encoder(image))
     known = [n for n in range(len(WORDS)) if n not in (WORDS.pad, WORDS.start, WORDS.unknown)]

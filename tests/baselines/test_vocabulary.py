@@ -23,7 +23,7 @@ def test_a_chinese_character_is_a_word():
     words = ["一", "只", "red", "狗", "タ", "ワ", "ー"]
     assert split_words("一只 Red狗。タワー") == words
     vocabulary = Vocabulary([*words, "a"])
-    ids, _ = vocabulary.encode(["一只狗 a red"], 20)
+    ids = vocabulary.encode(["一只狗 a red"], 20)
     assert join_characters(vocabulary.decode(ids[0])) == "一只狗 a red"
 
 
@@ -36,14 +36,13 @@ def test_the_most_frequent_words_are_kept_in_a_fixed_order():
     assert prompted.words == ["a", "picture", "of", "dog"]
 
 
-def test_captions_become_padded_ids_and_a_mask_and_words_again():
+def test_captions_become_padded_ids_and_words_again():
     vocabulary = Vocabulary(["a", "dog", "runs"])
     assert vocabulary.tokens[:4] == ["<NULL>", "<START>", "<END>", "<UNK>"]
-    ids, mask = vocabulary.encode(["A dog runs", "a zebra", ""], 20)
+    ids = vocabulary.encode(["A dog runs", "a zebra", ""], 20)
     assert ids.tolist() == [[1, 4, 5, 6, 2], [1, 4, 3, 2, 0], [1, 2, 0, 0, 0]]
-    assert mask.tolist() == [[1, 1, 1, 1, 1], [1, 1, 1, 1, 0], [1, 1, 0, 0, 0]]
-    assert ids.dtype == mask.dtype == torch.int64
-    cut, _ = vocabulary.encode(["a dog runs", "a"], 4)
+    assert ids.dtype == torch.int64
+    cut = vocabulary.encode(["a dog runs", "a"], 4)
     assert cut.tolist() == [[1, 4, 5, 2], [1, 4, 2, 0]]
     assert vocabulary.decode(torch.tensor([1, 4, 5, 3, 6, 2, 0])) == "a dog runs"
     assert vocabulary.encode_prompt("a dog ").tolist() == [1, 4, 5]

@@ -44,7 +44,7 @@ def test_images_with_a_caption_become_files(tmp_path, new_format):
             ids.append(sample.image_id)
     assert len(set(ids)) == 11  # of both parts
     words = Vocabulary.count([*SAID["train"], *SAID["val"]], 20)
-    encoded, _ = words.encode(["a <unk> cat", "a zebra cat"], 9)
+    encoded = words.encode(["a <unk> cat", "a zebra cat"], 9)
     assert torch.equal(encoded[0], encoded[1]) and encoded[0, 2] == words.unknown
 
 

@@ -104,7 +104,7 @@ def test_a_picture_is_embedded_in_less_than_100_kb_or_left_out(tmp_path):
 
 def naive_costs(captioner, image, caption):
     """(own ids, probabilities, MLE cost, SMILE cost) of each token, one at a time."""
-    ids, _ = captioner.tokenizer.encode([captioner.prompt + caption], 40)
+    ids = captioner.tokenizer.encode([captioner.prompt + caption], 40)
     prompt = len(captioner.prompt_ids)
     embedded = captioner.visual_encoder(image)
     own = sorted(set(ids[0, prompt:].tolist()))
