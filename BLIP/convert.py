@@ -42,7 +42,6 @@ from BLIP.tokenizer import CONFIG, OPTIONS, CaptionTokenizer
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
-LABEL_SMOOTHING = 0.1  # BLIP's, with which transformers trains the model further
 
 
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -51,8 +50,11 @@ def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {rename(key, names): state[key] for key in state if key not in OPTIONAL_KEYS}
 
 
-def hf_config(model: Union[BlipCaptioner, BlipItm]) -> dict:
-    """Return the content of a model's `config.json`."""
+def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1) -> dict:
+    """Return the content of a model's `config.json`.
+
+    label_smoothing: the value that transformers uses if it trains the model.
+    """
     tokenizer = model.tokenizer
     vit = model.visual_encoder
     if isinstance(model, BlipItm):
@@ -62,7 +64,7 @@ def hf_config(model: Union[BlipCaptioner, BlipItm]) -> dict:
     else:
         text = model.text_decoder.config
         config = {"architectures": ["BlipForConditionalGeneration"], "tie_word_embeddings": True}
-        config["label_smoothing"] = LABEL_SMOOTHING
+        config["label_smoothing"] = label_smoothing
         config["prompt"] = model.prompt  # not read by transformers
     return {
         **config,
@@ -72,7 +74,7 @@ def hf_config(model: Union[BlipCaptioner, BlipItm]) -> dict:
             "vocab_size": len(tokenizer),
             "encoder_hidden_size": vit.embed_dim,
             **text.model_dump(exclude={"initializer_range"}),
-            "label_smoothing": LABEL_SMOOTHING,
+            "label_smoothing": label_smoothing,
             **special_ids(tokenizer),
             "sep_token_id": tokenizer.end,
         },
