@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 from fsspec.implementations.local import LocalFileSystem
 
@@ -35,6 +36,11 @@ class LateStore(LocalFileSystem):
         found = {n: i for n, i in found.items() if not (self._late(n) or n.endswith(".new"))}
         found = {n.lstrip("/"): info for n, info in found.items()}
         return found if detail else sorted(found)
+
+    def _open(self, path, mode="rb", **settings):
+        file = super()._open(path, mode, **settings)
+        file.cache = SimpleNamespace(fetcher=None)  # as files of other stores have one
+        return file
 
     def pipe_file(self, path, value, mode="overwrite", **settings):
         path = self._strip_protocol(path)
