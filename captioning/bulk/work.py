@@ -89,7 +89,7 @@ class Worker:
         try:
             for batch in self.model.prefetch(loader):
                 if batch.failure:
-                    raise UserError(f"{batch.failure}; nothing is lost: run the same command again")
+                    raise stores.StoreError(batch.failure)
                 new = self._lines(batch)
                 self.on_images(len(new))
                 lines += map(self.request.with_affixes, new)
@@ -100,9 +100,11 @@ class Worker:
                 if batch.is_last:
                     stores.remove(begun.pop(batch.unit))
                 signals.raise_if_requested()
-        except (signals.Stopped, UserError):
+        except (signals.Stopped, UserError) as stop:
             if lines:  # they are of one unit, see `Batch.is_last`
                 self._keep(batch.unit, first, lines, False)
+            if isinstance(stop, stores.StoreError):
+                raise UserError(f"{stop}; nothing is lost: run the same command again") from None
             raise
 
     def _lines(self, batch: Batch) -> list[dict[str, Any]]:
@@ -133,13 +135,9 @@ class Worker:
             entries = islice(entries_of(unit, self.left_out), kept, None)
             if tries >= TRIES:
                 entries = _set_aside(unit, kept, tries)
-            try:
-                while batch := list(islice(entries, self.model.batch_size)):
-                    yield Batch(number, offset, batch)
-                    offset += len(batch)
-            except stores.StoreError as error:
-                yield Batch(number, offset, [], failure=str(error))
-                return
+            while batch := list(islice(entries, self.model.batch_size)):
+                yield Batch(number, offset, batch)
+                offset += len(batch)
             yield Batch(number, offset, [], is_last=True)
 
 
