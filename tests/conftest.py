@@ -6,8 +6,6 @@ ones by `bash scripts/soak.sh`.
 
 import gc
 import os
-import shutil
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -29,17 +27,11 @@ from tests import processes, programs
 torch.ones((), requires_grad=True).backward()
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-OTHERS = {  # {marks of a call of scripts/test.sh: the commands for the tests that it leaves out}
-    "not slow and not soak": "bash scripts/test.sh --rest and bash scripts/soak.sh",
-    "slow and not soak": "bash scripts/test.sh and bash scripts/soak.sh",
-    "not soak": "bash scripts/soak.sh",
-}
 
 
 def pytest_configure(config):
     """Let pytest-xdist distribute files in the order of the items, not by their tests' number."""
     config.option.loadscopereorder = False
-    config.left_out = 0
 
 
 def pytest_collection_modifyitems(items):
@@ -57,31 +49,6 @@ def pytest_unconfigure():
     gc.unfreeze()  # libraries check it when Python ends
 
 
-def pytest_deselected(items):
-    """Count the collected tests that a call leaves out."""
-    items[0].config.left_out += len(items)
-
-
-def pytest_sessionfinish(session):
-    if hasattr(session.config, "workeroutput"):  # a worker of pytest-xdist, which collects all
-        session.config.workeroutput["left_out"] = session.config.left_out
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node):
-    node.config.left_out = getattr(node, "workeroutput", {}).get("left_out", 0)
-
-
-def pytest_terminal_summary(terminalreporter, config):
-    """Say how many tests ran, and how to run the others."""
-    outcomes = ("passed", "failed", "error", "skipped", "xfailed", "xpassed")
-    ran = sum(len(terminalreporter.stats.get(outcome, ())) for outcome in outcomes)
-    if config.left_out:
-        others = OTHERS.get(config.option.markexpr)
-        hint = f"; the others: {others}" if others else ""
-        terminalreporter.line(f"ran {ran} of {ran + config.left_out} tests{hint}")
-
-
 @pytest.fixture(autouse=True)
 def clean_process():
     """Start every test from the same random numbers. Leave no stop request and no process."""
@@ -95,18 +62,6 @@ def clean_process():
 def repository():
     """Return the root folder of the repository."""
     return REPOSITORY
-
-
-@pytest.fixture(scope="session")
-def linked_project(repository, tmp_path_factory):
-    """Return a folder of links to the project's, with scripts that use this Python as it is."""
-    root = tmp_path_factory.mktemp("linked project")
-    for entry in repository.iterdir():
-        if entry.name != "scripts":
-            (root / entry.name).symlink_to(entry)
-    shutil.copytree(repository / "scripts", root / "scripts")
-    (root / "scripts" / "setup.sh").write_text(f"echo '{sys.executable}'\n")
-    return root
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """Tiny runs in processes that tests can kill, and the difference of two runs."""
 
 import itertools
-import json
 import os
 import random
 import signal
@@ -20,7 +19,7 @@ from captioning.scenes.make import make_scenes
 from captioning.training.fsdp import MIN_TORCH
 from captioning.training.step import TrainingStep
 from tests.processes import Processes
-from tests.tiny import TINY_RUN
+from tests.tiny import TINY_RUN, log_of
 
 TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2])
 needs_fsdp = pytest.mark.skipif(TORCH < MIN_TORCH, reason="sharding: fsdp needs a later torch")
@@ -119,17 +118,9 @@ def be_quick(rank: int) -> None:
     program.FIRST_ERROR_WAIT_S = 1
 
 
-def log(folder: Path) -> list[dict]:
-    """The lines of a run's log; ValueError for one in its midst that is torn."""
-    path = folder / "log.jsonl"
-    text = path.read_text() if path.exists() else ""
-    whole, _, _ = text.rpartition("\n")  # what a kill cut off is mended on resume
-    return [json.loads(line) for line in whole.splitlines()]
-
-
 def last_step(folder: Path) -> int:
     """The last step in a run's log."""
-    return max((line["step"] for line in log(folder) if line["event"] == "step"), default=0)
+    return max((line["step"] for line in log_of(folder, "step")), default=0)
 
 
 def saved_step(folder: Path, steps: int) -> int:
@@ -149,7 +140,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def each_step(folder: Path, name: str) -> list[float]:
     """Return a logged value of each step."""
-    return [line[name] for line in log(folder) if line["event"] == "step"]
+    return [line[name] for line in log_of(folder, "step")]
 
 
 def assert_close_runs(first: Path, second: Path) -> None:
@@ -172,9 +163,7 @@ def difference(first: Path, second: Path) -> Optional[str]:
                 torch.testing.assert_close(one[part], two[part], rtol=0, atol=0)
             except AssertionError:
                 return f"{name}: {part}"
-    if log(first) != log(second):
-        return "log.jsonl"
-    for path in sorted((first / "result").glob("*.json")):
-        if path.read_bytes() != (second / "result" / path.name).read_bytes():
+    for path in (first / "log.jsonl", *sorted((first / "result").glob("*.json"))):
+        if path.read_bytes() != (second / path.relative_to(first)).read_bytes():
             return path.name
     return None

@@ -2,6 +2,8 @@
 
 import importlib.util
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -10,7 +12,6 @@ from captioning.config.keys import ROLES, roles_of
 from captioning.data.annotations import read_annotations
 from smile import OBJECTIVES
 from tests.documented_commands import OWN, Stage, Wrong, blocks, pages
-from tests.markers import quick_tests
 
 FOLDERS = "|".join(("configs", "scripts", "docs", *OWN))
 FILE = rf"(?<![\w/])(?:{FOLDERS})/[\w/.-]*\.(?:yaml|json|sh|py|md)\b"
@@ -55,41 +56,16 @@ def test_files_and_modules_that_pages_name_exist(repository):
     assert missing == []
 
 
-def without_quick_tests(root, text):
-    """Return the test files and folders that a text names and of which the quick run has none."""
-    found = []
-    for name in dict.fromkeys(re.findall(r"`(tests/[\w./-]+)`", text)):
-        path = root / name
-        files = path.glob("**/test_*.py") if path.is_dir() else [path] * path.exists()
-        if not any(quick_tests(file.read_text(encoding="utf-8")) for file in files):
-            found.append(name)
-    return found
-
-
 def test_each_promise_of_reliability_has_a_test_in_the_quick_run(repository):
     text = (repository / "docs" / "reliability.md").read_text(encoding="utf-8")
-    assert len(re.findall(r"`tests/", text)) > 20
-    assert without_quick_tests(repository, text) == []
-
-
-def test_tests_that_are_missing_or_all_slow_are_found(tmp_path):
-    slow, quick = "@pytest.mark.slow\ndef test_a(): pass\n", "def test_b(x): pass\n"
-    cases = '@pytest.mark.parametrize("x", [{}pytest.param(2, marks=pytest.mark.soak)])\n' + quick
-    sources = {
-        "slow": slow,
-        "soak_file": f"pytestmark = [pytest.mark.soak]\n{quick}",
-        "slow_cases": cases.format(""),
-        "helpers_alone": "def check(): pass\n",
-        "quick": slow + quick,
-        "quick_case": cases.format("1, "),
-    }
-    (tmp_path / "tests" / "empty").mkdir(parents=True)
-    for name, source in sources.items():
-        (tmp_path / "tests" / f"test_{name}.py").write_text(source)
-    named = [f"tests/test_{name}.py" for name in (*sources, "absent")] + ["tests/empty"]
-    found = without_quick_tests(tmp_path, " ".join(f"(`{name}`)" for name in named))
-    assert found == [name for name in named if "quick" not in name]
-    assert without_quick_tests(tmp_path, "all in `tests`") == []
+    named = set(re.findall(r"`(tests/[\w./-]+)`", text))
+    assert len(named) > 20
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *named]
+    command += ["-m", "not slow and not soak"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    quick = done.stdout.splitlines()
+    assert [name for name in named if not any(line.startswith(name) for line in quick)] == []
 
 
 def test_headings_that_pages_link_to_exist(repository):

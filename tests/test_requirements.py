@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.markers import slow
+
 PYTHONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 LINUX = {"sys_platform": "linux", "platform_system": "Linux", "platform_machine": "x86_64"}
 # Have no wheels; their source builds without a compiler.
@@ -30,7 +32,7 @@ def required_on(python, lines, extra=""):
 
 @pytest.mark.parametrize(
     "python",
-    [PYTHONS[0], *(pytest.param(python, marks=pytest.mark.slow) for python in PYTHONS[1:])],
+    [PYTHONS[0], *map(slow, PYTHONS[1:])],
 )
 def test_the_requirements_resolve_to_what_is_locked(repository, python):
     uv = [sys.executable, "-m", "uv", "pip", "compile", "--no-header", "--no-annotate", "--quiet"]

@@ -128,6 +128,9 @@ def leave_an_epoch(config, epoch=0, without=None):
 
 
 def log_of(folder, event):
-    """Return the lines of an event in a run's log."""
-    lines = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
+    """Return the lines of an event in a run's log; ValueError for one in its midst that is torn."""
+    path = folder / "log.jsonl"
+    text = path.read_text() if path.exists() else ""
+    whole, _, _ = text.rpartition("\n")  # what a kill cut off is mended on resume
+    lines = map(json.loads, whole.splitlines())
     return [line for line in lines if line["event"] == event]

@@ -10,8 +10,8 @@ import torch
 
 from captioning.metrics.diversity import Length
 from captioning.training.validation import caption_images
-from tests.runs import before_steps, difference, last_step, log, saved_step, stop_at
-from tests.tiny import CLASSIC
+from tests.runs import before_steps, difference, last_step, saved_step, stop_at
+from tests.tiny import CLASSIC, log_of
 
 STEPS = 8  # an epoch
 # Random steps; a failure names them.
@@ -131,6 +131,6 @@ def test_stopped_while_captions_are_made_or_scored_it_ends_bit_identical(run, fi
         run("max_epoch=1", hook=hook)
         assert saved_step(tmp_path / "run", STEPS) == STEPS
         assert not list(tmp_path.glob("run/result/*/metrics.json"))
-        assert not [line for line in log(tmp_path / "run") if line["event"] == "val"]
+        assert log_of(tmp_path / "run", "val") == []
     run("max_epoch=1")
     assert difference(finished("max_epoch=1", processes=1), tmp_path / "run") is None

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from captioning.files.writing import SUFFIX
 from captioning.models import checkpoints
-from tests.runs import Run, difference, last_step, log, saved_step, write_config
+from tests.runs import Run, difference, last_step, saved_step, write_config
 
 # STEPS and CHECKPOINT_EVERY are those of `write_config`.
 STEPS, EPOCHS, CHECKPOINT_EVERY = 8, 6, 3
@@ -89,7 +89,7 @@ class Disturbed:
     def _after_a_kill(self, folder: Path, codes: list[int]) -> None:
         self.counts["killed by kill -9"] += codes.count(-9) > 0
         self.counts["of them while a file was being written"] += any(folder.rglob(f".*{SUFFIX}"))
-        done, saved = self._logged(folder), self._saved(folder)
+        done, saved = last_step(folder), self._saved(folder)
         if done - saved > CHECKPOINT_EVERY:
             raise BrokenPromise(f"{folder}: {done} steps were done, {saved} are saved")
         self.counts["most steps lost by one kill"] = max(
@@ -101,12 +101,9 @@ class Disturbed:
             raise BrokenPromise(
                 f"{folder}: exit codes {codes} after a request to stop: {run.said()}"
             )
-        if self._logged(folder) != self._saved(folder):
+        if last_step(folder) != self._saved(folder):
             raise BrokenPromise(f"{folder}: a request to stop lost steps")
         self.counts["stopped by SIGTERM, SIGUSR1 or Ctrl-C, nothing lost"] += 1
-
-    def _logged(self, folder: Path) -> int:
-        return last_step(folder) if log(folder) else 0  # ValueError for a torn line
 
     def _saved(self, folder: Path) -> int:
         """The step of the newest checkpoint. All must be whole."""

@@ -4,6 +4,7 @@ import base64
 import os
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -35,18 +36,23 @@ def checkpoint(captioner, vocabulary, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def start_web(linked_project, tmp_path_factory):
+def start_web(repository, tmp_path_factory):
     """Return a function that starts scripts/web.sh in a folder. It installs no packages."""
-    if not (linked_project / "web/node_modules").is_dir():
+    if not (repository / "web/node_modules").is_dir():
         pytest.skip("no web/node_modules: run npm ci --prefix web")
     pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
-    programs = tmp_path_factory.mktemp("programs")
+    project, programs = (tmp_path_factory.mktemp(name) for name in ("linked project", "programs"))
+    for entry in repository.iterdir():
+        if entry.name != "scripts":
+            (project / entry.name).symlink_to(entry)
+    shutil.copytree(repository / "scripts", project / "scripts")
+    (project / "scripts" / "setup.sh").write_text(f"echo '{sys.executable}'\n")
     (programs / "npm").symlink_to(shutil.which("true"))
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
     options = {"env": {**os.environ, "PATH": path, "PORT": "0"}, "text": True}
     options.update(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    command = ["bash", linked_project / "scripts/web.sh"]
+    command = ["bash", project / "scripts/web.sh"]
     return lambda folder, *given: subprocess.Popen([*command, *given], cwd=folder, **options)
 
 
