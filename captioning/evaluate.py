@@ -35,9 +35,10 @@ from captioning.files.columns import normal_name
 from captioning.files.stores import require_writable
 from captioning.files.writing import write_json
 from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
-from captioning.metrics.base import Settings, build_evaluators, evaluator_classes, options_of
+from captioning.metrics.base import Settings, build_evaluators, evaluator_classes
 from captioning.metrics.image_files import find_images
 from captioning.metrics.intervals import INTERVALS
+from captioning.metrics.options import options_of
 from captioning.metrics.scoring import (
     compare,
     format_comparison,

@@ -32,8 +32,8 @@ from captioning.files.stores import (
 )
 from captioning.files.tars import is_tars
 from captioning.metrics import EVALUATORS
-from captioning.metrics.base import options_of
 from captioning.metrics.metric_sum import MetricSum
+from captioning.metrics.options import options_of
 from captioning.rewards.registry import REWARDS, check_options, check_rewards
 from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load

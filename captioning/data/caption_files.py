@@ -129,6 +129,24 @@ def of_images(ids: Iterable[ImageId], known: Mapping[ImageId, Any]) -> dict[Imag
     return {image_id: entry(image_id) for image_id in ids}
 
 
+def entries_of(
+    ids: Iterable[ImageId], known: Mapping[ImageId, Any], file: str
+) -> dict[ImageId, Any]:
+    """Return {image id: its entry in `known`}. Ids are matched as in `of_images`.
+
+    known: the content of a file, {image id: entry}. file: its name, for errors. Raises UserError
+    for an image without an entry.
+    """
+    entries = of_images(ids, known)
+    for image_id, entry in entries.items():
+        if not entry:
+            raise UserError(
+                f"{file} has no entry for image {image_of(image_id)!r}: add one, or leave the "
+                "image out"
+            )
+    return entries
+
+
 def image_of(caption_id: ImageId) -> ImageId:
     """Return the image id of a caption id: "a.jpg" for "a.jpg#0". Other ids stay unchanged."""
     return re.sub(r"#\d+\Z", "", caption_id) if isinstance(caption_id, str) else caption_id

@@ -10,9 +10,9 @@ yes and no are numbers of answers, and all is the number of questions, about all
 from pathlib import Path, PurePosixPath
 from typing import Any, Optional
 
-from captioning.data.annotations import ImageId
+from captioning.data.caption_files import ImageId, entries_of
 from captioning.files.reading import parse_json_lines, read_json, read_text
-from captioning.metrics.base import CaptionSet, Metric, Scores, entries_of, option
+from captioning.metrics.base import CaptionSet, Metric, Scores, option
 from captioning.metrics.judge import Judge
 from captioning.runtime.errors import UserError
 

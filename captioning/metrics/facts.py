@@ -9,7 +9,8 @@ scene_R@k    captions whose own scene ranks among the first k, per cent. For eac
 
 from typing import Optional
 
-from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, entries_of, option
+from captioning.data.caption_files import entries_of
+from captioning.metrics.base import CaptionSet, Evaluator, Metric, Scores, option
 from captioning.scenes.facts import Statement, max_true_facts, read_caption, true_facts
 from captioning.scenes.world import Scene, read_scenes
 

@@ -14,7 +14,7 @@ from typing import Optional, Union
 
 import numpy as np
 
-from captioning.data.caption_files import Captions, ImageId, of_images
+from captioning.data.caption_files import Captions, ImageId, entries_of, of_images
 from captioning.files.writing import write_json, write_text
 from captioning.metrics.base import (
     CaptionSet,
@@ -22,7 +22,6 @@ from captioning.metrics.base import (
     Scores,
     all_metrics,
     build_evaluators,
-    entries_of,
     metric_of,
 )
 from captioning.metrics.intervals import INTERVALS, RESAMPLES, mean_estimate, resampled_sums

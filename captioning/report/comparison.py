@@ -8,8 +8,9 @@ from typing import NamedTuple, Optional, Union
 from captioning.data.annotations import Sample
 from captioning.data.caption_files import Captions, ImageId, References
 from captioning.data.sources import known_annotation, read_split, references
-from captioning.metrics.base import build_evaluators, evaluator_classes, option_files
+from captioning.metrics.base import build_evaluators, evaluator_classes
 from captioning.metrics.intervals import Estimate
+from captioning.metrics.options import option_files
 from captioning.metrics.scoring import remarks, score
 from captioning.metrics.tokenizer import UNSPACED
 from captioning.report.runs import Run, read_runs

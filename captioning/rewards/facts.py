@@ -2,8 +2,9 @@
 
 import numpy as np
 
-from captioning.metrics.base import entries_of, option_files
+from captioning.data.caption_files import entries_of
 from captioning.metrics.facts import Facts
+from captioning.metrics.options import option_files
 from captioning.rewards.interface import Reward, TrainingImages
 from captioning.scenes.facts import read_caption, true_facts
 from captioning.scenes.world import read_scenes

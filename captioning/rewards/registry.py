@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from captioning.metrics.base import missing_options
+from captioning.metrics.options import missing_options
 from captioning.runtime.registry import load
 
 # {reward: "module:class"}

@@ -8,7 +8,7 @@ GRPOTrainer(model, rewards, train_dataset=rows_with_image_id, ...)
 from collections.abc import Collection
 from typing import Any, Callable
 
-from captioning.metrics.base import checked_options, missing_options
+from captioning.metrics.options import checked_options, missing_options
 from captioning.rewards.interface import Sampled, TrainingImages
 from captioning.rewards.registry import REWARDS
 from captioning.runtime.errors import UserError

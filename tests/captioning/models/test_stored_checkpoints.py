@@ -10,7 +10,7 @@ from app.checkpoints import load_checkpoints
 from BLIP.convert import save_hf
 from captioning.config import load_config
 from captioning.data.sources import read_split, references
-from captioning.metrics.base import option_files
+from captioning.metrics.options import option_files
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from, load_trained
 from captioning.runtime.errors import UserError

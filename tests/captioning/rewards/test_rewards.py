@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from captioning.metrics.base import CaptionSet, Settings, build_evaluators, checked_options
+from captioning.metrics.base import CaptionSet, Settings, build_evaluators
 from captioning.metrics.facts import Facts
+from captioning.metrics.options import checked_options
 from captioning.metrics.tokenizer import tokenize
 from captioning.rewards.cider import END, CiderD
 from captioning.rewards.clipscore import ClipScoreReward
