@@ -49,14 +49,14 @@ def without_labels(tuning, empty):
 
     def ignore(step, *_):
         without_dropout(step)
-        encode = step.learner._encode
+        training_tokens = step.learner.training_tokens
 
         def ignoring(*given):
-            tokens, mask, labels, start = encode(*given)
+            tokens, labels, start = training_tokens(*given)
             calls.append(given)
-            return tokens, mask, labels.fill_(-100) if len(calls) - 1 in empty else labels, start
+            return tokens, labels.fill_(-100) if len(calls) - 1 in empty else labels, start
 
-        step.learner._encode = ignoring
+        step.learner.training_tokens = ignoring
 
     tuning.before_step = ignore
     return tuning
