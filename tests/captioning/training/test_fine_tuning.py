@@ -97,6 +97,7 @@ def test_a_validation_that_a_kill_left_without_its_log_line_gets_it(run, scored)
     """Also in a run that is over; nothing else changes, and the line is not repeated."""
     path = run("max_epoch=1").run().folder / "log.jsonl"
     text = path.read_text()
+    assert '"val"' in text
     path.write_text("".join(line for line in text.splitlines(True) if '"val"' not in line))
     for _ in range(2):
         run("max_epoch=1").run()
