@@ -149,10 +149,11 @@ class Inputs:
             if tables.is_table(source) and (request.sidecar or request.metadata):
                 raise UserError(f"{source} has its images inside: use --write-shards or --parquet")
             return self._of_list(source)
-        images = [source]
-        if is_folder:
-            images = images_in(source, request.recursive, request.glob, self.left_out)
-        return ({"image": normal_name(image)} for image in images)
+        if not is_folder:
+            return iter([{"image": source}])
+        images = images_in(source, request.recursive, request.glob, self.left_out)
+        # A key of a store may have empty parts.
+        return ({"image": image if is_stored else normal_name(image)} for image in images)
 
     def _of_list(self, source: str) -> Iterator[Entry]:
         root = self.request.root or os.path.dirname(source)

@@ -2,8 +2,9 @@
 
 An unfinished run has the folder OUT.parts, on a disk or in a store:
 
-- plan.json: the settings of the run, and where each unit begins in units.jsonl. Written after, and
-  removed before, all other files: without it there is no unfinished run
+- plan.json: the settings of the run, the stamps of its tars, what planning has counted, and where
+  each unit begins in units.jsonl. Written after, and removed before, all other files: without it
+  there is no unfinished run
 - ID/units.jsonl: a unit per line, {"images": entries} or {"tar": url, ...}
 - ID/UNIT.FIRST.END.jsonl: the lines FIRST to END of a unit; UNIT.FIRST.END.last.jsonl: its last
 - ID/UNIT.FIRST.TOKEN.try: a process has begun the unit when FIRST of its lines were kept

@@ -43,6 +43,11 @@ def test_a_folder_is_captioned_as_on_disk_whatever_fails(run, s3, photos, stored
         assert "S3CR3T" not in path.read_text()
 
 
+def test_keys_with_empty_parts_are_kept(run, s3, photos):
+    s3.files.put_file(str(min(photos.glob("*.png"))), "bucket/odd/x//a.png")
+    assert [line["image"] for line in run("s3://bucket/odd")[0]] == ["s3://bucket/odd/x//a.png"]
+
+
 def failures(tmp_path):
     path = tmp_path / "out/captions.failed.jsonl"
     return read_lines(path) if path.exists() else []
