@@ -61,9 +61,10 @@ class Sidecars:
         """Return whether there is a sidecar, with a caption if it is XMP or on disk."""
         if os.path.basename(sidecar) not in self._names(os.path.dirname(sidecar) or "."):
             return False
-        if self.is_xmp:
-            return xmp.has_description(stores.read_bytes(sidecar), sidecar)
-        return stores.is_store(sidecar) or bool(Path(sidecar).read_bytes().strip())
+        with stores.read_errors(sidecar):  # it may be a folder
+            if self.is_xmp:
+                return xmp.has_description(stores.read_bytes(sidecar), sidecar)
+            return stores.is_store(sidecar) or bool(Path(sidecar).read_bytes().strip())
 
     def write(self, lines: Iterable[dict[str, Any]]) -> None:
         """Write the sidecars of lines, each atomically; see `_write`. Raises UserError."""
