@@ -3,6 +3,7 @@
 import ast
 import sys
 import sysconfig
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -68,17 +69,14 @@ def sources(names, graph):
 
 
 def circles(root):
-    """Return a line for each two files that import each other, directly or through others."""
-    known, reach = modules(root), {}
+    """Return the modules of a circle of imports, [] if there is none."""
+    known = modules(root)
     graph = {module: sources(names, known) - {module} for module, names in known.items()}
-    for start in graph:
-        seen, waiting = set(), [start]
-        while waiting:
-            new = graph[waiting.pop()] - seen
-            seen |= new
-            waiting += new
-        reach[start] = seen
-    return [f"{a} and {b}" for a in graph for b in sorted(reach[a]) if a < b and a in reach[b]]
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
 
 
 def captioner_classes(root):

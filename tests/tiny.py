@@ -15,6 +15,7 @@ from BLIP.itm import BlipItm
 from BLIP.sizes import read_med_config
 from BLIP.tokenizer import CaptionTokenizer
 from BLIP.vit import ImageEncoder
+from tests.programs import run_program
 
 SPECIAL_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = """
@@ -97,8 +98,6 @@ def save_itm(folder: Path, vocabulary: Path) -> Path:
 
 def train_run(config: Path, folder: Path, captioner: str) -> None:
     """Train a captioner of CAPTIONERS for an epoch in a folder, then score its test split."""
-    from tests.programs import run_program  # needs pytest, which tests/gpu has to do without
-
     given = ["--config", config, "--output_dir", folder, "max_epoch=1", "metrics=[length]"]
     for flags in ((), ("--evaluate", "--eval_split", "test")):
         outcome = run_program("captioning.train", *given, *CAPTIONERS[captioner], *flags)

@@ -1,13 +1,12 @@
 """Whole runs: stopped and resumed, and short of memory."""
 
 import contextlib
-import io
 import os
 import signal
+from unittest import mock
 
 import torch
 
-from captioning import train
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.work import Batch
 from captioning.data.image import evaluation_transform, load_image
@@ -15,6 +14,7 @@ from captioning.models import checkpoints
 from captioning.scenes.make import make_scenes
 from captioning.training.step import TrainingStep
 from tests.gpu.card import relative_error
+from tests.programs import run_program
 from tests.tiny import TINY_RUN, log_of
 
 PRECISION = {"cuda": "bf16", "cpu": "fp32"}
@@ -31,15 +31,15 @@ def config_of(card):
 
 
 def trained(card, folder, *changes):
-    given = ["--config", str(config_of(card)), "--output_dir", str(folder)]
-    with contextlib.redirect_stderr(io.StringIO()) as output:
-        ended = train.main([*given, "--device", card.device.type, *changes])
-    assert ended == 0, output.getvalue()[-1000:]
-    return output.getvalue()
+    """Train a run, and return its stderr."""
+    given = ["--config", config_of(card), "--output_dir", folder, "--device", card.device.type]
+    done = run_program("captioning.train", *given, *changes)
+    assert done.code == 0, done.err[-1000:]
+    return done.err
 
 
-def curve(folder):
-    return {line["step"]: line["loss"] for line in log_of(folder, "step")}
+def losses(folder):
+    return [line["loss"] for line in log_of(folder, "step")]
 
 
 def weights(folder):
@@ -47,8 +47,8 @@ def weights(folder):
     return torch.cat([x.flatten().float() for x in content["model"].values()])
 
 
-@contextlib.contextmanager
 def stopped_after(steps):
+    """Return a context in which a run is asked to stop after so many steps."""
     step_of = TrainingStep.__call__
 
     def step(self, batches, number):
@@ -56,11 +56,7 @@ def stopped_after(steps):
             os.kill(os.getpid(), signal.SIGTERM)
         return step_of(self, batches, number)
 
-    TrainingStep.__call__ = step
-    try:
-        yield
-    finally:
-        TrainingStep.__call__ = step_of
+    return mock.patch.object(TrainingStep, "__call__", step)
 
 
 def test_a_resumed_run_has_the_loss_curve_of_one_that_was_never_stopped(card):
@@ -69,9 +65,9 @@ def test_a_resumed_run_has_the_loss_curve_of_one_that_was_never_stopped(card):
     trained(card, whole, precision)
     with stopped_after(4):
         assert "stopped by SIGTERM" in trained(card, parted, precision)
-    assert len(curve(parted)) == 4
+    assert len(losses(parted)) == 4
     assert "resuming from" in trained(card, parted, precision)
-    pairs = list(zip(curve(whole).values(), curve(parted).values()))
+    pairs = list(zip(losses(whole), losses(parted)))
     equal, apart = sum(a == b for a, b in pairs), relative_error(weights(parted), weights(whole))
     print(f"{equal} of {len(pairs)} losses to the bit, weights {apart:.1e} apart")
     assert len(pairs) == 6 and all(abs(a - b) < 2e-2 * abs(a) for a, b in pairs), pairs

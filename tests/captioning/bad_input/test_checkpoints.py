@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import pickle
 
 import pytest
 import torch
@@ -36,7 +35,6 @@ UNREADABLE = {
     "cut at its end.pth": (WHOLE[:-10], "{} is damaged ("),
     "page.pth": (b"<html>404</html>", BLOCKED),
     "pointer.pth": (LFS, "{} is a pointer of Git LFS to the weights: run git lfs pull"),
-    "a pickle.pth": (pickle.dumps([1]), "{} "),
     "a number.pth": (saved(3), NO_STATE),
     "no weights.pth": (saved({"epoch": 3}), NO_STATE),
     "text.pth": (saved({"model": {"w": "1"}}), NO_STATE),
