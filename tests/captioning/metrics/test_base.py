@@ -7,7 +7,7 @@ import pytest
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config, config_class
 from captioning.metrics import EVALUATORS
-from captioning.metrics.base import Evaluator, all_metrics, build_evaluators
+from captioning.metrics.base import Evaluator, Settings, all_metrics, build_evaluators
 from captioning.metrics.metric_sum import MetricSum
 from captioning.rewards.interface import Reward
 from captioning.rewards.registry import REWARDS
@@ -15,6 +15,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.registry import load
 
 KINDS = {name: load(entry) for name, entry in EVALUATORS.items()}
+ZH = Settings(language="zh")
 
 
 def test_entries_declare_what_tables_and_configurations_need():
@@ -37,6 +38,15 @@ def test_entries_declare_what_tables_and_configurations_need():
 def test_an_evaluator_that_is_named_twice_is_built_once():
     chosen = build_evaluators(["length", "diversity", "length"])
     assert list(map(type, chosen)) == [KINDS["length"], KINDS["diversity"]]
+
+
+def test_english_metrics_have_no_score_in_another_language():
+    names = {each.name for kind in KINDS.values() for each in kind.metrics if each.only_english}
+    objects, words = {"CHAIRs", "CHAIRi", "object_recall"}, set(KINDS["detail"](None, ZH).skipped())
+    assert names == {"METEOR", "SPICE", *objects, *words} and len(words) == 4
+    [evaluator] = build_evaluators(["coco"], ZH)
+    reason = "only for English, not for language: zh"
+    assert evaluator.unavailable() == evaluator.skipped() == {"METEOR": reason}
 
 
 @pytest.mark.parametrize(
