@@ -122,8 +122,8 @@ def load_itm(
 
     image_size: S; the position embedding is resized to it. None takes the size for which the
     position embedding was trained. overrides: `tokenizer`, `vit` and `med_config`, see
-    `settings_in`. Without `tokenizer`, a vocab.txt beside the checkpoint is used if there is one. The
-    second result says what was not copied unchanged. Raises CheckpointError, DownloadError and
+    `settings_in`. Without `tokenizer`, a vocab.txt beside the checkpoint is used if there is one.
+    The second result says what was not copied unchanged. Raises CheckpointError, DownloadError and
     ValueError.
     """
     name = without_secrets(checkpoint)
