@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from captioning.runtime import signals
-from tests import processes, programs
+from tests import processes
 
 # The first backward pass starts a thread for each kind of device known by then, after which forked
 # processes cannot differentiate. This one knows only the CPU.
@@ -71,12 +71,6 @@ def shared_data():
     if not folder.is_dir():
         pytest.skip(f"no folder {folder}: the sample files are not part of the repository")
     return folder
-
-
-@pytest.fixture(scope="session")
-def run_program():
-    """Return `tests.programs.run_program`: call a program, get exit code, stdout and stderr."""
-    return programs.run_program
 
 
 @pytest.fixture(scope="session")

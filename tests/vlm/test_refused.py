@@ -10,7 +10,7 @@ import vlm.library
 from captioning.config import load_config
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.runtime.errors import UserError
-from tests.programs import one_error_line, raises_line
+from tests.programs import one_error_line, raises_line, run_program
 
 KEYS = "model: vlm\naugmentation: none\nimage_root: .\nann_root: .\nmax_tokens: 20\n"
 CHAT, PLAIN = "Idefics3ForConditionalGeneration", "VisionEncoderDecoderModel"
@@ -63,7 +63,7 @@ def test_a_key_that_does_not_fit_model_vlm_is_named(write, overrides):
         load_config(write(**settings), overrides_list)
 
 
-def test_an_older_transformers_is_one_line(write, monkeypatch, run_program):
+def test_an_older_transformers_is_one_line(write, monkeypatch):
     monkeypatch.setattr(vlm.library, "version", lambda name: "4.15.0")
     ended = run_program("captioning.train", "--config", write(vlm="a/b"), "--device", "cpu")
     assert ended.code == 2 and one_error_line(ended.err, "vlm needs transformers 5.0 or later") == (

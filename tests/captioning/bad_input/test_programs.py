@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.attacks import attacks
-from tests.programs import one_error_line, unchanged
+from tests.programs import one_error_line, run_program, unchanged
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ ROWS = [
 
 @pytest.mark.parametrize(("command", "message"), ROWS)
 def test_bad_input_is_one_line_and_changes_no_byte_of_the_run(
-    names, tmp_path, monkeypatch, run_program, command, message
+    names, tmp_path, monkeypatch, command, message
 ):
     monkeypatch.chdir(tmp_path)
     program, *arguments = [word.format(**names) for word in command.split()]

@@ -20,6 +20,7 @@ from captioning.models.build import captioner_from, load_trained
 from decoding import DecodingSettings
 from tests.captioning import object_store
 from tests.processes import Processes
+from tests.programs import run_program
 
 
 @pytest.fixture(scope="session")
@@ -112,7 +113,7 @@ def start(given, tmp_path, request):
 
 
 @pytest.fixture
-def call(given, start, run_program):
+def call(given, start):
     """Return a function that calls the program, which has to end with `code`: what it prints.
 
     hook: kills (-9) a process, in which the program is called then; see `tests.processes`.

@@ -11,6 +11,7 @@ from PIL import Image
 from captioning.bulk.model import CheckpointModel
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.data.caption_formats import write_captions
+from tests.programs import run_program
 
 
 def by_name(lines):
@@ -199,7 +200,7 @@ def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expect
 
 
 def test_a_file_of_weights_needs_a_configuration_and_a_runs_folder_none(
-    run, run_program, photos, checkpoint, scenes_config, tmp_path
+    run, photos, checkpoint, scenes_config, tmp_path
 ):
     released = tmp_path / "released.pth"
     torch.save({"model": torch.load(checkpoint)["model"]}, released)
@@ -228,7 +229,7 @@ def test_a_file_name_that_is_not_utf8_is_kept(run, photos, tmp_path):
 
 
 def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
-    run_program, photos, checkpoint, tmp_path, monkeypatch
+    photos, checkpoint, tmp_path, monkeypatch
 ):
     shown = "https://host/models/checkpoint_best.pth"
     address = f"{shown.replace('host', 'me:SECRET@host')}?X-Signature={'SECRET' * 100}"

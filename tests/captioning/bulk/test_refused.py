@@ -9,7 +9,7 @@ import sys
 import pytest
 from filelock import FileLock
 
-from tests.programs import one_error_line, unchanged
+from tests.programs import one_error_line, run_program, unchanged
 
 REFUSED = [
     (["--out", "{out}.json"], "has to be a file that ends in .jsonl"),
@@ -40,7 +40,7 @@ REFUSED = [
 
 
 @pytest.fixture
-def refused(photos, checkpoint, tmp_path, run_program, loaded):
+def refused(photos, checkpoint, tmp_path, loaded):
     """Return a function that calls the program, by default on the photos, which it has to refuse.
 
     That is: exit code 2 after one error line, which has `part` and is returned. No weights are

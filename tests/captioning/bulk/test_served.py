@@ -18,7 +18,7 @@ from captioning.metrics.itm import ItmScorer
 from captioning.runtime import signals
 from tests.captioning.bulk.conftest import read_lines, stopped_after
 from tests.captioning.chat_server import said, serving
-from tests.programs import one_error_line, unchanged
+from tests.programs import one_error_line, run_program, unchanged
 
 SECRET = "sk-very-secret"
 BUSY, CUT = (503, {}, "busy"), {"finish_reason": "length", "reasoning": "Hm"}
@@ -50,7 +50,7 @@ def server(monkeypatch, photos, loaded):
 
 
 @pytest.fixture
-def run(server, tmp_path, run_program):
+def run(server, tmp_path):
     """Return a function that captions an input, and returns the lines and the log."""
 
     def call(source, *arguments, code=0, url=server.url):
@@ -114,7 +114,7 @@ def test_an_answer_that_fails_takes_no_other_photos_score(run, server, photos, i
         assert line["itm"] == pytest.approx(score, abs=1e-4)
 
 
-def test_the_concurrency_is_used_and_not_exceeded(server, photos, tmp_path, run_program):
+def test_the_concurrency_is_used_and_not_exceeded(server, photos, tmp_path):
     """The server answers only once four requests are there."""
     together, now, most = threading.Barrier(4), [], []
 

@@ -9,7 +9,7 @@ from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from tests.markers import slow
-from tests.programs import raises_line, unchanged
+from tests.programs import raises_line, run_program, unchanged
 from tests.tiny import CLASSIC, log_of
 
 GIVEN = [
@@ -27,7 +27,7 @@ GIVEN = [
     ],
 )
 def test_a_run_learns_and_its_checkpoint_captions_with_its_own_words(
-    run, more, parts, scenes, scenes_config, run_program
+    run, more, parts, scenes, scenes_config
 ):
     tuning = run(*more).run()
     steps = log_of(tuning.folder, "step")

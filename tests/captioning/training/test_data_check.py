@@ -7,12 +7,12 @@ import torch
 
 from captioning.config import load_config
 from captioning.models.build import captioner_from, tokenizer_of
-from tests.programs import one_error_line, unchanged
+from tests.programs import one_error_line, run_program, unchanged
 from tests.tiny import CAPTIONERS
 
 
 @pytest.fixture
-def check(tmp_path, scenes, scenes_config, run_program):
+def check(tmp_path, scenes, scenes_config):
     """Return a function that checks files with a row per image, and returns what is said."""
     folder = tmp_path / "data"
     folder.mkdir()

@@ -6,13 +6,13 @@ import pytest
 
 from captioning.data.annotations import read_annotations
 from tests.captioning.data.caption_formats import write_captions
-from tests.programs import one_error_line
+from tests.programs import one_error_line, run_program
 
 SPLIT = "split={val: 0.2, test: 0.25}"
 
 
 @pytest.fixture(scope="module")
-def divided(scenes, scenes_config, tmp_path_factory, run_program):
+def divided(scenes, scenes_config, tmp_path_factory):
     """Return a function that trains on the scenes, all in one captions.txt; it returns the log.
 
     Its folder `run` has a run with SPLIT.
@@ -36,9 +36,7 @@ def divided(scenes, scenes_config, tmp_path_factory, run_program):
     return run
 
 
-def test_a_run_and_the_program_that_scores_its_captions_agree(
-    divided, tmp_path, run_program, no_java
-):
+def test_a_run_and_the_program_that_scores_its_captions_agree(divided, tmp_path, no_java):
     divided("--evaluate", "--eval_split", "test", "metrics=[coco, length, diversity]", SPLIT)
     made = divided.folder / "run/result"
     test, val = (
