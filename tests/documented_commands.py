@@ -8,16 +8,15 @@ import argparse
 import contextlib
 import importlib.util
 import io
+import json
 import re
 import runpy
 import shutil
-import stat
 import subprocess
 import sys
 import textwrap
 import warnings
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 from torch.distributed import run as torchrun
@@ -44,22 +43,18 @@ KNOWN_VARIABLES = {
     *("LMMS_EVAL_PLUGINS", "PYTHONPATH", "PYTHONSAFEPATH"),
 }
 OF_SLURM = {"SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_ID": "1", "SLURM_NNODES": "2"}
-STAND_IN = """#!/bin/bash
-{{ printf '%s\\0' "${{0##*/}}" "$@"; printf '\\0'; env -0; printf '\\0\\0'; }} > {record}.$$
-{cat} {record}.$$ >> {record}  # in one piece, whoever else writes in a pipe
-[[ ${{1:-}} != -c ]] || echo 1  # train.sh asks how many GPUs there are
+STAND_IN = f"""#!{sys.executable} -IS
+import json, os, sys
+call = [os.path.basename(sys.argv[0]), *sys.argv[1:]], dict(os.environ)
+with open({{record!r}}, "a") as file:  # in one piece, whoever else writes in a pipe
+    file.write(json.dumps(call) + os.linesep)
+if sys.argv[1:2] == ["-c"]:
+    print(1)  # train.sh asks how many GPUs there are
 """
 
 
 class Wrong(Exception):
     """A command that cannot work, and why."""
-
-
-class Command(NamedTuple):
-    """A program as it was called, and the variables that were set for it."""
-
-    words: list[str]
-    variables: dict[str, str]
 
 
 class _Parsed(BaseException):
@@ -89,49 +84,39 @@ class Stage:
         setup.write_text(f"echo {programs / 'python'}\n")  # nothing is to be installed
         for name in ("python", "torchrun", *FOREIGN):
             path = programs / name
-            path.write_text(STAND_IN.format(record=self.record, cat=shutil.which("cat")))
-            path.chmod(path.stat().st_mode | stat.S_IXUSR)
+            path.write_text(STAND_IN.format(record=str(self.record)))
+            path.chmod(0o755)
         for name in NEEDED_BY_SCRIPTS:
             (programs / name).symlink_to(shutil.which(name))
         self.variables = {"PATH": str(programs), "HOME": str(folder), **OF_SLURM}
 
-    def commands(self, block):
-        """What the block calls. Raises Wrong for what bash cannot run."""
+    def calls(self, block):
+        """The words and the variables of what the block calls. Raises Wrong for what cannot run."""
         self.record.unlink(missing_ok=True)
         # What a page downloads or unpacks is not there.
         text = f"set -eu -o pipefail\ncd() {{ :; }}\n{block}"
-        done = subprocess.run(
-            [shutil.which("bash"), "-c", text],
-            cwd=self.folder,
-            env=self.variables,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        options = {"cwd": self.folder, "env": self.variables, "timeout": 60}
+        command = [shutil.which("bash"), "-c", text]
+        done = subprocess.run(command, capture_output=True, text=True, **options)
         if done.returncode != 0:
             raise Wrong(done.stderr.strip() or f"bash ended with {done.returncode}")
-        recorded = self.record.read_text() if self.record.exists() else ""
-        return [self._command(call) for call in recorded.split("\0\0\0")[:-1]]
-
-    def _command(self, call):
-        words, _, variables = call.partition("\0\0")
-        found = dict(line.partition("=")[::2] for line in variables.split("\0"))
-        own = {"PWD", "OLDPWD", "SHLVL", "_", *self.variables}
-        return Command(words.split("\0"), {k: v for k, v in found.items() if k not in own})
+        own = {"PWD", "OLDPWD", "SHLVL", "_", "LC_CTYPE", *self.variables}
+        lines = self.record.read_text().splitlines() if self.record.exists() else []
+        return [(words, variables.keys() - own) for words, variables in map(json.loads, lines)]
 
     def check(self, block):
         """Raises Wrong, with the command, for the first of the block's that cannot be."""
-        for command in self.commands(block):
+        for words, variables in self.calls(block):
             try:
-                self._check(command)
+                self._check(words, variables)
             except (Wrong, UserError) as error:
-                raise Wrong(f"{' '.join(command.words)}: {error}") from error
+                raise Wrong(f"{' '.join(words)}: {error}") from error
 
-    def _check(self, command):
-        program, *words = command.words
+    def _check(self, words, variables):
+        program, *words = words
         scripts = "".join(path.read_text() for path in self.repository.glob("scripts/*.sh"))
         scripts += (self.repository / "tests/fuzz/examples.py").read_text()
-        for name in set(command.variables) - KNOWN_VARIABLES:
+        for name in variables - KNOWN_VARIABLES:
             if not re.search(rf"\$\{{{name}\b|\b{name}=|environ\.get\(.{name}\b", scripts):
                 raise Wrong(f"no script reads the variable {name}")
         for word in words:
