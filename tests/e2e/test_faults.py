@@ -52,6 +52,15 @@ def hang():
     time.sleep(100)
 
 
+def wait_for(condition, processes):
+    until = time.monotonic() + 100
+    while not condition():
+        assert time.monotonic() < until and (
+            not processes.ended() or processes.wait()[0] in (0, -9)
+        )
+        time.sleep(0.02)
+
+
 WAITED = "error: [rank 0] waited in vain for rank 1"
 
 
@@ -67,9 +76,7 @@ WAITED = "error: [rank 0] waited in vain for rank 1"
 def test_a_process_that_fails_is_named(config, tmp_path, do, code, line):
     run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(do))
     if do in (freeze, hang):
-        until = time.monotonic() + 60
-        while line not in run.said() and time.monotonic() < until:
-            time.sleep(0.1)
+        wait_for(lambda: line in run.said(), run)
         run.send(signal.SIGKILL, [1])  # as the launcher does
     assert run.wait() == [1, code] and line in run.said()
     assert saved_step(tmp_path / "run", 8) == 3
@@ -146,17 +153,12 @@ sys.exit(train.main(sys.argv[1:]))
 @pytest.fixture
 def launch(config, tmp_path):
     """Return a function that starts captioning.launch on two processes of a program."""
-    started = []
 
     def start(*program, settings=("max_epoch=1000",)):
         given = ["--config", config, "--output_dir", tmp_path / "run", "batch_size=4", *settings]
-        started.append(Launched(2, *program, *given, output=tmp_path / "said"))
-        return started[-1]
+        return Launched(2, *program, *given, output=tmp_path / "said")
 
-    yield start
-    for launched in started:
-        launched.send(signal.SIGKILL)
-        launched.wait()
+    return start
 
 
 def test_a_restarted_run_ends_bit_identical(launch, finished, tmp_path):
@@ -165,13 +167,6 @@ def test_a_restarted_run_ends_bit_identical(launch, finished, tmp_path):
     assert launched.wait() == [0], launched.said()
     assert "resuming from" in launched.said()
     assert difference(finished("batch_size=4", "max_epoch=1"), tmp_path / "run") is None
-
-
-def wait_for(condition, launched):
-    until = time.monotonic() + 100
-    while not condition():
-        assert time.monotonic() < until and (not launched.ended() or launched.wait()[0] in (0, -9))
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGUSR1), signal.SIGKILL])

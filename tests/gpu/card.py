@@ -1,28 +1,21 @@
 """What the checks on a GPU are given."""
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 REHEARSAL = "GPU_REHEARSAL" in os.environ  # in tiny sizes, on the CPU
 
 
-@dataclass(frozen=True)
-class Card:
+class Card(NamedTuple):
     """The device of the checks. folder: for their files. tiny: whether this is a rehearsal."""
 
     folder: Path
     tiny: bool = REHEARSAL
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device("cpu" if self.tiny else "cuda:0")
-
-    @property
-    def on_gpu(self) -> bool:
-        return not self.tiny
+    on_gpu: bool = not REHEARSAL
+    device: torch.device = torch.device("cpu" if REHEARSAL else "cuda:0")
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
