@@ -12,6 +12,7 @@ from PIL import Image
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from captioning.files import store_requests
+from captioning.metrics import meteor
 from tests.captioning import object_store
 
 CLIP_MERGES = ["t h", "th e</w>", "a n", "an d</w>", "c a", "ca t</w>", "d o", "do g</w>"]
@@ -109,14 +110,18 @@ def gpt2_folder(tmp_path_factory):
 @pytest.fixture(scope="session", autouse=True)
 def one_meteor():
     """Let the runs within this process share METEOR's Java, which takes seconds to start."""
-    from captioning.metrics.meteor import shared_process
-
-    with shared_process():
+    with meteor.shared_process():
         yield
 
 
 @pytest.fixture
-def no_java(monkeypatch, tmp_path):
+def own_meteor(monkeypatch):
+    """Let each score start its own Java, that which is on PATH then."""
+    monkeypatch.delenv(meteor.ADDRESS_VARIABLE, raising=False)
+
+
+@pytest.fixture
+def no_java(monkeypatch, tmp_path, own_meteor):
     """Leave no `java` on PATH: metrics that need it are tested in tests/captioning/metrics."""
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
 

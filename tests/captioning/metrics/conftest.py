@@ -5,15 +5,9 @@ import os
 import pytest
 
 from captioning.files import chat
-from captioning.metrics import judge, meteor
+from captioning.metrics import judge
 from captioning.metrics.java import JavaError, java_version
 from tests.captioning.chat_server import serving
-
-
-@pytest.fixture
-def own_meteor(monkeypatch):
-    """Let each score start its own Java, that which is on PATH then."""
-    monkeypatch.delenv(meteor.ADDRESS_VARIABLE, raising=False)
 
 
 @pytest.fixture(scope="session")
@@ -23,12 +17,6 @@ def java():
         java_version()
     except JavaError as error:
         pytest.skip(str(error))
-
-
-@pytest.fixture
-def no_java(monkeypatch, tmp_path, own_meteor):
-    """Leave no `java` on PATH."""
-    monkeypatch.setenv("PATH", str(tmp_path))
 
 
 @pytest.fixture
