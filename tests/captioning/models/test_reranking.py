@@ -103,9 +103,9 @@ def siglip_folder(tmp_path_factory):
 def test_clip_reranks_by_its_own_scores(built, image, request, folder):
     folder = str(request.getfixturevalue(folder))
     found, clip = generated(built(), Reranking("clip", 4, model=folder), image), Clip(folder)
-    old_mean, old_std, mean, std = (
-        torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD, *clip.statistics)
-    )
+    normalize = clip.preprocess.transforms[-1]
+    statistics = (MEAN, STD, normalize.mean, normalize.std)
+    old_mean, old_std, mean, std = (torch.tensor(values).view(3, 1, 1) for values in statistics)
     pixels = image * old_std + old_mean
     pixels = F.interpolate(pixels, (clip.image_size,) * 2, mode="bicubic", antialias=True)
     vectors = clip.image_features((pixels - mean) / std)
