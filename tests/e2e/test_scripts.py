@@ -122,6 +122,24 @@ def test_a_configuration_that_the_caller_lacks_is_the_projects(scripts):
         assert scripts.launch(script, "lr=1.yaml")[1][:4] == [*TRAIN, "lr=1.yaml"]
 
 
+@pytest.mark.parametrize(
+    ("file", "exported"),
+    [("config.json", "model/"), ("checkpoint_best.pth", "model/checkpoint_best.pth")],
+)
+def test_web_sh_exports_a_folder_of_transformers_or_the_best_epoch_of_a_run(
+    scripts, file, exported
+):
+    js = "web/node_modules/@huggingface/transformers/dist/transformers.min.js"
+    wasm = "web/node_modules/onnxruntime-web/dist/ort-wasm-simd-threaded.asyncify"
+    files = [scripts.root / name for name in ("web/page/a", js, f"{wasm}.mjs", f"{wasm}.wasm")]
+    for path in (*files, scripts.caller / "model" / file):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    (scripts.active / "bin/npm").symlink_to("/bin/true")
+    _, ((_, _, words),) = scripts.run("web.sh", "model/")  # ends, as the stand-in exports no file
+    assert words == ["-m", "BLIP.export", exported, "output/web/models.new/model/new"]
+
+
 @pytest.mark.parametrize("script", ["train.sh", "test.sh", "soak.sh"])
 def test_an_environment_is_looked_for_in_the_callers_folder(scripts, script):
     shutil.copytree(scripts.active, scripts.caller / "my venv")

@@ -89,6 +89,8 @@ def test_a_table_that_would_replace_another_file_is_refused(refused, photos, mon
 def test_sidecars_that_cannot_be_written_are_refused(refused, photos, monkeypatch):
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(photos / "within"))
     refused(f"--sidecar: cannot write to {photos / 'within'}", "--sidecar")
+    (photos / "scene_000000.txt").mkdir()
+    refused(f"{photos / 'scene_000000.txt'}: cannot be read: Is a directory", "--sidecar")
 
 
 @pytest.mark.parametrize("extension", [".Jpeg", ".small.png", ".", "", ".a/b", "txt"])
