@@ -1,4 +1,4 @@
-"""Reads and writes checkpoints, and loads their weights into a model.
+"""Reads checkpoints, and loads their weights into a model.
 
 No code in a checkpoint is run.
 """
@@ -7,11 +7,9 @@ import json
 import math
 import os
 import re
-import tempfile
 import warnings
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -330,23 +328,3 @@ def holds_tensors(state: Any) -> bool:
         isinstance(key, str) and isinstance(value, Tensor) and not value.is_meta
         for key, value in state.items()
     )
-
-
-@contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a path of the same name in a temporary folder, for the block to write a file or folder.
-
-    If the block succeeds, its result is renamed to `path`. There it replaces a file, but no folder.
-    Any error of the block becomes a CheckpointError, and `path` is unchanged.
-    """
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
-            yield Path(folder, path.name)
-            os.replace(Path(folder, path.name), path)
-    except Exception as error:  # torch and safetensors also raise other errors than OSError
-        reason = getattr(error, "strerror", None) or first_line(error)
-        raise CheckpointError(f"cannot write {path}: {reason}") from error
-
-
-def write_json(content: dict, path: Path) -> None:
-    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

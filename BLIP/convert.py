@@ -30,15 +30,14 @@ from BLIP.checkpoint import (
     OPTIONAL_KEYS,
     WORD_EMBEDDING,
     CheckpointError,
-    atomic_write,
     read_checkpoint,
     rename,
     run_config,
-    write_json,
 )
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of, run_program
 from BLIP.itm import HEAD, BlipItm, load_itm
 from BLIP.tokenizer import CONFIG, OPTIONS, CaptionTokenizer
+from BLIP.writing import atomic_write, write_json
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)

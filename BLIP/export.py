@@ -30,9 +30,9 @@ from torch import Tensor, nn
 from torch.export import Dim
 
 from BLIP.blip import BlipCaptioner
-from BLIP.checkpoint import write_json
 from BLIP.convert import special_ids, write_processing
 from BLIP.from_checkpoint import add_captioner_arguments, captioner_of, run_program
+from BLIP.writing import write_json
 
 CONFIG = "config.json"
 

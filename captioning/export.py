@@ -22,7 +22,8 @@ import torch
 from safetensors.torch import save_file
 
 from BLIP.card import write_card
-from BLIP.checkpoint import ADAPTER, FILES, RUN, atomic_write, read_checkpoint, run_config
+from BLIP.checkpoint import ADAPTER, FILES, RUN, read_checkpoint, run_config
+from BLIP.writing import atomic_write
 from captioning.files.stores import without_secrets
 from captioning.files.writing import write_json
 from captioning.models.build import captioner_from, trained_config
