@@ -13,8 +13,7 @@ from app import view
 from app.captions import Answer, CaptionService
 from app.options import SAMPLING, SETTINGS, default_settings
 from captioning.runtime.errors import UserError
-from captioning.scenes.make import draw
-from captioning.scenes.world import random_scene
+from captioning.scenes.make import draw, random_scene
 
 HEADER = (
     '<h1 class="smile-title">What captioners say of a photo</h1>'

@@ -14,6 +14,7 @@ import math
 import random
 import shutil
 from collections.abc import Mapping
+from itertools import combinations
 from pathlib import Path
 
 from PIL import Image, ImageDraw
@@ -24,7 +25,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.progress import progress
 from captioning.scenes.annotators import describe_all
 from captioning.scenes.paragraphs import describe_in_paragraphs
-from captioning.scenes.world import RADIUS, Scene, Thing, random_scene
+from captioning.scenes.world import COUNTS, GROUNDS, SHADES, SHAPES, SIZES, Scene, Thing
 
 SPLITS = {"train": 6000, "val": 150, "test": 300}
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -34,6 +35,8 @@ VERSION = 1  # has to be increased when a change makes other scenes from the sam
 SIDE = 96  # pixels
 DRAWN_SIDE = 192  # images are drawn larger, then reduced, for smooth edges
 UNIT = DRAWN_SIDE / 48  # pixels per unit of the world
+# Radii in units of the world, which is 48 units wide and high.
+RADIUS = {"tiny": 3.5, "small": 6.0, "large": 8.0, "huge": 11.0}
 
 SHADE_COLOURS = {
     "crimson": "#a00c2a",
@@ -129,6 +132,26 @@ def _write_data_set(folder: Path, made_from: dict):
         write_text("".join(f"{token}\n" for token in tokens), temporary / name)
     write_json({"made_from": made_from, "scenes": scenes}, temporary / "scenes.json")
     temporary.replace(folder)
+
+
+def random_scene(rng: random.Random) -> Scene:
+    """Return a random scene. Its things differ in size and do not overlap."""
+    pick = rng.choice
+    while True:
+        sizes = rng.sample(list(SIZES), rng.randint(1, len(COUNTS)))
+        sizes.sort(key=lambda size: -RADIUS[size])
+        things = tuple(
+            Thing(pick(SHAPES), pick(list(SHADES)), size, rng.randrange(3), rng.randrange(3))
+            for size in sizes
+        )
+        if all(_are_apart(a, b) for a, b in combinations(things, 2)):
+            return Scene(pick(GROUNDS), things)
+
+
+def _are_apart(a: Thing, b: Thing) -> bool:
+    # The cells of the grid are 16 units wide and high.
+    distance = 16 * math.hypot(a.column - b.column, a.row - b.row)
+    return distance >= RADIUS[a.size] + RADIUS[b.size]
 
 
 def image_name(image_id: int) -> str:

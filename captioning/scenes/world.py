@@ -1,10 +1,7 @@
-"""Defines scenes of simple shapes and the facts that are true of a scene; makes random scenes."""
+"""Defines scenes of simple shapes and the facts that are true of a scene."""
 
-import math
-import random
 from collections.abc import Iterator
 from functools import cache
-from itertools import combinations
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,13 +29,10 @@ SIZES = {
     "large": ("large",),
     "huge": ("large", "huge"),
 }
-# Radii in units of the world, which is 48 units wide and high.
-RADIUS = {"tiny": 3.5, "small": 6.0, "large": 8.0, "huge": 11.0}
 COLUMNS = ("left", "middle", "right")
 ROWS = ("top", "middle", "bottom")
 GROUNDS = ("sand", "grass", "water", "snow", "stone")
 COUNTS = ("one", "two", "three")
-MAX_THINGS = len(COUNTS)
 
 
 class Thing(NamedTuple):
@@ -114,23 +108,3 @@ def read_scenes(path: Path) -> dict[int, Scene]:
 
 def true_relations(a: Thing, b: Thing) -> list[str]:
     return [name for name, holds in RELATIONS.items() if holds(a, b)]
-
-
-def random_scene(rng: random.Random) -> Scene:
-    """Return a random scene. Its things differ in size and do not overlap."""
-    pick = rng.choice
-    while True:
-        sizes = rng.sample(list(SIZES), rng.randint(1, MAX_THINGS))
-        sizes.sort(key=lambda size: -RADIUS[size])
-        things = tuple(
-            Thing(pick(SHAPES), pick(list(SHADES)), size, rng.randrange(3), rng.randrange(3))
-            for size in sizes
-        )
-        if all(_are_apart(a, b) for a, b in combinations(things, 2)):
-            return Scene(pick(GROUNDS), things)
-
-
-def _are_apart(a: Thing, b: Thing) -> bool:
-    # The cells of the grid are 16 units wide and high.
-    distance = 16 * math.hypot(a.column - b.column, a.row - b.row)
-    return distance >= RADIUS[a.size] + RADIUS[b.size]

@@ -8,7 +8,8 @@ import pytest
 from captioning.scenes import facts
 from captioning.scenes.annotators import describe_all
 from captioning.scenes.facts import mark_words, read_caption, true_facts
-from captioning.scenes.world import Scene, Thing, random_scene
+from captioning.scenes.make import random_scene
+from captioning.scenes.world import Scene, Thing
 
 RED = Thing("circle", "crimson", "huge", column=0, row=0)
 BLUE = Thing("star", "azure", "tiny", column=2, row=1)
