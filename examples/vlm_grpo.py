@@ -23,9 +23,9 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from captioning.config import every_key, load_config
+from captioning.config.loading import parse_yaml
 from captioning.config.lora import Lora
 from captioning.data.sources import read_split
-from captioning.files.reading import parse_yaml
 from captioning.files.tables import is_row
 from captioning.rewards.interface import TrainingImages
 from captioning.rewards.registry import check_rewards

@@ -12,11 +12,14 @@ from typing import Annotated, Any, Optional, Union, get_args, get_origin
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
+from ruamel.yaml.events import AliasEvent
 
 from captioning.config.config import GONE, Config, config_class, parse_config
-from captioning.files.reading import parse_yaml, read_text
+from captioning.files.reading import read_text
 from captioning.files.writing import write_text
-from captioning.runtime.errors import UserError
+from captioning.runtime.errors import UserError, one_line
+
+MAX_ALIASES = 20  # in a YAML text: nested aliases of a small text can expand to billions of values
 
 
 def load_config(
@@ -47,6 +50,27 @@ def load_config(
         wrong_keys = {detail["loc"][0] if detail["loc"] else None for detail in error.errors()}
         source = "command line" if wrong_keys <= changed else path
         raise UserError(f"{source}: {explained(error, values)}") from error
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return the value of a YAML 1.2 text: mappings, lists, text, numbers, dates.
+
+    Only the tags of YAML itself are allowed, so that no tag can name a Python type or function.
+    Raises UserError, whose text begins with `where`.
+    """
+    try:
+        events = YAML(typ="safe", pure=True).parse(text)
+        if sum(isinstance(event, AliasEvent) for event in events) > MAX_ALIASES:
+            raise ValueError(f"more than {MAX_ALIASES} aliases")
+        return YAML(typ="safe", pure=True).load(text)
+    except RecursionError:
+        raise UserError(f"{where}: not valid YAML: it is nested too deeply") from None
+    except Exception as error:  # also for an impossible value, such as a 13th month
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f" at line {mark.line + 1}"
+        parts = (getattr(error, part, None) for part in ("context", "problem"))
+        problem = ", ".join(filter(None, parts)) or str(error)
+        raise UserError(f"{where}: not valid YAML{line}: {one_line(problem, None)}") from error
 
 
 def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:

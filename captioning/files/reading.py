@@ -1,4 +1,4 @@
-"""Reads text, JSON and YAML files. Each error is one line that names the file."""
+"""Reads text and JSON files. Each error is one line that names the file."""
 
 import json
 from collections.abc import Collection, Iterable, Iterator
@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from captioning.files.stores import read_bytes
-from captioning.runtime.errors import UserError, one_line
+from captioning.runtime.errors import UserError
 
 StrPath = Union[str, PathLike]
-
-MAX_ALIASES = 20  # in a YAML text: nested aliases of a small text can expand to billions of values
 
 
 def read_text(path: StrPath) -> str:
@@ -76,27 +74,3 @@ def parse_line(text: bytes) -> Optional[dict[str, Any]]:
     except ValueError:
         return None
     return entry if isinstance(entry, dict) and text.endswith(b"\n") else None
-
-
-def parse_yaml(text: str, where: str) -> Any:
-    """Return the value of a YAML 1.2 text: mappings, lists, text, numbers, dates.
-
-    Only the tags of YAML itself are allowed, so that no tag can name a Python type or function.
-    Raises UserError, whose text begins with `where`.
-    """
-    from ruamel.yaml import YAML  # imported only for YAML
-    from ruamel.yaml.events import AliasEvent
-
-    try:
-        events = YAML(typ="safe", pure=True).parse(text)
-        if sum(isinstance(event, AliasEvent) for event in events) > MAX_ALIASES:
-            raise ValueError(f"more than {MAX_ALIASES} aliases")
-        return YAML(typ="safe", pure=True).load(text)
-    except RecursionError:
-        raise UserError(f"{where}: not valid YAML: it is nested too deeply") from None
-    except Exception as error:  # also for an impossible value, such as a 13th month
-        mark = getattr(error, "problem_mark", None)
-        line = "" if mark is None else f" at line {mark.line + 1}"
-        parts = (getattr(error, part, None) for part in ("context", "problem"))
-        problem = ", ".join(filter(None, parts)) or str(error)
-        raise UserError(f"{where}: not valid YAML{line}: {one_line(problem, None)}") from error
