@@ -5,7 +5,7 @@ from the run's seed, the rank, and the epoch, index or step; see `data/randomnes
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -97,8 +97,8 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
     have to stay.
     """
     label, done = f"the run in {config.output_dir}", Progress.of(content)
-    saved, current = _saved_settings(content, label), config.model_dump()
-    problems = list(_changed_settings(config, saved))
+    saved = _saved_settings(content, label)
+    problems = list(_problems(config, saved))
     now, before = batch_sizes(config), content.get("batches", batch_sizes(config))
     same_images = math.prod(before.values()) == math.prod(now.values())
     # With bucket_batches, a batch of all processes has captions of similar length, so that its size
@@ -115,13 +115,10 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
         raise UserError(
             f"{label} had other settings ({'; '.join(problems)}); set the old ones, or {ADVICE}"
         )
-    changed = [
-        f"{key} was {saved[key]!r}, is {current[key]!r}"
-        for role in ("generation", "scoring", "data")
-        for key in keys_of(role, type(config))
-        if saved.get(key, current[key]) != current[key]
-    ]
-    if changed:
+    free = (
+        key for role in ("generation", "scoring", "data") for key in keys_of(role, type(config))
+    )
+    if changed := [change for _, change in _changes(config, saved, free)]:
         log_line(f"{label} had other settings, which finished epochs keep: {'; '.join(changed)}")
 
 
@@ -137,24 +134,33 @@ def _saved_settings(content: dict[str, Any], label: str) -> dict[str, Any]:
         ) from error
 
 
-def _changed_settings(config: Config, saved: dict[str, Any]) -> Iterator[str]:
+def _changes(
+    config: Config, saved: dict[str, Any], keys: Iterable[str]
+) -> Iterator[tuple[str, str]]:
+    """Yield the name of each key that has changed, and a text with its old and new value.
+
+    If the earlier run trained another kind of captioner, only the common keys are compared.
+    """
+    current = config.model_dump()
+    for key in dict.fromkeys(keys):
+        if key in saved and saved[key] != current[key]:
+            yield key, f"{key} was {saved[key]!r}, is {current[key]!r}"
+
+
+def _problems(config: Config, saved: dict[str, Any]) -> Iterator[str]:
     """Yield a text for each setting that has changed, although it has to stay."""
-    current, reason = config.model_dump(), ""
     # Options of metrics may change, but not if they are those of a reward, too.
     rewards = [load(REWARDS[name]) for name in config.reward or ()]
     keys = [*keys_of("run", type(config)), *(key for each in rewards for key in each.options)]
     if config.lr_schedule in LENGTH_DEPENDENT:
         keys += keys_of("length", type(config))
-    for key in dict.fromkeys(keys):
-        # If the earlier run trained another kind of captioner, only the common keys are compared.
+    for key, change in _changes(config, saved, keys):
+        if key == "max_epoch":
+            change += f": learning rates of lr_schedule {config.lr_schedule} depend on it"
         # Turning skip_bad_images on is allowed: an unreadable image would have stopped the run, so
         # that the finished steps had none.
-        is_same = key not in saved or saved[key] == current[key]
-        if is_same or (key == "skip_bad_images" and current[key]):
-            continue
-        if key == "max_epoch":
-            reason = f": learning rates of lr_schedule {config.lr_schedule} depend on it"
-        yield f"{key} was {saved[key]!r}, is {current[key]!r}{reason}"
+        if key != "skip_bad_images" or not config.skip_bad_images:
+            yield change
 
 
 class Checkpointing:
