@@ -151,8 +151,10 @@ def read_checkpoint(source: str, trust_checkpoint: bool = False) -> dict[str, An
         state = next((content.pop(name) for name in names if name in content), None)
         if not holds_tensors(state):
             raise CheckpointError(f"{path} is not a state dict and has none as 'model'")
-        # Another program may have trained the captioner as a part of a larger module.
-        outer = next((k.removesuffix(PATCH_WEIGHT) for k in state if k.endswith(PATCH_WEIGHT)), "")
+        # Another program may have trained the captioner as a part of a larger module, beside an
+        # average of its weights: the shortest name is taken.
+        outers = (key.removesuffix(PATCH_WEIGHT) for key in state if key.endswith(PATCH_WEIGHT))
+        outer = min(outers, key=len, default="")
         state = {PREFIXES.sub("", key.removeprefix(outer)): v for key, v in state.items()}
         if path.stem == "adapter_model":
             content[ADAPTER] = _read_json(path.with_name("adapter_config.json"))

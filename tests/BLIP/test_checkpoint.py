@@ -61,6 +61,16 @@ def test_a_file_of_every_form_gives_the_same_weights(make_captioner, tmp_path):
     assert read_checkpoint(str(tmp_path / "full.pth"))["epoch"] == 3
 
 
+@pytest.mark.parametrize("outer", ["", "model."])
+def test_an_average_of_the_weights_beside_them_is_ignored(make_captioner, tmp_path, outer):
+    state, target = make_captioner().state_dict(), make_captioner()
+    average = {f"ema_model.{key}": torch.zeros_like(state[key]) for key in state}
+    torch.save({**average, **{outer + key: state[key] for key in state}}, tmp_path / "ema.pth")
+    report = load_weights(target, read_checkpoint(str(tmp_path / "ema.pth"))["model"], "ema.pth")
+    assert report.startswith(f"ignored {len(state)} keys (")
+    torch.testing.assert_close(target.state_dict(), state)
+
+
 @pytest.mark.parametrize("form", ["safetensors", "bin", "safetensors shards", "bin shards"])
 def test_a_folder_of_transformers_is_read_in_every_form(make_captioner, tmp_path, form):
     captioner, (suffix, *shards) = make_captioner(), form.split()
