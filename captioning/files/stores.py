@@ -174,7 +174,7 @@ def _s3_names(folder: str, place: str, recursive: bool) -> Iterator[str]:
     query = {"Bucket": bucket, "Prefix": f"{key}/" if key else ""}
     query["Delimiter"] = "" if recursive else "/"
     page = {"IsTruncated": True}
-    while page["IsTruncated"]:
+    while page.get("IsTruncated"):  # some stores leave it out
         page = retry(folder, lambda system, _: system.call_s3("list_objects_v2", **query))
         yield from (f"{bucket}/{item['Key']}" for item in page.get("Contents", ()))
         query["ContinuationToken"] = page.get("NextContinuationToken")
