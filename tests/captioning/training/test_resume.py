@@ -53,80 +53,98 @@ def test_every_key_has_one_role_and_every_role_a_key():
     assert all(keys_of(role, config_class()) for role in ROLES)
 
 
-@pytest.fixture
-def with_another(at):
-    """Return a function that resumes a run after a key got a value which differs."""
-
-    def resume(key):
-        config = KEYS(**at("max_epoch=2").model_dump())
-        leave_an_epoch(config)
-        value = getattr(config, key)
-        number = value in (None, True, False) and value != 1
-        # The value of `reward` is read, so that it has to be valid.
-        value = {"facts": 1.0} if key == "reward" else 1 if number else "another"
-        return resumed(config.model_copy(update={key: value}))
-
-    return resume
-
-
 MAY_CHANGE = ("speed", "upkeep", "data", "generation", "scoring", "machine")
+# output_dir chooses the run; skip_bad_images may be turned on, see SETTINGS for off.
+RUN_KEYS = sorted({*keys_of("run", KEYS)} - {"skip_bad_images"})
+FREE_KEYS = sorted({key for role in MAY_CHANGE for key in keys_of(role, KEYS)} - {"output_dir"})
 
 
 @pytest.mark.filterwarnings("ignore:Pydantic serializer warnings")
-@pytest.mark.parametrize(
-    "key", [*keys_of("run", KEYS), *(r for m in MAY_CHANGE for r in keys_of(m, KEYS))]
-)
-def test_another_value_of_a_run_key_is_another_run_and_of_the_others_is_not(with_another, key):
-    if key == "output_dir":  # chooses the run
-        return
-    # skip_bad_images may be turned on: the run met no bad image. See below for off.
-    if key in keys_of("run", KEYS) and key != "skip_bad_images":
-        with pytest.raises(
-            UserError, match=f"had other settings \\({key} was .*, is .*set the old"
-        ):
-            with_another(key)
+@pytest.mark.parametrize("key", [*RUN_KEYS, *FREE_KEYS, "skip_bad_images"])
+def test_another_value_of_a_run_key_is_another_run_and_of_the_others_is_not(at, key):
+    config = KEYS(**at("max_epoch=2").model_dump())
+    leave_an_epoch(config)
+    value = getattr(config, key)
+    number = value in (None, True, False) and value != 1
+    # The value of `reward` is read, so that it has to be valid.
+    value = {"facts": 1.0} if key == "reward" else 1 if number else "another"
+    config = config.model_copy(update={key: value})
+    if key in RUN_KEYS:
+        with raises_line(UserError, f"had other settings ({key} was ", "; set the old ones"):
+            resumed(config)
     else:
-        assert with_another(key)["epoch"] == 0
+        assert resumed(config)["epoch"] == 0
 
 
-def test_a_run_of_before_a_key_existed_goes_on(at):
+LONGER = "(max_epoch was 3, is 4: learning rates of lr_schedule {} depend on it"
+PARTS = (
+    "images per step were the product of {'batch_size': 8, 'processes': 1, 'accumulation_steps': "
+    "1}, are that of {'batch_size': 8, 'processes': 2, 'accum"
+)
+BUCKETS, HALVES = ["bucket_batches=true"], ["batch_size=2", "accumulation_steps=2"]
+PLATEAU, CLIP = ["lr_schedule=plateau", "metrics=[coco]"], ["clip_model=another"]
+SETTINGS = [  # of the run; others on 2 processes; a part of the error line, None if it resumes
+    ([], ["batch_size=4", "tokenizer=other.txt"], "had other settings (tokenizer was '"),
+    (["skip_bad_images=true"], ["batch_size=4"], "(skip_bad_images was True, is False)"),
+    ([], ["batch_size=4", "max_epoch=4"], LONGER.format("cosine")),
+    *(
+        ([f"lr_schedule={name}"], ["batch_size=4", f"lr_schedule={name}", "max_epoch=4"], part)
+        for name in ("cosine_steps", "cosine_restarts")
+        for part in [LONGER.format(name)]
+    ),
+    (PLATEAU, [*PLATEAU, *HALVES, "max_epoch=9"], None),
+    ([], [], PARTS),
+    (BUCKETS, [*BUCKETS, *HALVES], "images per step were "),
+    (
+        ["reward={clipscore: 1}"],
+        ["reward={clipscore: 1}", "batch_size=4", *CLIP],
+        "(clip_model was",
+    ),
+    (["reward={cider: 1}"], ["reward={cider: 1}", "batch_size=4", *CLIP], None),
+]
+
+
+@pytest.mark.parametrize(("had", "given", "part"), SETTINGS)
+def test_a_setting_that_would_make_it_another_run_is_refused_in_one_line(
+    at, tmp_path, monkeypatch, had, given, part
+):
+    leave_an_epoch(at(*had))
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
+    if part is None:
+        assert resumed(at(*given))["epoch"] == 0
+        return
+    with raises_line(UserError, part, start=f"the run in {tmp_path} "):
+        resumed(at(*given))
+    assert (tmp_path / "checkpoint_00.pth").exists()  # nothing is lost
+
+
+def test_more_epochs_than_asked_and_other_data_are_refused(at):
+    leave_an_epoch(at(), epoch=2)
+    with raises_line(UserError, "; max_epoch is 2, but 3 epochs have begun"):
+        resumed(at("max_epoch=2"))
+    with raises_line(UserError, "it had 24 training items, now there are 13); set the"):
+        resumed(at(), num_items=13)
+
+
+def test_a_run_of_an_earlier_version_goes_on_if_its_keys_mean_the_same(at, tmp_path):
     leave_an_epoch(at(), without="augmentation")
-    assert resumed(at())["epoch"] == 0
-    with pytest.raises(UserError, match="augmentation was 'blip', is 'none'"):
+    with raises_line(UserError, "augmentation was 'blip', is 'none'"):
         resumed(at("augmentation=none"))
     leave_an_epoch(at(), without="exif")  # of a version that turned no photo
     assert resumed(at("exif=false"))["epoch"] == 0
     with raises_line(UserError, "had other settings (exif was False, is True)"):
         resumed(at())
-
-
-def test_a_run_with_a_key_that_is_gone_goes_on_if_the_key_had_no_effect(at, tmp_path):
     leave_an_epoch(at())
     path = tmp_path / "checkpoint_00.pth"
     content = torch.load(path)
-    content["config"] |= {"resume": "auto", "checkpoint_format": "whole", "reward_kl": 0.0}
-    torch.save(content, path)
-    assert resumed(at())["epoch"] == 0
-    content["config"]["reward_kl"] = 0.2
-    torch.save(content, path)
+    for former in (0.0, 0.2):
+        content["config"]["reward_kl"] = former  # a key that is gone
+        torch.save(content, path)
+        if not former:  # it had no effect
+            assert resumed(at())["epoch"] == 0
     line = "reward_kl is 0.2, which commit f445f286 was the last to support): finish it with"
     with raises_line(UserError, line):
         resumed(at())
-
-
-def test_a_run_may_get_other_parts_of_a_step_and_more_epochs_of_a_schedule_without_length(at):
-    leave_an_epoch(at("lr_schedule=plateau", "metrics=[coco]"))
-    more = ["max_epoch=9", "batch_size=4", "accumulation_steps=2"]
-    assert resumed(at("lr_schedule=plateau", "metrics=[coco]", *more))["epoch"] == 0
-
-
-def test_more_epochs_than_asked_and_other_data_are_refused(at):
-    leave_an_epoch(at(), epoch=2)
-    assert resumed(at())["epoch"] == 2
-    with pytest.raises(UserError, match="; max_epoch is 2, but 3 epochs have begun"):
-        resumed(at("max_epoch=2"))
-    with pytest.raises(UserError, match=r"it had 24 training items, now there are 13\); set the"):
-        resumed(at(), num_items=13)
 
 
 def test_changed_settings_of_captions_and_scores_are_named(at, capsys):
@@ -139,50 +157,10 @@ def test_changed_settings_of_captions_and_scores_are_named(at, capsys):
     assert f"had other settings, which finished epochs keep: {changes}" in capsys.readouterr().err
 
 
-def test_options_of_a_reward_are_the_runs(at):
-    leave_an_epoch(at("reward={clipscore: 1}"))
-    with pytest.raises(UserError, match=r"other settings \(clip_model was .*'another'\)"):
-        resumed(at("reward={clipscore: 1}", "clip_model=another"))
-    leave_an_epoch(at("reward={cider: 1}"))
-    assert resumed(at("reward={cider: 1}", "clip_model=another"))["epoch"] == 0
-
-
 def test_a_run_goes_on_with_another_signature_of_an_address(at):
     address = "pretrained=https://me:{0}@host/{1}.pth?X-Signature={0}"
     leave_an_epoch(at(address.format("FIRST", "a")))
     assert "FIRST" not in str(resumed(at(address.format("SECOND", "a"))))
-    with pytest.raises(UserError, match=r"pretrained was 'https://host/a\.pth'") as error:
+    with raises_line(UserError, "pretrained was 'https://host/a.pth'") as error:
         resumed(at(address.format("SECOND", "b")))
     assert "FIRST" not in str(error.value) and "SECOND" not in str(error.value)
-
-
-ROWS = [  # the settings of the run, other settings, a part of the error line
-    ([], ["tokenizer=other.txt"], "had other settings (tokenizer was '"),
-    (["skip_bad_images=true"], ["skip_bad_images=false"], "(skip_bad_images was True, is False)"),
-    *(
-        (
-            [f"lr_schedule={n}"],
-            ["max_epoch=4"],
-            f"(max_epoch was 3, is 4: learning rates of lr_schedule {n} ",
-        )
-        for n in ("cosine", "cosine_steps", "cosine_restarts")
-    ),
-    (["bucket_batches=true"], ["batch_size=2", "accumulation_steps=2"], "images per step were "),
-    (
-        *([], ["accumulation_steps=2"]),
-        "images per step were the product of {'batch_size': 8, 'processes': 1, "
-        "'accumulation_steps': 1}, are that of {'batch_size': 8, 'processes': 2, 'accum",
-    ),
-]
-
-
-@pytest.mark.parametrize(("had", "given", "part"), ROWS)
-def test_a_setting_that_would_make_it_another_run_is_refused_in_one_line(
-    at, tmp_path, monkeypatch, had, given, part
-):
-    leave_an_epoch(at(*had))
-    if part.startswith("images"):
-        monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    with raises_line(UserError, part, start=f"the run in {tmp_path} "):
-        resumed(at(*had, *given))
-    assert (tmp_path / "checkpoint_00.pth").exists()  # nothing is lost
