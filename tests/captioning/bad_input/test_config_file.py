@@ -10,12 +10,8 @@ START = b"image_root: a\nann_root: b\n"
 NO_TAG = "not valid YAML at line 3: could not determine a constructor for the tag '"
 
 
-def aliases(levels):
-    """A list of ten lists of ten lists ..., in a few hundred bytes."""
-    lines = ["prompt:", "  a0: &a0 [x]"]
-    for level in range(1, levels):
-        lines.append(f"  a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]")
-    return "\n".join(lines).encode()
+TENS = [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+ALIASES = f"prompt: [&a0 [x], {', '.join(TENS)}]".encode()  # of ten lists of ten lists ...
 
 
 CONTENTS = [
@@ -23,10 +19,9 @@ CONTENTS = [
     (b"image_root: \xe9", "not UTF-8 text at byte 12: convert it"),
     (b'{"image_root": "a", ', "not valid YAML at line 1: while parsing a flow node, expected the "),
     (START + b"image_root: c", "not valid YAML at line 3: while constructing a mapping, found dup"),
-    (START + b"1: 2", "1: found 1; keys should be strings"),
     (START + b"prompt: 2020-13-45", "not valid YAML: month must be in 1..12"),
     (START + b"prompt: " + b"[" * 700 + b"]" * 700, "not valid YAML: it is nested too deeply"),
-    (START + aliases(10), "not valid YAML: more than 20 aliases"),
+    (START + ALIASES, "not valid YAML: more than 20 aliases"),
     (START + b"metrics: &a [*a]", "metrics: found [[...]]; input should be 'coco', "),
     (START + b"prompt: !!python/object/apply:os.mkdir [ran]", f"{NO_TAG}tag:yaml.org,2002:python"),
     (START + b"prompt: !mine a", f"{NO_TAG}!mine'"),
@@ -47,8 +42,10 @@ def test_a_bad_file_is_refused_in_one_line_and_nothing_is_run(
 def test_an_override_is_read_as_safely_and_a_line_names_its_source(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_bytes(START)
-    with pytest.raises(UserError, match=r"override 'reward=!!python/name:os.system': not valid"):
-        load_config(path, ["reward=!!python/name:os.system"])
-    for override, source in {"batch_size=0": "command line", "min_lr=1": path}.items():
-        with pytest.raises(UserError, match=f"^{source}: "):
+    for override, line in {
+        "reward=!!python/name:os.system": "override 'reward=!!python/name:os.system': not valid",
+        "batch_size=0": "command line: ",
+        "min_lr=1": f"{path}: ",
+    }.items():
+        with raises_line(UserError, start=line):
             load_config(path, [override])

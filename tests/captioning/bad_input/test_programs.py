@@ -1,5 +1,7 @@
 """Programs on a run that has ended: bad input is one line and changes no byte of the run."""
 
+import shutil
+
 import pytest
 import torch
 
@@ -17,11 +19,11 @@ def names(trained, scenes_config, scenes, tmp_path_factory):
     pickled.rename(folder / "pickle.pth")
     torch.save({"model": {"w": torch.ones(3)}}, folder / "other.pth")
     (folder / "empty.json").write_text("")
-    (folder / "images").mkdir()
-    photos = sorted((scenes / "images").iterdir())
-    for path in photos:
-        (folder / "images" / path.name).write_text("no image")
-    return {"config": scenes_config, "run": run, "files": folder, "photo": photos[0]}
+    shutil.copytree(scenes / "images", folder / "images")
+    for path in (folder / "images").iterdir():
+        path.write_text("no image")
+    photo = min((scenes / "images").iterdir())
+    return {"config": scenes_config, "run": run, "files": folder, "photo": photo}
 
 
 NEW = "train --config {config} --output_dir new"
