@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from BLIP import download as hub
 from BLIP import read_checkpoint
 from BLIP.download import DownloadError, download, fetch, without_secrets
 from captioning.files import stores
@@ -75,14 +74,21 @@ def test_a_url_is_fetched_once_into_the_cache(server, hub_folder, tmp_path):
     assert len(list(hub_folder.iterdir())) == 5
 
 
-def test_a_file_with_another_hash_is_refused_and_the_next_one_is_whole(server, tmp_path):
+def test_of_two_processes_one_fetches_a_file_with_the_known_hash(server, tmp_path):
+    url, path = f"{server.url}/file", tmp_path / "file"  # a process gets no copy of the server
     server.content = CONTENT[:-1]
     with raises_line(DownloadError, "invalid hash value"):
-        download(f"{server.url}/file.bin", tmp_path / "file.bin", SHA256)
-    server.content = CONTENT
-    assert not (tmp_path / "file.bin").exists()
-    download(f"{server.url}/file.bin", tmp_path / "file.bin", SHA256)
-    assert (tmp_path / "file.bin").read_bytes() == CONTENT
+        download(url, path, SHA256)
+    assert not path.exists()
+    server.content, server.requests, server.delay = CONTENT, 0, 0.2
+
+    def program(_):
+        download(url, path, SHA256)
+        return 0
+
+    started = [Processes(program, [], tmp_path / f"log{n}") for n in range(2)]
+    assert [process.wait(60) for process in started] == [[0], [0]]
+    assert path.read_bytes() == CONTENT and server.requests == 1
 
 
 def test_a_truncated_checkpoint_is_one_line(server, hub_folder, tmp_path):
@@ -92,37 +98,6 @@ def test_a_truncated_checkpoint_is_one_line(server, hub_folder, tmp_path):
         server.content = path.read_bytes()[:500_000]
         with raises_line(ValueError, str(hub_folder)):
             read_checkpoint(f"{server.url}/{path.name}")
-
-
-def test_of_two_processes_one_fetches_a_file(server, tmp_path):
-    server.delay = 0.2
-    address = f"{server.url}/f"  # the server itself cannot be copied to a process
-
-    def program(_):
-        download(address, tmp_path / "f")
-        return 0
-
-    started = [Processes(program, [], tmp_path / f"log{n}") for n in range(2)]
-    assert [process.wait(60) for process in started] == [[0], [0]]
-    assert (tmp_path / "f").read_bytes() == CONTENT and server.requests == 1
-
-
-def test_no_error_shows_a_secret_of_an_address(server, hub_folder, monkeypatch):
-    monkeypatch.setattr(hub, "FETCHERS", {})
-    host = server.url[len("https://") :]
-    for address in (
-        f"https://me:SECRET@{host}/absent.pth?X-Signature=SECRET#SECRET",
-        f"https://{host}/absent.pth?X-Signature=SECRET",
-        f"https://{host}/a.pth?SECRET of two words",
-        f"https://me:SECRET/SECRET@{host}/a.pth",
-        f"https://me:SECRET@{host}/?SECRET",
-        "http://me:SECRET@127.0.0.1:9/a.pth?SECRET",
-        "s3://me:SECRET@bucket/a.pth?SECRET",
-        "hf://me:SECRET@name",
-    ):
-        with pytest.raises(DownloadError) as error:
-            fetch(address)
-        assert "SECRET" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -141,59 +116,56 @@ def test_an_address_is_shown_without_user_password_and_query(address, shown):
     assert without_secrets(address) == stores.without_secrets(address) == shown
 
 
-def test_names_of_the_hub_are_files_and_folders_of_its_cache(hub_model, monkeypatch):
-    (hub_model / "config.json").write_text('{"model_type": "blip"}')
-    (hub_model / "pytorch_model.bin").touch()
-    assert fetch("owner/name") == fetch("hf://owner/name") == hub_model
-    assert fetch("hf://owner/name/config.json") == hub_model / "config.json"
-    (hub_model / "config.json").write_text('{"model_type": "git"}')
-    with raises_line(DownloadError, "its model_type is git, not blip; see model: vlm"):
-        fetch("owner/name")
-    asked = []
-    monkeypatch.setattr(
-        hub, "snapshot_download", lambda *_, **where: asked.append(where) or hub_model
-    )
-    fetch("hf://spaces/owner/name@v1/config.json")
-    where = {"repo_type": "space", "revision": "v1", "allow_patterns": ("config.json",)}
-    assert asked == [where]
+def test_a_model_of_the_hub_is_fetched_as_safetensors_if_it_has_them(tmp_path, monkeypatch):
+    asked, folder = [], tmp_path
 
-
-def test_a_model_of_the_hub_is_fetched_as_safetensors_if_it_has_them(hub_model, monkeypatch):
-    def snapshot(*_, allow_patterns, **__):
+    def snapshot(name, *, allow_patterns, repo_type, revision):
+        asked.append((name, repo_type, revision))
         for name in on_hub:
             if any(Path(name).match(pattern) for pattern in allow_patterns):
-                (hub_model / name).write_text(on_hub[name])
-        return str(hub_model)
+                (folder / name).write_text(on_hub[name])
+        return str(folder)
 
-    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    monkeypatch.setattr("BLIP.download.snapshot_download", snapshot)
     config = json.dumps({"model_type": "blip"})
     names = ("vocab.txt", "a.bin", "b.bin", "a.bin.index.json", "tokenizer.json")
     on_hub = {"config.json": config, "flax.msgpack": "", **dict.fromkeys(names, "")}
-    fetch("owner/name")
-    assert {path.name for path in hub_model.iterdir()} == on_hub.keys() - {"flax.msgpack"}
-    for name in ("a.bin", "b.bin"):
-        (hub_model / name).unlink()
-    on_hub["a.safetensors"] = ""
-    fetch("owner/name")
-    assert (hub_model / "a.safetensors").exists() and not (hub_model / "a.bin").exists()
+    assert fetch("owner/name") == folder
+    assert {path.name for path in folder.iterdir()} == on_hub.keys() - {"flax.msgpack"}
+    assert fetch("hf://spaces/owner/name@v1/flax.msgpack") == folder / "flax.msgpack"
+    assert asked[-1] == ("owner/name", "space", "v1")
+    on_hub["a.safetensors"], folder = "", tmp_path / "other"
+    folder.mkdir()
+    fetch("hf://owner/name")
+    assert (folder / "a.safetensors").exists() and not (folder / "a.bin").exists()
+    on_hub["config.json"] = '{"model_type": "git"}'
+    with raises_line(DownloadError, "its model_type is git, not blip; see model: vlm"):
+        fetch("owner/name")
 
 
-def test_what_cannot_be_fetched_is_one_line(server, hub_folder, hub_model):
+def test_what_cannot_be_fetched_is_one_line_without_secrets(server, hub_folder, monkeypatch):
+    monkeypatch.setattr("BLIP.download.FETCHERS", {})
     no_address = "is no file's path or address at https:// or hf://"
-    cases = {
-        f"{server.url}/absent.pth": "Not Found",
-        "https://127.0.0.1:9/file.pth": "refused",
-        f"{server.url}/": no_address,
+    for source, message in {
+        f"{server.url.replace('//', '//me:SECRET@')}/absent.pth?X=SECRET#SECRET": "",
+        f"{server.url}/absent.pth?X-Signature=SECRET": "Not Found",
+        f"{server.url}/a.pth?SECRET of two words": "InvalidURL",
+        f"{server.url.replace('//', '//me:SECRET/SECRET@')}/a.pth": "https://...",
+        f"{server.url}/?SECRET": no_address,
         f"{server.url}/a%00b.pth": "embedded null",
-        "http://127.0.0.1:9/file.pth": no_address,
+        "https://127.0.0.1:9/file.pth": "refused",
+        "http://me:SECRET@127.0.0.1:9/a.pth?SECRET": no_address,
+        "s3://me:SECRET@bucket/a.pth?SECRET": no_address,
         "file:///etc/passwd": no_address,
+        "hf://me:SECRET@name": "is not hf://[spaces/]owner/name",
         "hf://owner/name/../../file.pth": "is not hf://[spaces/]owner/name",
-        "hf://name": "is not hf://[spaces/]owner/name",
-        "hf://owner/name/absent.pth": "No such file",
-        "hf://spaces/owner/name/a.pth": "cannot download hf://spaces/owner/name/a.pth: ",
+        "hf://owner/name/absent.pth": "cannot download hf://owner/name/absent.pth: ",
         "output/run": "cannot download output/run, which is no path: ",
-    }
-    for source, message in cases.items():
-        with raises_line(DownloadError, message):
+    }.items():
+        with raises_line(DownloadError, message) as error:
             fetch(source)
+        assert "SECRET" not in str(error.value)
     assert fetch("output/run.pth") == Path("output/run.pth")
+    monkeypatch.delenv("SSL_CERT_FILE")
+    with raises_line(DownloadError, "CERTIFICATE_VERIFY_FAILED"):
+        fetch(f"{server.url}/file.pth")

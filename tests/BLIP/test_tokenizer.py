@@ -7,8 +7,8 @@ import re
 import pytest
 import torch
 
-from BLIP.checkpoint import CheckpointError, settings_of
-from BLIP.convert import hf_config, save_hf
+from BLIP.checkpoint import settings_of
+from BLIP.convert import hf_config
 from BLIP.from_checkpoint import captioner_of
 from BLIP.tokenizer import CaptionTokenizer
 from decoding import DecodingSettings
@@ -57,84 +57,52 @@ LANGUAGES = (
 )
 
 
-@pytest.fixture(params=["defaults", "cased", "accents", "characters", "names"])
-def folders(request, tmp_path):
-    """Return a folder with vocab.txt, and one with tokenizer.json, with equal settings."""
+NAMES = {"pad_token": "<pad>", "unk_token": "<unk>", "sep_token": "</s>", "cls_token": "<s>"}
+FLAGS = dict.fromkeys(("lstrip", "rstrip", "normalized", "single_word"), False)
+SETTINGS = {
+    "defaults": {},
+    "cased": {"do_lower_case": False, "strip_accents": False},
+    "accents": {"do_lower_case": True, "strip_accents": False},
+    "characters": {"tokenize_chinese_chars": False},
+    "names": {**NAMES, "unk_token": {"__type": "AddedToken", "content": "<unk>", **FLAGS}},
+}
+
+
+@pytest.mark.parametrize("added", ["added_tokens.json", "additional_special_tokens"])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_folder_gives_the_tokens_of_transformers(hub_model, tmp_path, name, added):
+    """With vocab.txt or tokenizer.json, on the hub, and with a token that a user has added."""
     from transformers import BertTokenizerFast
 
-    names = {"pad_token": "<pad>", "unk_token": "<unk>", "sep_token": "</s>", "cls_token": "<s>"}
-    settings = {
-        "defaults": {},
-        "cased": {"do_lower_case": False, "strip_accents": False},
-        "accents": {"do_lower_case": True, "strip_accents": False},
-        "characters": {"tokenize_chinese_chars": False},
-        "names": names,
-    }[request.param]
-    special = [*names.values()] if request.param == "names" else SPECIAL_TOKENS[:4]
     words = {word for text in LANGUAGES for word in re.findall(r"\w+|\W", text)}
     pieces = {f"##{letter}" for word in words for letter in word}
     lower = {word.lower() for word in words} | {"schoner", "cafe", "uber"}
+    special = [*NAMES.values()] if name == "names" else SPECIAL_TOKENS[:4]
     vocabulary = [*special, "[MASK]", *sorted({*words, *lower, *pieces, *"狗人東京在"} - {" ", ""})]
-    folder, saved = tmp_path / "folder", tmp_path / "saved"
-    folder.mkdir()
+    folder, saved, settings = hub_model, tmp_path / "saved", dict(SETTINGS[name])
+    if added == "added_tokens.json":
+        (folder / added).write_text(json.dumps({"zweihundert": len(vocabulary)}))
+    else:
+        settings[added] = ["<photo>"]
     (folder / "vocab.txt").write_text("\n".join(vocabulary) + "\n", encoding="utf-8")
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     theirs = BertTokenizerFast.from_pretrained(str(folder))
     theirs.save_pretrained(str(saved))
     (saved / "vocab.txt").unlink(missing_ok=True)
-    return folder, saved, theirs
-
-
-def test_settings_of_a_folder_are_those_of_transformers(folders):
-    folder, saved, theirs = folders
-    for source in (str(folder), str(folder / "vocab.txt"), str(saved)):
+    texts = [*LANGUAGES, "zweihundert <photo> a"]
+    expected = [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
+    assert len(vocabulary) in expected[-1]
+    for source in (str(folder), str(folder / "vocab.txt"), str(saved), "owner/name"):
         ours = CaptionTokenizer(source)
         again = CaptionTokenizer(ours.files)  # as a checkpoint has them
-        for text in LANGUAGES:
-            ids = theirs(text, add_special_tokens=False)["input_ids"]
+        for text, ids in zip(texts, expected):
             assert ours.ids(text) == again.ids(text) == ids, (source, text)
         names = (theirs.pad_token_id, theirs.unk_token_id, theirs.sep_token_id)
         assert (ours.pad, ours.unknown, ours.end) == names
-        assert ours.start == len(theirs.get_vocab())
-        text = ours.decode(torch.tensor([ours.end, *ours.ids(LANGUAGES[1]), ours.pad]))
-        assert text == theirs.decode(theirs(LANGUAGES[1], add_special_tokens=False)["input_ids"])
-
-
-def test_tokens_that_a_user_added_are_those_of_transformers(folders):
-    """A word before the vocabulary's pieces, and a special token, which captions do not show."""
-    from transformers import BertTokenizerFast
-
-    _, saved, theirs = folders
-    theirs.add_tokens(["zweihundert"])
-    theirs.add_special_tokens({"additional_special_tokens": ["<photo>"]})
-    theirs.save_pretrained(str(saved))
-    theirs, ours = BertTokenizerFast.from_pretrained(str(saved)), CaptionTokenizer(str(saved))
-    ids = theirs("zweihundert <photo> a", add_special_tokens=False)["input_ids"]
-    assert ours.ids("zweihundert <photo> a") == ids and len(ids) == 3
-    assert ours.decode(torch.tensor(ids)) == "zweihundert a" and len(ours) == len(theirs) + 2
-
-
-@pytest.mark.parametrize("place", ["added_tokens.json", "additional_special_tokens"])
-def test_tokens_that_a_user_added_beside_a_vocabulary_are_those_of_transformers(folders, place):
-    """Beside vocab.txt, as versions of transformers before tokenizer.json have them."""
-    from transformers import BertTokenizerFast
-
-    folder, _, theirs = folders
-    path = folder / "tokenizer_config.json"
-    settings = {**json.loads(path.read_text()), "unk_token": {"content": theirs.unk_token}}
-    settings["unk_token"].update(__type="AddedToken", lstrip=False, rstrip=False)
-    settings["unk_token"].update(normalized=True, single_word=False)
-    if place == "added_tokens.json":
-        (folder / place).write_text(json.dumps({"<photo>": len(theirs)}))
-    else:
-        settings[place] = ["<photo>"]
-    path.write_text(json.dumps(settings))
-    theirs = BertTokenizerFast.from_pretrained(str(folder))
-    for source in (folder, folder / "vocab.txt"):
-        ours = CaptionTokenizer(str(source))
-        text = "Ein <photo> Hund"
-        assert ours.ids(text) == theirs(text, add_special_tokens=False)["input_ids"]
-        assert ours.bert.token_to_id("<photo>") in ours.ids(text)
+        assert ours.start == len(theirs.get_vocab()) == len(ours) - 2
+        for ids in (expected[1], expected[-1]):
+            decoded = ours.decode(torch.tensor([ours.end, *ids, ours.pad]))
+            assert decoded == theirs.decode(ids, skip_special_tokens=True)
 
 
 def test_captions_are_written_as_their_readers_expect(make_captioner, tmp_path):
@@ -146,8 +114,8 @@ def test_captions_are_written_as_their_readers_expect(make_captioner, tmp_path):
         "한국 사람이 자전거를 탄다",
         "Ein schöner Hund, der über die Straße läuft",
     )
-    letters = {letter for text in captions for letter in text} - {" "}
-    words = [*SPECIAL_TOKENS, *sorted(letters), *(f"##{letter}" for letter in sorted(letters))]
+    letters = sorted({letter for text in captions for letter in text} - {" "})
+    words = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     captioner = make_captioner(tokenizer=str(tmp_path), prompt="")
@@ -155,34 +123,26 @@ def test_captions_are_written_as_their_readers_expect(make_captioner, tmp_path):
         assert captioner.caption_text(captioner.tokenizer.encode_prompt(text)) == text
 
 
-def test_a_name_is_looked_up_on_the_hub(monkeypatch, tmp_path):
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "cat"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    found = {"some-bert": str(tmp_path)}
-    monkeypatch.setattr("BLIP.tokenizer.snapshot_download", lambda name, **_: found[name])
-    ids = CaptionTokenizer("some-bert").encode(["cat Cat"], max_length=10)
-    assert ids.tolist() == [[6, 5, 1, 3]]
+WORDS = [*SPECIAL_TOKENS, "a", "man", "", "dog"]  # with an empty line
 
 
-def test_a_file_that_is_no_vocabulary_is_one_line(tmp_path):
-    (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\nword\n")
-    with raises_line(ValueError, "is not a BERT vocabulary: sep_token not found"):
-        CaptionTokenizer(str(tmp_path))
-    for source in (str(tmp_path / "absent"), "bert-base-uncased-that-is-nowhere"):
-        with raises_line(ValueError, "it is no folder with vocab.txt or tokenizer.json"):
-            CaptionTokenizer(source)
-
-
-@pytest.mark.parametrize("word", ["man", "[SEP]", ""])
-def test_a_vocabulary_with_a_word_twice_is_one_line(tmp_path, word):
-    """[DEC] would silently get the id of another word."""
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["[PAD]", "[UNK]", "[CLS]", "word"], "sep_token not found"),
+        # [DEC] would silently get the id of another word.
+        ([*WORDS, "man"], "it has 'man' on 2 lines"),
+        ([*WORDS, "[SEP]"], "it has '[SEP]' on 2 lines"),
+        ([*WORDS, ""], "it has '' on 2 lines"),
+        (None, "it is no folder with vocab.txt or tokenizer.json"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_used_is_one_line(tmp_path, words, message):
     path = tmp_path / "vocab.txt"
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "man", "", "dog"]
-    path.write_text("\n".join(words) + "\n")
-    assert CaptionTokenizer(str(path)).start == 9
-    path.write_text("\n".join([*words, word]) + "\n")
-    with raises_line(ValueError, "is not a BERT vocabulary", f"it has {word!r} on 2 lines"):
+    path.write_text("\n".join(WORDS) + "\n")
+    assert CaptionTokenizer(str(path)).start == len(WORDS)
+    path.unlink() if words is None else path.write_text("\n".join(words) + "\n")
+    with raises_line(ValueError, f"is not a BERT vocabulary: {message}"):
         CaptionTokenizer(str(path))
 
 
@@ -209,23 +169,9 @@ def test_input_and_label_of_the_first_word_become_its_piece(make_captioner, piec
     words = [plain.tokenizer.token(number) for number in labels[:, 0].tolist()]
     assert words == ["##a", "small", "##the"]  # small has no piece
     assert torch.equal(labels[:, 1:], unshifted[:, 1:])  # the later "a", too
-    start = len(shifted.prompt_ids)
-    assert torch.equal(seen[0][:, start], labels[:, 0])
-    # The piece is read at its place: an embedding that differs changes what follows.
-    assert not torch.allclose(logits[0, 1:], plain.predictions(image, CAPTIONS)[0][0, 1:])
+    assert torch.equal(seen[0][:, len(shifted.prompt_ids)], labels[:, 0])
     expected = shifted.text_decoder.objective(logits, labels).loss
     torch.testing.assert_close(shifted(image, CAPTIONS).loss, expected)
-
-
-def test_generated_pieces_after_the_prompt_are_read_as_a_word(make_captioner, pieces):
-    captioner = make_captioner(tokenizer=pieces, first_token_shift=True)
-    head = captioner.text_decoder.cls["predictions"]
-    piece = captioner.tokenizer.bert.token_to_id("##a")
-    with torch.no_grad():
-        head.bias[piece] = 1e4
-    length = len(captioner.prompt_ids) + 3
-    settings = DecodingSettings(num_beams=1, max_length=length, min_length=1)
-    assert captioner.generate(torch.randn(1, 3, 48, 48), settings) == ["aaa"]
 
 
 def test_a_vocabulary_without_pieces_is_refused(make_captioner, tmp_path, vocabulary):
@@ -235,28 +181,20 @@ def test_a_vocabulary_without_pieces_is_refused(make_captioner, tmp_path, vocabu
         make_captioner(tokenizer=str(path), first_token_shift=True)
 
 
-@pytest.fixture
-def checkpoint(make_captioner, pieces, tmp_path):
-    captioner = make_captioner(tokenizer=pieces, first_token_shift=True, prompt="picture of the ")
-    config = {"tokenizer": pieces, "prompt": "picture of the ", "first_token_shift": True}
-    path = tmp_path / "run.pth"
-    config = {**settings_of(hf_config(captioner)), **config}
-    torch.save({"model": captioner.state_dict(), "config": config}, path)
-    return captioner, str(path)
-
-
-def test_a_captioner_with_a_shifted_first_token_is_not_converted_to_transformers(
-    checkpoint, tmp_path
+def test_a_shifted_checkpoint_is_built_with_its_prompt_and_not_converted(
+    make_captioner, pieces, tmp_path
 ):
-    captioner, path = checkpoint
-    with pytest.raises(CheckpointError, match="trained with first_token_shift"):
-        save_hf(captioner, tmp_path / "hf")
-    command = ["BLIP.convert", "to-hf", path, tmp_path / "hf"]
-    refused(*command, part="error: the captioner was trained with")
+    settings = {"tokenizer": pieces, "prompt": "picture of the ", "first_token_shift": True}
+    captioner = make_captioner(**settings)
+    piece = captioner.tokenizer.bert.token_to_id("##a")
+    captioner.text_decoder.cls["predictions"].bias.data[piece] = 1e4
+    config = {**settings_of(hf_config(captioner)), **settings}
+    torch.save({"model": captioner.state_dict(), "config": config}, tmp_path / "run.pth")
+    again = captioner_of(str(tmp_path / "run.pth"))
+    length = len(again.prompt_ids) + 3
+    assert again.shift is not None and length == 7
+    decoding = DecodingSettings(num_beams=1, max_length=length, min_length=1)
+    assert again.generate(torch.randn(1, 3, 48, 48), decoding) == ["aaa"]  # pieces read as words
+    command = ["BLIP.convert", "to-hf", tmp_path / "run.pth", tmp_path / "hf"]
+    refused(*command, part="error: the captioner was trained with first_token_shift")
     assert not (tmp_path / "hf").exists()
-
-
-def test_a_checkpoint_is_exported_with_its_own_prompt_and_shift(checkpoint):
-    captioner = captioner_of(checkpoint[1])
-    assert captioner.prompt == "picture of the " and len(captioner.prompt_ids) == 4
-    assert captioner.shift is not None
