@@ -4,16 +4,14 @@ tests/captioning/bad_input/test_checkpoints.py has the files that are refused.
 """
 
 import json
-import re
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from BLIP.checkpoint import CheckpointError, load_weights, read_checkpoint
+from BLIP.checkpoint import load_weights, read_checkpoint
 from BLIP.convert import save_hf, to_hf_names
 from BLIP.from_checkpoint import captioner_of
-from tests.BLIP.states import assert_equal
 
 TIED = [f"text_decoder.cls.predictions.decoder.{name}" for name in ("weight", "bias")]
 POSITION_IDS = "text_decoder.bert.embeddings.position_ids"
@@ -84,34 +82,16 @@ def test_a_folder_of_transformers_is_read_in_every_form(make_captioner, tmp_path
         save({key: value.clone() for key, value in state.items()}, file := tmp_path / name)
     for source in (tmp_path, file):
         found = captioner_of(str(source))
-        assert_equal(found.state_dict(), captioner.state_dict())
+        torch.testing.assert_close(found.state_dict(), captioner.state_dict(), rtol=0, atol=0)
         assert found.tokenizer.files["vocab.txt"] == captioner.tokenizer.files["vocab.txt"]
 
 
 def test_what_the_released_files_lack_or_have_too_much_is_reported(make_captioner):
-    captioner, source = make_captioner(), make_captioner().state_dict()
-    source["text_decoder.bert.embeddings.word_embeddings.weight"] += 1
+    captioner, source = make_captioner(), make_captioner().half().float().state_dict()
     state = {key: source[key] for key in source if key not in (*TIED, POSITION_IDS)}
+    state = {key: value.half() for key, value in state.items()}
     state["text_encoder.embeddings.word_embeddings.weight"] = torch.zeros(3)
     state["visual_encoder_m.cls_token"] = state["temp"] = torch.zeros(1)
     report = load_weights(captioner, state, "file")
     assert report == "ignored 3 keys (text_encoder.embeddings.word_embeddings.weight, ...)"
-    assert_equal(captioner.state_dict(), source)
-
-
-def test_half_precision_files_load_into_float32(make_captioner):
-    captioner = make_captioner()
-    state = {k: v.half() if v.is_floating_point() else v for k, v in captioner.state_dict().items()}
-    load_weights(captioner, state, "file")
-    assert {p.dtype for p in captioner.parameters()} == {torch.float32}
-
-
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [((1, 13, 32), "shape '[1, 3, 3"), ((1, 5, 8), "visual_encoder.pos")],
-)
-def test_a_position_embedding_that_does_not_fit_is_refused(make_captioner, shape, message):
-    captioner = make_captioner()
-    state = {**captioner.state_dict(), "visual_encoder.pos_embed": torch.ones(shape)}
-    with pytest.raises(CheckpointError, match=re.escape(message)):
-        load_weights(captioner, state, "file.pth")
+    torch.testing.assert_close(captioner.state_dict(), source, rtol=0, atol=0)

@@ -9,9 +9,8 @@ from decoding import DecodingSettings
 BEAM = DecodingSettings(num_beams=3, num_return=3, max_length=16, min_length=5)
 
 
-@pytest.mark.parametrize("checkpointed", [False, True])
-def test_the_copy_has_the_captions_and_scores_of_the_original(make_captioner, checkpointed):
-    captioner = make_captioner(vit_grad_ckpt=checkpointed, vit_ckpt_layer=int(checkpointed))
+def test_the_copy_has_the_captions_and_scores_of_the_original(make_captioner):
+    captioner = make_captioner(vit_grad_ckpt=True, vit_ckpt_layer=1)
     images = 2 * torch.randn(5, 3, 48, 48)
     expected = captioner.generate_details(images, BEAM)
     quick = captioner.train().for_inference().generate_details(images, BEAM)
@@ -43,12 +42,10 @@ def test_bfloat16_is_as_exact_as_autocast(make_captioner, packs):
     with torch.inference_mode():
         exact, ours = run(captioner), run(quick)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            autocast, within = run(captioner), run(quick)
+            autocast = run(captioner)
     assert ours[0].dtype == torch.float32
-    for results in (ours, within):
-        for right, theirs, value in zip(exact, autocast, results):
-            error = (value - right).abs().mean()
-            assert 0 < error < 1.2 * (theirs - right).abs().mean()
+    for right, theirs, value in zip(exact, autocast, ours):
+        assert 0 < (value - right).abs().mean() < 1.2 * (theirs - right).abs().mean()
 
 
 def test_float32_layers_stay_float32_under_autocast(make_captioner, packs):
