@@ -4,6 +4,7 @@ import json
 from functools import partial
 
 import pytest
+from PIL import Image
 
 from tests.programs import one_error_line, refused, run_program, unchanged
 
@@ -14,21 +15,23 @@ REFERENCES = {"5": ["a man on a horse", "a rider"], "6": ["two cats on a sofa"],
 
 @pytest.fixture
 def files(tmp_path):
-    """Return a function that writes predictions and references, and gives the arguments."""
+    """Return a function that writes captions {image id: text} and references.
 
-    def write(predictions=({"image_id": 5, "caption": "a man"},), references=REFERENCES):
-        arguments = [tmp_path / "results.json", "--references", tmp_path / "references.json"]
-        arguments[0].write_text(json.dumps(predictions))
-        arguments[2].write_text(json.dumps(references))
-        return [str(argument) for argument in arguments]
+    It returns the program's arguments.
+    """
+
+    def write(captions, references=REFERENCES):
+        predictions = [{"image_id": i, "caption": text} for i, text in captions.items()]
+        (tmp_path / "results.json").write_text(json.dumps(predictions))
+        (tmp_path / "references.json").write_text(json.dumps(references))
+        return [tmp_path / "results.json", "--references", tmp_path / "references.json"]
 
     return write
 
 
 def test_captions_are_scored_printed_and_recorded(files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    captions = {5: "a man on a horse", 6: "😀\u2028\ud83d"}
-    arguments = files([{"image_id": i, "caption": c} for i, c in captions.items()])
+    arguments = files({5: "a man on a horse", 6: "😀\u2028\ud83d"})
     done = evaluate(*arguments, "--output_dir", "out dir")
     assert done.code == 0
     *rows, intervals, note, remark, _, skipped = done.out.splitlines()
@@ -42,39 +45,61 @@ def test_captions_are_scored_printed_and_recorded(files, tmp_path, monkeypatch):
     warning = "warning: 1 of 3 images with references have no prediction and were not scored\n"
     assert done.err == warning
 
-    metrics, captions = (tmp_path / "out dir" / n for n in ("metrics.json", "per_caption.jsonl"))
-    summary = json.loads(metrics.read_text())
+    summary = json.loads((tmp_path / "out dir" / "metrics.json").read_text())
+    assert list(summary) == ["metrics", "settings", "skipped", "command", "versions"]
     assert summary["metrics"]["ROUGE_L"] == {"value": 0.5, "low": 0.0, "high": 1.0, "n": 2}
     assert summary["metrics"]["lex_div"] == {"value": 0.005, "low": None, "high": None, "n": 2}
-    assert list(summary) == ["metrics", "settings", "skipped", "command", "versions"]
-    assert summary["settings"]["tokenizer"] == "regex (no Java)"
     assert "1000 resamples" in summary["settings"]["intervals"]
     assert list(summary["skipped"]) == ["METEOR"]
     assert summary["command"].startswith("python -m captioning.evaluate ")
     assert summary["command"].endswith("--output_dir 'out dir'")
     assert summary["versions"]["pycocoevalcap"] and summary["versions"]["java"] is None
-    first, second = map(json.loads, captions.read_text().splitlines())
+    lines = (tmp_path / "out dir" / "per_caption.jsonl").read_text().splitlines()
+    first, second = map(json.loads, lines)
     assert (first["image_id"], first["caption"]) == (5, "a man on a horse")
     assert second["caption"] == "😀\u2028\ud83d"
-    assert first["ROUGE_L"] == 1.0 and second["ROUGE_L"] == second["CIDEr"] == 0.0
-    assert (first["cap_len"], second["cap_len"]) == (5, 2)
+    assert (first["ROUGE_L"], second["ROUGE_L"], second["CIDEr"]) == (1, 0, 0)
 
 
-def rows(*ids):
-    return [{"image_id": image_id, "caption": f"caption {image_id}"} for image_id in ids]
+def test_metrics_by_models_in_one_command(
+    files, photos, clip_folder, gpt2_folder, itm_checkpoint, tmp_path
+):
+    """Of five captions of four photos and one more, whose names have their ids."""
+    Image.new("RGB", (30, 30), "red").save(tmp_path / "COCO_val2014_000000000004.png")
+    captions = dict(enumerate(["the cat", "a dog and the ball", "", "the dog's cat and", "a ball"]))
+    arguments = [
+        *files(captions, {str(i): ["the cat", text] for i, text in captions.items()}),
+        *("--images", tmp_path, "--clip_model", clip_folder, "--ppl_model", gpt2_folder),
+        *("--itm_model", itm_checkpoint, "--cache_dir", tmp_path / "cache"),
+        *("--batch_size", "2", "--output_dir", tmp_path / "out"),
+        *("--metrics", "length", "clipscore", "retrieval", "perplexity", "itm"),
+    ]
+    done = evaluate(*arguments)
+    assert done.code == 0, done.err
+    titles = [line.split("  ")[0] for line in done.out.splitlines()[:5]]
+    assert titles == ["Cap. Len.", "R@1", "R@5", "CLIPScore", "PPL"]
+    scores = json.loads((tmp_path / "out" / "metrics.json").read_text())
+    clip = ["CLIPScore", "RefCLIPScore", "CLIPScore_sentences"]
+    names = ["cap_len", *clip, "R@1", "R@5", "R@10", "median_rank", "PPL", "ITM", "ITC"]
+    assert list(scores["metrics"]) == names and scores["skipped"] == {}
+    assert scores["metrics"]["R@5"]["value"] == 100 and scores["metrics"]["PPL"]["n"] == 4
+    assert scores["settings"]["pool"] == "5 images (the captions' own)"
+    assert scores["versions"]["torch"] and scores["versions"]["transformers"]
+    third = json.loads((tmp_path / "out" / "per_caption.jsonl").read_text().splitlines()[2])
+    assert third["PPL"] is None and 1 <= third["rank"] <= 5
 
 
 def test_predictions_of_other_images_are_one_line_and_leave_earlier_scores(files, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "metrics.json").write_text("{}")
-    arguments = files(rows(8, 9))
+    arguments = files({8: "a", 9: "b"})
     line = "predictions and references have no image id in common: the first ones are 8 and '5'"
     with unchanged(tmp_path):
         refused("captioning.evaluate", *arguments, "--output_dir", tmp_path / "out", part=line)
 
 
 def test_images_on_one_side_alone_are_counted_and_the_others_are_scored(files, tmp_path):
-    arguments = files(rows("x", 6, 9, 6))  # one of them twice
+    arguments = files({"x": "a", 6: "b", 9: "c"})
     options = ["--metrics", "length", "diversity", "--output_dir", tmp_path / "out"]
     code, out, err = evaluate(*arguments, *options)
     assert code == 0 and "1 captions" in out
@@ -87,7 +112,7 @@ def test_images_on_one_side_alone_are_counted_and_the_others_are_scored(files, t
 
 
 def test_without_references_only_what_needs_none_is_scored(files, tmp_path):
-    predictions, *_ = files([{"image_id": "a.jpg", "caption": "a man"}])
+    predictions, *_ = files({"a.jpg": "a man"})
     metrics = ["--metrics", "coco", "length", "diversity", "--output_dir", tmp_path / "out"]
     done = evaluate(predictions, *metrics)
     assert (done.code, done.err) == (0, "")
@@ -104,113 +129,89 @@ def test_without_references_only_what_needs_none_is_scored(files, tmp_path):
         ("lines.jsonl", '{"image": "a/5.jpg", "captions": ["a man", "a boy"], "scores": [-1, -2]}'),
         ("LIST.CSV", "image_path,caption\nb/5.jpg,a man\n"),
         ("list.TSV", "id\ttext\n5\ta man\n"),
-        ("results.json", '{"5": ["a man"]}'),
     ],
 )
 def test_predictions_of_other_kinds_are_scored_as_a_list_is(files, tmp_path, name, text):
     """tests/captioning/data/test_caption_files.py has all kinds; of several captions the first."""
-    predictions, *rest = files(references={"5": ["a man on a horse"]})
-    expected = evaluate(predictions, *rest, "--metrics", "length", "repetition")
     (tmp_path / name).write_text(text)
-    assert evaluate(tmp_path / name, *rest, "--metrics", "length", "repetition") == expected
-    assert expected.code == 0 and "Cap. Len.  2.00" in expected.out
+    predictions, *rest = [*files({5: "a man"}), "--metrics", "length", "repetition"]
+    found = evaluate(tmp_path / name, *rest)
+    assert found == evaluate(predictions, *rest) and "Cap. Len.  2.00" in found.out
 
 
 def test_characters_are_counted_in_a_language_without_spaces(files, tmp_path):
     """The scores are those of the same captions with a space after each character."""
-    captions = {5: "一只狗在3米外跑。", 6: "两个人，在海边 Beach"}  # noqa: RUF001
-    references = {"5": ["一只狗在草地上跑"], "6": ["两个人在海边走", "人们在沙滩上"]}
-    spaced = {5: "一 只 狗 在 3 米 外 跑", 6: "两 个 人 在 海 边 beach"}
-    references_spaced = {i: [" ".join(text) for text in group] for i, group in references.items()}
-    found = []
-    chosen = ["--metrics", "coco", "length", "diversity", "repetition", "detail"]
-    for texts, groups, language in (
-        (captions, references, "zh"),
-        (spaced, references_spaced, "de"),
+    written = ["一只狗在3米外跑。", "两个人，在海边 Beach"]  # noqa: RUF001
+    spaced = ["一 只 狗 在 3 米 外 跑", "两 个 人 在 海 边 beach"]
+    references = [["一只狗在草地上跑"], ["两个人在海边走", "人们在沙滩上"]]
+    references_spaced = [[" ".join(text) for text in group] for group in references]
+    metrics = {}
+    for language, texts, groups in (
+        ("zh", written, references),
+        ("de", spaced, references_spaced),
     ):
-        rows = [{"image_id": i, "caption": caption} for i, caption in texts.items()]
-        options = ["--language", language, "--output_dir", tmp_path / language, *chosen]
-        done = evaluate(*files(rows, groups), *options)
+        arguments = files(dict(enumerate(texts)), dict(enumerate(groups)))
+        options = ["--language", language, "--output_dir", tmp_path / language]
+        chosen = ["coco", "length", "diversity", "repetition", "detail"]
+        done = evaluate(*arguments, *options, "--metrics", *chosen)
         summary = json.loads((tmp_path / language / "metrics.json").read_text())
-        found.append((summary["metrics"], done.out))
-        assert f"language: {language}" in done.out and summary["settings"]["language"] == language
+        metrics[language] = summary["metrics"]
+        assert summary["settings"]["language"] == language
+        assert ("tokenizer: characters" in done.out) == (language == "zh")
         names = "METEOR, Nouns, Adjectives, Numbers, Relations"
         line = f"{names} skipped: only for English, not for language: {language}"
         assert done.out.splitlines()[-1] == line
-    assert found[0][0] == found[1][0]
-    assert found[0][0]["cap_len"]["value"] == 7.5 and found[0][0]["CIDEr"]["value"] > 0
-    assert "tokenizer: characters" in found[0][1]
-    assert "language: found 'zh-CN'; give two letters" in evaluate(*files(), "--language=zh-CN").err
+    assert metrics["zh"] == metrics["de"]
+    assert metrics["zh"]["cap_len"]["value"] == 7.5 and metrics["zh"]["CIDEr"]["value"] > 0
+    line = "language: found 'zh-CN'; give two letters"
+    refused("captioning.evaluate", *arguments, "--language=zh-CN", part=line)
 
 
 def test_several_captions_of_an_image_are_scored(files):
     """Ids as in Flickr8k's files; each caption has the references of its image."""
     texts = {"5#0": "a rider", "5#1": "a horse", "6": "a bus"}
-    results = [{"image_id": i, "caption": text} for i, text in texts.items()]
-    several = evaluate(*files(results), "--metrics", "coco")
+    several = evaluate(*files(texts), "--metrics", "coco")
     assert several.code == 0 and "warning: 1 of 3 images with references" in several.err
-    alone = [{"image_id": i, "caption": text} for i, text in enumerate(texts.values())]
     references = [REFERENCES[i.partition("#")[0]] for i in texts]
-    same = evaluate(*files(alone, dict(enumerate(references))), "--metrics", "coco")
-    assert same[:2] == several[:2]
+    alone = files(dict(enumerate(texts.values())), dict(enumerate(references)))
+    assert evaluate(*alone, "--metrics", "coco").out == several.out
 
 
 def test_a_folder_that_cannot_be_written_to_costs_no_work(files, monkeypatch):
     monkeypatch.setattr("captioning.evaluate.score", lambda *_: pytest.fail("scored"))
-    arguments = files()
+    arguments = files({5: "a man"})
     code, out, err = evaluate(*arguments, "--output_dir", arguments[0])
     assert (code, out) == (2, "") and one_error_line(err, "error: cannot write")
 
 
-def test_a_stop_by_the_keyboard_is_one_line(files, monkeypatch):
-    def stop(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("captioning.evaluate.score", stop)
-    assert evaluate(*files()) == (130, "", "stopped: nothing was written\n")
-
-
 def test_an_option_that_no_chosen_metric_uses_is_a_warning(files):
-    arguments = files(references={"5": ["a man"]})
     options = ["--synonyms", "none.txt", "--itm_model", "none.pth", "--spice_timeout", "5"]
-    code, _, err = evaluate(*arguments, "--metrics", "coco", *options)
-    assert code == 0 and err.splitlines() == [
+    done = evaluate(*files({5: "a man"}, {"5": ["a man"]}), "--metrics", "coco", *options)
+    assert done.code == 0 and done.err.splitlines() == [
         "warning: --synonyms has no effect without --metrics chair",
         "warning: --itm_model has no effect without --metrics itm",
     ]
 
 
-def test_metrics_are_chosen_by_name_and_an_unknown_one_is_refused(files):
-    arguments = files()
-    assert "SPICE skipped: no Java" in evaluate(*arguments, "--spice").out
-    code, out, _ = evaluate(*arguments, "--metrics", "length")
-    assert code == 0 and out.splitlines()[:1] == ["Cap. Len.  2.00"]
-    code, _, err = evaluate(*arguments, "--metrics", "rouge")
-    assert code == 2 and "coco" in err
-
-
 @pytest.mark.slow
 def test_an_option_names_a_file_of_a_store(files, s3):
     s3.files.pipe_file("bucket/scenes.json", b'{"made_from": {}, "scenes": {"5": ["sand"]}}')
-    arguments = files([{"image_id": 5, "caption": "sand"}], {"5": ["sand"]})
-    scored = [*arguments, "--metrics", "facts", "--facts_file"]
+    scored = [*files({5: "sand"}), "--metrics", "facts", "--facts_file"]
     assert evaluate(*scored, "s3://bucket/scenes.json").code == 0
-    code, _, err = evaluate(*scored, "")
-    assert code == 2
-    assert err == (
-        "error: metrics: facts needs facts_file: the file that describes each image's scene\n"
-    )
 
 
-@pytest.mark.parametrize("compared", [False, True])
-def test_scores_are_written_before_they_are_printed(files, tmp_path, monkeypatch, compared):
-    def closed(*_):
-        raise BrokenPipeError
-
-    for name in ("format_table", "format_comparison"):
-        monkeypatch.setattr(f"captioning.evaluate.{name}", closed)
-    results, *rest = files()
-    given = ["--compare", results, results] if compared else [results]
-    with pytest.raises(BrokenPipeError):
-        evaluate(*given, *rest, "--metrics", "length", "--output_dir", tmp_path / "out")
-    assert (tmp_path / "out" / ("comparison.json" if compared else "metrics.json")).is_file()
+def test_two_files_are_compared_in_one_command(files, tmp_path):
+    other, *_ = files(dict(enumerate(["a man", "a", "a cat"])))
+    other = other.rename(tmp_path / "other.json")
+    texts = ["a man rides", "a dog", "a cat"]
+    results, *rest = files(dict(enumerate(texts)), {str(i): ["a man"] for i in range(3)})
+    rest += ["--metrics", "length"]
+    given = ["--compare", other, results, *rest]
+    code, out, _ = evaluate(*given, "--output_dir", tmp_path / "out")
+    assert code == 0
+    assert out.splitlines()[1].split()[:5] == ["Cap.", "Len.", "1.67", "2.33", "0.67"]
+    written = json.loads((tmp_path / "out" / "comparison.json").read_text())
+    assert list(written["differences"]) == ["cap_len"]
+    assert written["differences"]["cap_len"]["n"] == 3 and "--compare" in written["command"]
+    for wrong in ([results, results, *rest], rest, [results, *given]):
+        refused("captioning.evaluate", *wrong, part="captioning.evaluate: error: ")  # its usage

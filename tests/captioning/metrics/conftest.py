@@ -1,13 +1,18 @@
-"""Java as the tests need it: there, not there, or a script in its place."""
+"""The scores of one evaluator, and Java: there, or a script in its place."""
 
 import os
 
 import pytest
 
-from captioning.files import chat
-from captioning.metrics import judge
+from captioning.metrics.base import build_evaluators
 from captioning.metrics.java import JavaError, java_version
-from tests.captioning.chat_server import serving
+from captioning.metrics.scoring import score
+
+
+def scored(name, predictions, references=None, settings=None, **options):
+    """Return the scores of captions by one evaluator. references: by default, "a" for each."""
+    references = references or {image_id: ["a"] for image_id in predictions}
+    return score(predictions, references, build_evaluators([name], settings, **options))
 
 
 @pytest.fixture(scope="session")
@@ -22,23 +27,12 @@ def java():
 @pytest.fixture
 def fake_java(monkeypatch, tmp_path, own_meteor):
     """Return a function that puts a shell script in Java's place."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin{os.pathsep}{os.environ['PATH']}")
 
     def install(script):
-        folder = tmp_path / "bin"
-        folder.mkdir(exist_ok=True)
-        java = folder / "java"
+        java = tmp_path / "bin" / "java"
         java.write_text(f"#!/bin/sh\n{script}\n")
         java.chmod(0o755)
-        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
     return install
-
-
-@pytest.fixture
-def server(monkeypatch):
-    """Return a server of a language model, which is asked one question at a time."""
-    monkeypatch.setattr(chat, "FIRST_PAUSE_S", 0)
-    monkeypatch.setattr(judge, "CONCURRENCY", 1)
-    monkeypatch.delenv(judge.KEY_VARIABLE, raising=False)
-    with serving() as server:
-        yield server

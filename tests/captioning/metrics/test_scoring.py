@@ -1,8 +1,6 @@
 """Scores of several evaluators, their table, and differences of two programs' captions."""
 
-import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,12 +19,12 @@ from captioning.metrics.scoring import (
 )
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
-from tests.programs import raises_line, refused, run_program
+from tests.programs import raises_line
 
 pytestmark = pytest.mark.usefixtures("no_java")  # whose start takes seconds
 
 
-def test_the_table_has_the_published_order_intervals_skipped_metrics_and_a_remark():
+def test_the_table_has_the_published_order_intervals_skipped_metrics_and_remarks():
     metrics = {
         "CIDEr": Estimate(12.5, 11.0, 14.1, 1),
         "METEOR": Estimate(0.1954, 0.19, 0.21, 1),
@@ -35,11 +33,7 @@ def test_the_table_has_the_published_order_intervals_skipped_metrics_and_a_remar
     }
     skipped = {"SPICE": "it broke", "ROUGE_L": "it broke", "Bleu_1": "no words"}
     scores = Scores(metrics, {}, {"tokenizer": "PTBTokenizer", "empty": 0, "seed": 7}, skipped)
-    remark = (
-        "CIDEr weights words by how rare they are in the references of these 99 captions, too few "
-        "for comparisons: set cider_df"
-    )
-    assert format_table(scores, 99).splitlines() == [
+    lines = [
         "Cap. Len.    9.89   ±0.14",
         "Lex. Div.   0.292",
         "BLEU-1          -",
@@ -49,14 +43,16 @@ def test_the_table_has_the_published_order_intervals_skipped_metrics_and_a_remar
         "SPICE           -",
         "±: half of the 95 % interval over images",
         "99 captions, tokenizer: PTBTokenizer, seed: 7",
-        remark,
+        "CIDEr weights words by how rare they are in the references of these 99 captions, too few "
+        "for comparisons: set cider_df",
         "By diversity, 99 images compare only with sets of as many",
         "BLEU-1 skipped: no words",
         "ROUGE-L, SPICE skipped: it broke",
     ]
-    assert not any(words in format_table(scores, 100) for words in (remark, "as many"))
+    assert format_table(scores, 99).splitlines() == lines
+    assert format_table(scores, 100).splitlines()[9:] == lines[11:]
     scores.settings["cider_df"] = "coco.json"
-    assert remark not in format_table(scores, 99)
+    assert format_table(scores, 99).splitlines()[9:] == lines[10:]
 
 
 @pytest.mark.parametrize("others", [3, 4])
@@ -65,11 +61,6 @@ def test_one_caption_for_most_images_is_named(capsys, others):
     score(dict(enumerate(texts)), None, [])
     line = "warning: 4 of 7 captions are the same, 'a disc': the captioner makes little use"
     assert (line in capsys.readouterr().err) == (others == 3)
-
-
-def test_a_caption_without_references_is_refused():
-    with raises_line(UserError, start="references has no entry for image 7: add one, or leave the"):
-        score({5: "a man", 7: "a dog"}, {5: ["a man on a horse"], 6: ["a cat"]})
 
 
 class Broken(Evaluator):
@@ -95,11 +86,13 @@ def test_an_evaluator_that_fails_loses_no_other(monkeypatch):
     scores = score(captions, references, chosen)
     assert list(scores.metrics) == ["cap_len"] and scores.settings == {"scenes": 2}
     assert scores.per_caption == {"wrong_facts": [None, None], "cap_len": [2, 1]}
-    assert "undefined" in scores.skipped.pop("wrong_facts")
     assert scores.skipped == {
         **dict.fromkeys(("ITM", "ITC"), "no scene of image 5"),
         **dict.fromkeys(chosen[2].metric_names, "ZeroDivisionError('division by zero')"),
+        "wrong_facts": "undefined for these captions",
     }
+    with raises_line(UserError, start="references has no entry for image 6: add one, or leave the"):
+        score(captions, {5: ["a man on a horse"], 7: ["a cat"]}, chosen)
     monkeypatch.setattr(Broken, "evaluate", lambda *_: signals.raise_if_requested())
     monkeypatch.setattr(signals, "stop_requested", lambda: True)
     with pytest.raises(signals.Stopped):  # a request to stop is no failure of a metric
@@ -110,7 +103,7 @@ def columns_of(**columns):
     return Scores({}, columns)
 
 
-@pytest.mark.parametrize("shift", [0.0, 0.1, 0.2, -0.15])
+@pytest.mark.parametrize("shift", [0.0, 0.1, -0.15])
 def test_p_is_that_of_the_normal_approximation(shift):
     values = np.random.default_rng(1).normal(size=400)
     values += shift - values.mean()
@@ -127,8 +120,6 @@ def test_pairs_see_what_two_intervals_do_not():
     assert found.difference == pytest.approx(second.mean() - first.mean())
     assert 0 < found.low < found.difference < found.high
     assert found.p == pytest.approx(1 / (1 + RESAMPLES)) and found.n == 200
-    back = compare(columns_of(CIDEr=second), columns_of(CIDEr=first))["CIDEr"]
-    assert (back.difference, back.p) == pytest.approx((-found.difference, found.p))
 
 
 def test_captions_without_a_value_are_left_out_and_scores_of_sets_have_no_interval():
@@ -153,21 +144,3 @@ def test_the_second_takes_the_ids_and_the_order_of_the_first():
     for others in ({1: "x"}, {1: "x", 2: "y", 3: "z"}):
         with raises_line(UserError, "has a caption in only one of the two files"):
             same_images({1: "a", 2: "b"}, others)
-
-
-def test_the_program_compares_two_files_in_one_command(tmp_path):
-    files = [str(tmp_path / name) for name in ("a.json", "b.json", "references.json")]
-    captions = ["a man", "a", "a cat"], ["a man rides", "a dog", "a cat"]
-    contents = [[{"image_id": i, "caption": c} for i, c in enumerate(each)] for each in captions]
-    for name, content in zip(files, [*contents, {str(i): ["a man"] for i in range(3)}]):
-        Path(name).write_text(json.dumps(content))
-    rest = ["--references", files.pop(), "--metrics", "length"]
-    given = ["--compare", *files, *rest, "--output_dir", tmp_path / "out"]
-    code, out, _ = run_program("captioning.evaluate", *given)
-    assert code == 0
-    assert out.splitlines()[1].split()[:5] == ["Cap.", "Len.", "1.67", "2.33", "0.67"]
-    written = json.loads((tmp_path / "out" / "comparison.json").read_text())
-    assert list(written["differences"]) == ["cap_len"]
-    assert written["differences"]["cap_len"]["n"] == 3 and "--compare" in written["command"]
-    for wrong in ([*files, *rest], rest, [files[0], "--compare", *files, *rest]):
-        refused("captioning.evaluate", *wrong, part="captioning.evaluate: error: ")  # its usage
