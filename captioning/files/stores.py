@@ -259,11 +259,6 @@ def upload(path: str, address: str) -> None:
     retry(address, lambda system, target: system.put_file(path, target))
 
 
-def copy(source: str, address: str) -> None:
-    """Copy a file within a store. Raises UserError."""
-    retry(address, lambda system, target: system.cp_file(source, target))
-
-
 def put(content: bytes, name: str) -> None:
     """Write a small file. Raises UserError."""
     with create(name) as file:

@@ -88,14 +88,6 @@ def best(folder: Path) -> Optional[Path]:
     return path if path.exists() else None
 
 
-def is_checkpoint_file(name: str) -> bool:
-    """Return whether a file in a run's folder is a checkpoint, perhaps with only weights.
-
-    name: the file's name.
-    """
-    return name == BEST or bool(re.fullmatch(rf"({_STEM.pattern}|weights_\d+)\.pth", name))
-
-
 def resolve(name: str) -> str:
     """Return the best checkpoint in a run's folder, or the newest if there is no best one yet.
 

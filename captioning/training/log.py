@@ -25,7 +25,8 @@ from captioning.files.stores import without_secrets
 from captioning.files.writing import user_errors, write_json, write_text
 from captioning.metrics.scoring import library_versions
 from captioning.runtime.distributed import is_main, world_size
-from captioning.training.output_folder import LOG
+
+LOG = "log.jsonl"
 
 # {value of steps that the report draws besides the objectives: (title, axis label)}
 CURVES = {

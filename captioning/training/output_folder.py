@@ -4,22 +4,19 @@ Finished files are copied to the store after each save, and fetched where the wo
 A run has one writer: the process whose id is in the file WRITER of the store.
 """
 
-import json
 import secrets
 import shutil
 from pathlib import Path, PurePosixPath
 
 from captioning.files import stores
 from captioning.files.cache import cache_folder, cache_key, fetch
-from captioning.files.writing import SUFFIX, user_errors, write_json
-from captioning.models.checkpoints import BEST, is_checkpoint_file
+from captioning.files.reading import read_json
+from captioning.files.writing import SUFFIX, write_json
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
-WRITER = "writer.json"  # here {"id": of the writer, "copied": {file: state}}, in the store the id
-LOG = "log.jsonl"  # see `captioning.training.log.RunLog`
-SELECTED = "selected.json"  # see `captioning.training.selection.Selection`
+WRITER = "writer.json"  # here {"id": of the writer, "copied": {file: stamp}}, in the store the id
 
 
 def working_folder(output_dir: str) -> Path:
@@ -42,15 +39,16 @@ class OutputFolder:
         self.id, self.copied = "", {}
 
     def begin(self) -> None:
-        """Fetch the run if the working copy is empty, and become its writer. All ranks call this.
+        """Fetch the run if all files here are in the store, and become its writer.
 
-        Raises UserError on all ranks, also if another machine has continued the run.
+        All ranks call this. Raises UserError on all ranks, also if another machine has continued
+        the run.
         """
         if self.address:
             distributed.run_on_main(self._begin)
 
     def upload(self) -> None:
-        """Copy new and changed files to the store, and remove those that are gone here.
+        """Copy new and changed files to the store, then remove those that are gone here.
 
         All ranks call this. Raises UserError on all ranks.
         """
@@ -58,100 +56,63 @@ class OutputFolder:
             distributed.run_on_main(self._upload)
 
     def _begin(self) -> None:
-        writer = self._stored_writer()
-        text = stores.read_if_any(str(self.folder / WRITER)).decode()
-        # Earlier versions wrote the same content, without an id, here and to the store.
-        record = {"id": text, "copied": {}, **json.loads(text or "{}")}
-        self.id = record["id"]
-        current = _states(self.folder)
-        with user_errors(self.folder):
-            if writer and writer == self.id:
-                self.copied = record["copied"]
-            elif current == record["copied"] and (writer or not current):
-                self._fetch()  # all that is here has been in the store
-            elif writer:
+        record, writer = self.folder / WRITER, self._stored_id()
+        if record.exists():
+            self.id, self.copied = read_json(record).values()
+        if not writer or writer != self.id:
+            if not writer:  # a new run, or the store was emptied
+                self.copied = {}
+            elif record.exists() and _states(self.folder) != self.copied:
                 raise UserError(
                     f"{self.address}: another machine has continued this run, and {self.folder} "
                     "has files that the store never had: move it away to fetch the run"
                 )
-            else:  # the store was emptied, or nothing was copied yet
-                self._become_writer(self.folder)
+            else:
+                self._fetch()
+            self.id = secrets.token_hex(8)
+            self._write_record()
+            stores.put(self.id.encode(), f"{self.address}/{WRITER}")
         log_line(f"{self.address} has its working copy in {self.folder}")
 
     def _fetch(self) -> None:
-        temporary = self.folder.with_name(f".{self.folder.name}{SUFFIX}")
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
+        (self.folder / WRITER).unlink(missing_ok=True)  # without it, the next call fetches again
+        shutil.rmtree(self.folder, ignore_errors=True)
         for address in stores.list_files(self.address, recursive=True):
             name = address[len(self.address) + 1 :]
             if name != WRITER:
-                fetch(address, temporary / name)
-        self.copied = _states(temporary)
-        self._become_writer(temporary)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        temporary.rename(self.folder)
+                fetch(address, self.folder / name)
+        self.copied = _states(self.folder)
 
-    def _become_writer(self, folder: Path) -> None:
-        self.id = secrets.token_hex(8)
-        write_json({"id": self.id, "copied": self.copied}, folder / WRITER)
-        stores.put(self.id.encode(), f"{self.address}/{WRITER}")
+    def _write_record(self) -> None:
+        write_json({"id": self.id, "copied": self.copied}, self.folder / WRITER)
 
     def _upload(self) -> None:
         current = _states(self.folder)
         if current == self.copied:
             return
-        if self._stored_writer() != self.id:
+        if self._stored_id() != self.id:
             raise UserError(
                 f"{self.address}: another machine has continued this run; the files that this "
                 f"machine has written since then are in {self.folder}"
             )
-        try:
-            names = current.keys() | self.copied.keys()
-            for name in sorted(names, key=lambda name: (_stage(name, name in current), name)):
-                target, state = f"{self.address}/{name}", current.get(name)
-                if state is None:
-                    stores.remove(target)
-                    del self.copied[name]
-                elif state != self.copied.get(name):
-                    # Another name of the same file, as of the best checkpoint, is in the store.
-                    same = (n for n, s in self.copied.items() if s == state)
-                    if source := next(same, None):
-                        stores.copy(f"{self.address}/{source}", target)
-                    else:
-                        stores.upload(str(self.folder / name), target)
-                    self.copied[name] = state
-        except UserError as error:
-            raise UserError(
-                f"{error}; nothing is lost: the run's files are in {self.folder}; run the same "
-                "command again on this machine to continue"
-            ) from error
-        finally:
-            with user_errors(self.folder):
-                write_json({"id": self.id, "copied": self.copied}, self.folder / WRITER)
+        changed = [name for name in current if current[name] != self.copied.get(name)]
+        # In the order in which the files were completed or linked: if the upload stops, the store
+        # has what a run has that was killed at that moment.
+        for name in sorted(changed, key=lambda name: (self.folder / name).stat().st_ctime_ns):
+            stores.upload(str(self.folder / name), f"{self.address}/{name}")
+        for name in self.copied.keys() - current.keys():
+            stores.remove(f"{self.address}/{name}")
+        self.copied = current
+        self._write_record()
 
-    def _stored_writer(self) -> str:
+    def _stored_id(self) -> str:
         return stores.read_if_any(f"{self.address}/{WRITER}").decode()
 
 
-def _states(folder: Path) -> dict[str, list[int]]:
-    """Return {name: [size, time of change, inode]} of the finished files in a working copy."""
-    states = {}
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder)
-        if path.is_file() and path.name != WRITER and not path.name.endswith(SUFFIX):
-            stat = path.stat()
-            states[name.as_posix()] = [stat.st_size, stat.st_mtime_ns, stat.st_ino]
-    return states
-
-
-def _stage(name: str, is_here: bool) -> int:
-    """Return when an upload handles a file, so that the run in the store can always be resumed.
-
-    Outdated files other than checkpoints are removed first. Then captions and scores, the log that
-    says that they are there, checkpoints, the best checkpoint and the record of its epoch are
-    copied. Old checkpoints are removed last.
-    """
-    is_checkpoint = is_checkpoint_file(name)
-    if not is_here:
-        return 9 if is_checkpoint else 0
-    return {LOG: 2, BEST: 4, SELECTED: 5}.get(name, 3 if is_checkpoint else 1)
+def _states(folder: Path) -> dict[str, stores.Stamp]:
+    """Return {name: stamp} of the finished files in a working copy."""
+    return {
+        path.relative_to(folder).as_posix(): stores.stamp(str(path))
+        for path in folder.rglob("*")
+        if path.is_file() and path.name != WRITER and not path.name.endswith(SUFFIX)
+    }

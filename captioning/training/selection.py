@@ -11,9 +11,10 @@ from captioning.files.reading import read_json
 from captioning.metrics.base import metric_of
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models import checkpoints
-from captioning.training.log import read_log, read_validations
-from captioning.training.output_folder import LOG, SELECTED, working_folder
+from captioning.training.log import LOG, read_log, read_validations
+from captioning.training.output_folder import working_folder
 
+SELECTED = "selected.json"  # see `Selection`
 BLIP_METRICS = "CIDEr + Bleu_4"
 LENGTH_METRIC = "cap_len"  # caption length; shown with the metrics, because CIDEr depends on it
 Validations = Mapping[int, Mapping[str, float]]  # {epoch, from 0: {metric: value}}, in order

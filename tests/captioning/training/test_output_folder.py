@@ -11,7 +11,9 @@ from captioning.files.reading import read_json
 from captioning.files.writing import write_json, write_text
 from captioning.models import checkpoints
 from captioning.runtime.errors import UserError
-from captioning.training.output_folder import LOG, SELECTED, OutputFolder
+from captioning.training.log import LOG
+from captioning.training.output_folder import OutputFolder
+from captioning.training.selection import SELECTED
 from tests.captioning.object_store import stamps
 from tests.programs import raises_line
 
@@ -49,7 +51,24 @@ def uploaded(output, epoch):
 
 
 def newest(output):
-    return checkpoints.read_newest(output.folder)[1]["epoch"]
+    return checkpoints.read_newest(output.folder).content["epoch"]
+
+
+def train(output, at):
+    """Write what a run of three epochs writes, in its order. at: gets what is being uploaded."""
+    folder, lines = output.folder, []
+    for epoch in range(3):
+        write_text("\n".join([*lines, f"trained {epoch}"]), folder / LOG)
+        save(folder, epoch)
+        at.append((epoch, "saved"))
+        output.upload()
+        write_json({"of": epoch}, folder / f"result/{epoch}.json")
+        lines.append(f"trained {epoch}\nscored {epoch}")
+        write_text("\n".join(lines), folder / LOG)
+        checkpoints.keep_as_best(folder, epoch)
+        write_json({"epoch": epoch}, folder / SELECTED)
+        at.append((epoch, "scored"))
+        output.upload()
 
 
 @pytest.mark.slow
@@ -66,65 +85,54 @@ def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, monkeypatch):
 
         return write
 
-    # The writes of the second epoch are those of the third.
-    for number in itertools.chain(range(7), itertools.count(13)):
+    for count in itertools.count():
         if s3.files.exists("bucket/run"):
             s3.files.rm("bucket/run", recursive=True)
-        output, epoch, kept, left, lines = on(f"one{number}"), -1, "", number, []
+        output, left = on(f"one{count}"), count
         with monkeypatch.context() as patch, contextlib.suppress(Killed):
-            for name in ("upload", "copy", "remove"):
+            for name in ("upload", "remove"):
                 patch.setattr(stores, name, watched(getattr(stores, name)))
-            for epoch in range(3):
-                kept = "checkpoint"
-                lines.append(f"trained {epoch}")
-                write_text("\n".join(lines), output.folder / LOG)
-                uploaded(output, epoch)
-                kept, name = "best", f"result/val_epoch{epoch:02d}/metrics.json"
-                write_json({"of": epoch}, output.folder / name)
-                lines.append(f"scored {epoch}")
-                write_text("\n".join(lines), output.folder / LOG)
-                checkpoints.keep_as_best(output.folder, epoch)
-                write_json({"epoch": epoch}, output.folder / SELECTED)
-                output.upload()
-        _check_what_is_there(on(f"two{number}").folder, epoch, kept)
+            train(output, at := [])
+        _check_what_is_there(on(f"two{count}").folder, *at[-1])
         if left >= 0:
             break
-    assert number == 3 * 6 + 1  # files of an epoch, what is removed
+    assert count == 3 * 6 + 1  # files of an epoch, what is removed
+    results = (f"result/{epoch}.json" for epoch in range(3))
+    saved = (f"checkpoint_{epoch:02d}.pth" for epoch in (1, 2))
     assert set(stamps(ADDRESS)) == {
-        *("writer.json", LOG, SELECTED, checkpoints.BEST),
-        *(f"checkpoint_{epoch:02d}.pth" for epoch in (1, 2)),
-        *(f"result/val_epoch{epoch:02d}/metrics.json" for epoch in range(3)),
+        "writer.json",
+        LOG,
+        SELECTED,
+        checkpoints.BEST,
+        *results,
+        *saved,
     }
 
 
-def _check_what_is_there(folder, epoch, kept):
-    """epoch, kept: what was being written."""
+def _check_what_is_there(folder, epoch, state):
+    """epoch, state: what was being uploaded."""
     found = checkpoints.read_newest(folder)
     if found is None:
-        assert epoch <= 0 and kept != "best"
+        assert (epoch, state) == (0, "saved")
         return
-    _, content, problems = found
-    assert content["epoch"] in ((epoch, epoch - 1) if kept == "checkpoint" else (epoch,))
-    assert problems == [] and content["model"]["w"].tolist() == [content["epoch"]] * 9
-    lines = (folder / LOG).read_text().splitlines()
-    assert f"trained {content['epoch']}" in lines
+    saved, lines = found.content["epoch"], (folder / LOG).read_text().splitlines()
+    assert saved in ((epoch, epoch - 1) if state == "saved" else (epoch,))
+    assert found.log_lines == [] and found.content["model"]["w"].tolist() == [saved] * 9
+    # The log is that of the checkpoint or later, and has no scores that are not there.
+    assert [f"trained {n}" in lines for n in range(saved + 1)] == [True] * (saved + 1)
+    assert [f"scored {n}" in lines for n in range(saved)] == [True] * saved
     for scored in (n for n in range(3) if f"scored {n}" in lines):
-        assert (folder / f"result/val_epoch{scored:02d}/metrics.json").exists()
-    assert [f"scored {n}" in lines for n in range(content["epoch"])] == [True] * content["epoch"]
-    for path in checkpoints.saved(folder):
-        checkpoints.check_whole(path)
-    best = checkpoints.best(folder)
-    if content["epoch"] > 0:
-        assert checkpoints.read(best)["epoch"] in (epoch, epoch - 1)
+        assert (folder / f"result/{scored}.json").exists()
     if (folder / SELECTED).exists():  # it must not name an epoch that is not best yet
-        assert read_json(folder / SELECTED)["epoch"] <= checkpoints.read(best)["epoch"]
+        best = checkpoints.read(checkpoints.best(folder))["epoch"]
+        assert read_json(folder / SELECTED)["epoch"] <= best and best in (epoch, epoch - 1)
 
 
 def test_what_a_store_lacks_is_written_by_the_next_call(s3, on):
     output = on("one")
     save(output.folder, 0)
     s3.refused = "checkpoint_00.pth"
-    with pytest.raises(UserError, match=r"not allowed.*nothing is lost.*the same command"):
+    with raises_line(UserError, "checkpoint_00.pth", "not allowed"):
         output.upload()
     s3.refused = None
     on("one").upload()
@@ -137,7 +145,7 @@ def test_what_a_store_lacks_is_written_by_the_next_call(s3, on):
 def test_a_run_has_one_writer_and_an_earlier_state_is_not_lost(s3, on, tmp_path, monkeypatch):
     first = uploaded(on("first"), 0)
     with monkeypatch.context() as patch:  # a fetch that is killed is done again
-        patch.setattr(OutputFolder, "_become_writer", lambda *_: (_ for _ in ()).throw(Killed))
+        patch.setattr(OutputFolder, "_write_record", lambda _: (_ for _ in ()).throw(Killed))
         with pytest.raises(Killed):
             on("second")
     second = uploaded(on("second"), 1)
@@ -151,27 +159,9 @@ def test_a_run_has_one_writer_and_an_earlier_state_is_not_lost(s3, on, tmp_path,
     second.upload()
     first.folder.rename(tmp_path / "away")
     assert newest(on("first")) == 1
-    # A folder without files of its own is replaced.
-    assert newest(on("second")) == 1
-
-
-def test_a_run_of_an_earlier_version_goes_on_where_it_was(s3, on):
-    folder = uploaded(on("one"), 0).folder
-    for name in (str(folder / "writer.json"), f"{ADDRESS}/writer.json"):
-        stores.put(b'{"token": "c0ffee"}', name)
-    assert newest(uploaded(on("one"), 1)) == 1
-    assert "checkpoint_01.pth" in stamps(ADDRESS)
-
-
-def test_a_second_name_is_copied_by_the_store(s3, on, monkeypatch):
-    output = uploaded(on("one"), 0)
-    checkpoints.keep_as_best(output.folder, 0)
-    calls, copy = [], stores.copy
-    monkeypatch.setattr(stores, "copy", lambda *given: calls.append(given) or copy(*given))
-    output.upload()
-    epoch, best = f"{ADDRESS}/checkpoint_00.pth", f"{ADDRESS}/{checkpoints.BEST}"
-    assert [given[:2] for given in calls] == [(epoch, best)]
-    assert stores.read_bytes(best) == (output.folder / "checkpoint_00.pth").read_bytes()
+    # A folder without files of its own is replaced, and nothing is copied again.
+    again = on("second")
+    assert newest(again) == 1
     s3.requests.clear()
-    output.upload()
+    again.upload()
     assert not s3.requests
