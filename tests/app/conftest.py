@@ -42,18 +42,13 @@ def run_folders(scenes_config, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def checkpoints(run_folders):
-    """Return the three checkpoints, loaded."""
+def service(run_folders):
+    """Return the page's captions by the three checkpoints."""
+    from app.captions import CaptionService
     from app.checkpoints import load_checkpoints
 
-    return load_checkpoints([str(folder) for folder in run_folders], None, torch.device("cpu"))
-
-
-@pytest.fixture(scope="session")
-def service(checkpoints):
-    from app.captions import CaptionService
-
-    return CaptionService(checkpoints)
+    sources = [str(folder) for folder in run_folders]
+    return CaptionService(load_checkpoints(sources, None, torch.device("cpu")))
 
 
 @pytest.fixture(scope="session")

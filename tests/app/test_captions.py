@@ -3,8 +3,6 @@
 import base64
 import io
 import json
-import re
-import threading
 import zipfile
 from dataclasses import replace
 
@@ -71,13 +69,9 @@ def test_a_caption_is_the_captioners_own(service, files, ask, monkeypatch, given
         ({"max_length": 4, "min_length": 1}, "MLE: prompt of 4 tokens, which leaves no room"),
         ({"max_length": 21}, "MLE: max_length is 21; it has room for 20 tokens"),
         ({"min_length": 41}, "MLE: min_length is 41, above max_length, 16"),
-        ({"num_beams": "many"}, "num_beams: found 'many'; input should be a valid integer"),
-        ({"seed": 10**30}, "seed: found 1000000"),
         ({"temperature": float("nan")}, "temperature: found nan"),
         ({"beams": 3}, "unknown key 'beams'; did you mean 'num_beams'?"),
         ({"checkpoints": ["GPT"]}, "choose one or more of MLE, SMILE, MLE+SMILE"),
-        ({"checkpoints": {"a": 1}}, "checkpoints: found"),
-        ({"name": "cut.jpg"}, "cut.jpg: not a readable image (image file is truncated"),
         ({"name": "notes.jpg"}, "notes.jpg: not a readable image (none of"),
     ],
 )
@@ -105,45 +99,26 @@ def test_calls_share_a_batch_and_a_bad_one_fails_alone(service, files, monkeypat
         alone = service.answer([call])[0].record()
         if isinstance(alone, dict):
             assert found == alone
-        else:
-            same = ("image", "label", "caption", "settings")
-            assert [[r[key] for key in same] for r in found] == [
-                [r[key] for key in same] for r in alone
-            ]
-            scores = [record["score"] for record in alone]
-            assert [record["score"] for record in found] == pytest.approx(scores, abs=1e-4)
+            continue
+        for one, expected in zip(found, alone):
+            for key in ("image", "label", "caption", "settings"):
+                assert one[key] == expected[key]
+            assert one["score"] == pytest.approx(expected["score"], abs=1e-4)
     assert [r["label"] for r in together[0]] == ["MLE", "SMILE"] and len(together[2]) == 3
 
 
-def test_one_photo_is_decoded_at_a_time(service, files, monkeypatch):
-    now, most = [], []
-
-    def read(path, max_pixels):
-        now.append(path)
-        most.append(len(now))
-        photo = read_photo(path, max_pixels)
-        now.remove(path)
-        return photo
+def test_one_photo_is_decoded_at_a_time(service, ask, monkeypatch):
+    def read(*arguments):
+        assert service._lock.locked()
+        return read_photo(*arguments)
 
     monkeypatch.setattr("app.captions.read_photo", read)
-    call = (str(files / "photo.jpg"), {"max_length": 10, "min_length": 1})
-    threads = [threading.Thread(target=service.answer, args=([call] * 2,)) for _ in range(4)]
-    for step in (threading.Thread.start, threading.Thread.join):
-        list(map(step, threads))
-    assert most == [1] * 8
+    assert ask().captions and not service._lock.locked()
 
 
-def test_a_photo_is_seen_as_a_visitor_sees_it_and_its_pixels_are_counted_first(files, tmp_path):
-    """Upright by its EXIF orientation, on white, with all values of 16 bits."""
-    drawing = Image.new("RGBA", (8, 8))  # black and transparent
-    drawing.putpixel((0, 0), (0, 0, 0, 255))
-    drawing.save(tmp_path / "drawing.png")
-    assert sorted(read_photo(tmp_path / "drawing.png").getcolors())[1] == (63, (255,) * 3)
-    grey = np.linspace(0, 65535, 64).astype(np.uint16).reshape(8, 8)
-    Image.fromarray(grey).save(tmp_path / "grey.png")
-    assert len(read_photo(tmp_path / "grey.png").getcolors()) == 64
-    lying = Image.new("RGB", (30, 20), "white")
-    lying.paste("black", (0, 0, 15, 20))  # black on the left
+def test_a_photo_is_seen_upright_on_white_and_its_pixels_are_counted_first(files, tmp_path):
+    lying = Image.new("RGBA", (30, 20))  # transparent
+    lying.paste("black", (0, 0, 15, 20))  # on the left
     exif = Image.Exif()
     exif[0x0112] = 6  # to be turned clockwise: the left side is the top
     lying.save(tmp_path / "turned.png", exif=exif)
@@ -167,36 +142,23 @@ def test_an_attention_map_is_bright_at_its_maximum_and_transparent_at_zero():
         assert picture[side - 1 - row, side - 1 - column, 3] == 0
 
 
-def test_names_and_reasons_are_text(ask):
-    good, name = ask(), '"><script>alert(1)</script>.jpg'
-    good.name = name
-    for template in ("results.html", "batch.html"):
-        for answer in (good, Answer("a.jpg", error=UserError(name))):
-            html = view.render(template, answer=answer, answers=[answer])
-            assert "alert" in html and "<script" not in html
-
-
-def test_a_card_has_each_word_with_its_probability_and_attention_map_if_there_is_one(ask):
-    answer = ask()
-    html = view.render("results.html", answer=answer)
-    shown = re.findall(r'data-percent="([\d.]+)" data-attention="data:image/png;base64,\w', html)
-    expected = [100 * word["probability"] for word in answer.record()[0]["words"]]
-    assert [float(percent) for percent in shown] == pytest.approx(expected, abs=0.06)
+def test_a_card_marks_cut_captions_and_missing_maps_and_names_and_reasons_are_text(ask):
+    answer, name = ask(), '"><script>alert(1)</script>.jpg'
     (caption,) = answer.captions
+    answer.name = name
+
+    def shown(template, answer):
+        return view.render(template, answer=answer, answers=[answer])
+
+    for template, mark in (("results.html", "; cut at the longest"), ("batch.html", "(cut)")):
+        for is_cut in (True, False):
+            caption.record["cut"] = is_cut
+            assert (mark in shown(template, answer)) == is_cut
+        for html in (shown(template, answer), shown(template, Answer("", error=UserError(name)))):
+            assert "alert" in html and "<script" not in html
     answer.captions = [caption._replace(details=caption.details._replace(attention_map=None))]
-    html = view.render("results.html", answer=answer)
+    html = shown("results.html", answer)
     assert "it has no attention map" in html and "data-attention" not in html
-
-
-@pytest.mark.parametrize("is_cut", [True, False])
-def test_a_caption_that_was_cut_is_marked(ask, is_cut):
-    answer = ask()
-    answer.captions[0].record["cut"] = is_cut
-    for template, mark in (
-        ("results.html", "; cut at the longest length"),
-        ("batch.html", "(cut)"),
-    ):
-        assert (mark in view.render(template, answer=answer, answers=[answer])) == is_cut
 
 
 def test_a_zip_has_the_captions_of_good_photos_and_the_reasons_of_bad_ones(
@@ -209,7 +171,7 @@ def test_a_zip_has_the_captions_of_good_photos_and_the_reasons_of_bad_ones(
     with zipfile.ZipFile(tmp_path / "captions.zip") as archive:
         content = {name: archive.read(name).decode() for name in archive.namelist()}
     records = [json.loads(line) for line in content.pop("captions.jsonl").splitlines()]
-    (failed,) = map(json.loads, content.pop("failed.jsonl").splitlines())
+    failed = json.loads(content.pop("failed.jsonl"))
     assert failed["image"] == "cut.jpg" and "truncated" in failed["reason"]
     assert records == [record for i in (0, 2, 3) for record in answers[i].record()]
     stems = ["photo (1)", "photo (3)", "other"]

@@ -10,14 +10,6 @@ from app.__main__ import command_line
 from tests.programs import refused
 
 
-def test_a_port_that_is_taken_is_refused():
-    pytest.importorskip("gradio", reason="the web page needs Python 3.10 or later")
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        line = refused("app", "x.pth", "--port", port, part="choose another --port")
-        assert f"cannot listen on 127.0.0.1:{port} (" in line
-
-
 def test_errors_of_the_user_are_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     refused("app", "x.pth", "--queue", "0", part="have to be above 0")
@@ -29,18 +21,18 @@ def test_errors_of_the_user_are_one_line(tmp_path, monkeypatch):
     pytest.importorskip("gradio", reason="the web page needs Python 3.10 or later")
     refused("app", "no.pth", "--port", "0", part="no.pth does not exist")
     refused("app", "--port", "0", part="bash scripts/demo.sh")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused("app", "x.pth", "--port", port, part=f"cannot listen on 127.0.0.1:{port} (")
 
 
-@pytest.mark.parametrize(("value", "token"), [("", None), ("s3cret", "s3cret")])
-def test_an_empty_variable_is_no_password(monkeypatch, value, token):
-    monkeypatch.setenv("APP_TOKEN", value)
-    assert command_line().parse_args([]).token == token
-
-
-def test_the_page_of_docs_has_the_defaults_of_flags(repository):
+def test_flags_have_the_defaults_of_docs_and_an_empty_variable_is_no_password(
+    repository, monkeypatch
+):
+    monkeypatch.setenv("APP_TOKEN", "")
     text = (repository / "docs" / "app.md").read_text()
     rows = dict(re.findall(r"^\| `(--[\w-]+)` \| `?([\w.]+)`? \|", text, re.MULTILINE))
-    actions = [a for a in command_line()._actions if a.option_strings and a.dest != "help"]
-    defaults = {a.option_strings[-1]: a.default or "none" for a in actions}
-    defaults = {flag: str(default).removesuffix(".0") for flag, default in defaults.items()}
-    assert len(rows) > 5 and rows.items() <= defaults.items()
+    flags = vars(command_line().parse_args([]))
+    defaults = {flag: flags[flag[2:].replace("-", "_")] or "none" for flag in rows}
+    assert len(rows) > 5
+    assert rows == {flag: f"{value}".removesuffix(".0") for flag, value in defaults.items()}

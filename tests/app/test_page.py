@@ -16,16 +16,16 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
 
 
 @pytest.fixture
-def page(server, browser):
-    return opened(browser, server)
+def opened(server, browser):
+    """Return a function that opens the page, by default on a wide screen."""
 
+    def opened(**screen):
+        page = open_page(browser, server, **screen)
+        page.wait_for_selector(FIELD, state="attached")
+        page.wait_for_selector(".label-wrap >> visible=true")
+        return page
 
-def opened(browser, server, **screen):
-    """Return the page, newly opened; by default on a wide screen."""
-    page = open_page(browser, server, **screen)
-    page.wait_for_selector(FIELD, state="attached")
-    page.wait_for_selector(".label-wrap >> visible=true")
-    return page
+    return opened
 
 
 def wait_for_upload(page):
@@ -33,13 +33,10 @@ def wait_for_upload(page):
 
 
 def caption(page, path):
-    """Press the button after the photo is uploaded."""
+    """Press the button after the photo is uploaded, and wait for the captions."""
     page.set_input_files(FIELD, path)
     wait_for_upload(page)
     page.click("#caption")
-
-
-def wait_for_cards(page):
     expect(page.locator(".smile-card")).to_have_count(3)
 
 
@@ -49,10 +46,10 @@ def downloaded(page):
 
 
 def test_a_photo_has_a_caption_of_each_checkpoint_with_probabilities_and_attention_maps(
-    page, files, server
+    opened, files, server
 ):
+    page = opened()
     caption(page, files / "photo.jpg")
-    wait_for_cards(page)
     labels = page.locator(".smile-card h3").all_inner_texts()
     assert labels == ["MLE", "SMILE", "MLE+SMILE 0.5:0.5"]
     expected = downloaded(page)[1]
@@ -82,36 +79,32 @@ def test_a_photo_has_a_caption_of_each_checkpoint_with_probabilities_and_attenti
     assert page.requested and asked == [] and page.problems == []
 
 
-def test_the_keyboard_alone_is_enough(page):
+def test_the_keyboard_alone_is_enough(opened):
     """Only the controls of the chosen method are shown."""
-    focus = "document.activeElement"
+    page, focus = opened(), "document.activeElement"
     page.locator(".label-wrap >> visible=true").first.click()
     beams, sampling = (page.locator(f".smile-{name}").first for name in ("beams", "sampling"))
     expect(beams).to_be_visible()
     expect(sampling).to_be_hidden()
 
-    def go_to(found):
+    def go_to(found, key):
         for _ in range(60):
             if page.evaluate(f"Boolean({found})"):
-                return
+                return page.keyboard.press(key)
             page.keyboard.press("Tab")
         raise AssertionError(f"Tab never comes to {found}")
 
-    go_to(f"{focus}.closest('.gallery-item')")
-    page.keyboard.press("Enter")
+    go_to(f"{focus}.closest('.gallery-item')", "Enter")
     wait_for_upload(page)
-    go_to(f"{focus}.type == 'radio' && {focus}.value == 'true'")
-    page.keyboard.press(" ")
+    go_to(f"{focus}.type == 'radio' && {focus}.value == 'true'", " ")
     expect(sampling).to_be_visible()
     expect(beams).to_be_hidden()
-    go_to(f"{focus}.closest('#caption')")
-    page.keyboard.press("Enter")
-    wait_for_cards(page)
+    go_to(f"{focus}.closest('#caption')", "Enter")
+    expect(page.locator(".smile-card")).to_have_count(3)
     assert downloaded(page)[0]["settings"]["sample"] is True
-    go_to(f"{focus}.closest('.smile-word')")
+    go_to(f"{focus}.closest('.smile-word')", "ArrowRight")
     attention, words = page.locator(".smile-attention").first, page.locator(".smile-word")
     expect(attention).to_be_visible()
-    page.keyboard.press("ArrowRight")
     expect(words.nth(1)).to_be_focused()
     page.keyboard.press("ArrowLeft")
     expect(words.first).to_be_focused()
@@ -119,14 +112,13 @@ def test_the_keyboard_alone_is_enough(page):
     expect(attention).to_be_hidden()
 
 
-def test_the_page_fits_a_phone_and_the_dark_and_shows_errors(browser, server, files):
-    page = opened(browser, server, **PHONE)
+def test_the_page_fits_a_phone_and_the_dark_and_shows_errors(opened, files):
+    page = opened(**PHONE)
     page.evaluate("document.querySelectorAll('.label-wrap').forEach(e => e.click())")
     expect(page.locator(".smile-about")).to_be_visible()
     page.click("#caption")
     expect(page.locator("#results [role=alert]")).to_contain_text("no photo")
     caption(page, files / "photo.jpg")
-    wait_for_cards(page)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     left = page.evaluate("[...document.querySelectorAll('.smile-card')].map(e => e.offsetLeft)")
     assert len(set(left)) == 1  # one below the other
@@ -134,10 +126,10 @@ def test_the_page_fits_a_phone_and_the_dark_and_shows_errors(browser, server, fi
     assert min(page.evaluate(f"{colour}.map(Number)")) > 180  # light on dark
 
 
-def test_a_batch_is_captioned_into_a_zip(page, files, tmp_path):
+def test_a_batch_is_captioned_into_a_zip(opened, files, tmp_path):
     """The page takes four photos at a time."""
+    page = opened()
     page.click("[role=tab]:has-text('Batch')")
-    page.wait_for_selector("#photos input[type=file]", state="attached")
     page.click("#caption-all")
     alerts = page.locator("#results [role=alert]")
     expect(alerts).to_contain_text("choose 1 to 4")
@@ -148,7 +140,6 @@ def test_a_batch_is_captioned_into_a_zip(page, files, tmp_path):
     expect(page.locator("#results tbody tr")).to_have_count(6)
     expect(alerts).to_have_text([re.compile("^cut.jpg: not a readable image")])
     link = page.locator("#zip a").first.get_attribute("href")
-    with urllib.request.urlopen(link) as answer:
-        (tmp_path / "captions.zip").write_bytes(answer.read())
-    with zipfile.ZipFile(tmp_path / "captions.zip") as archive:
+    path, _ = urllib.request.urlretrieve(link, tmp_path / "captions.zip")
+    with zipfile.ZipFile(path) as archive:
         assert len(archive.read("captions.jsonl").splitlines()) == 6
