@@ -10,6 +10,7 @@ from captioning.runtime.errors import UserError
 LIBRARIES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "https": "aiohttp", "hf": "datasets"}
 TRIES = 6  # requests in total, before a StoreError
 PAUSE_S = 0.5  # after the first failure; doubled after each further failure
+SILENCE_S = 30  # until an https server answers, and between the parts of its answer
 
 
 class StoreError(UserError):
@@ -28,20 +29,18 @@ def library_of(address: str) -> str:
     return LIBRARIES[address.partition("://")[0]]
 
 
-def system_of(address: str) -> tuple[Any, str]:
+def _system_of(address: str) -> tuple[Any, str]:
     """Return fsspec's file system for an address, and the path of the address within it."""
     import fsspec
 
     settings = {}
-    try:
-        if address.startswith("http"):
-            from captioning.files.web import client
+    if address.startswith("http"):
+        import aiohttp
 
-            settings["get_client"] = client
-        return fsspec.core.url_to_fs(address, use_listings_cache=False, **settings)
-    except ImportError:
-        library = library_of(address)
-        raise UserError(f"{address}: needs the {library} library: pip install {library}") from None
+        # aiohttp's own limit of five minutes for an answer is too short for large files.
+        timeout = aiohttp.ClientTimeout(None, sock_connect=SILENCE_S, sock_read=SILENCE_S)
+        settings["client_kwargs"] = {"timeout": timeout, "trust_env": True}  # uses proxies
+    return fsspec.core.url_to_fs(address, use_listings_cache=False, **settings)
 
 
 def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
@@ -52,7 +51,7 @@ def call(address: str, method: str, *arguments: Any, **settings: Any) -> Any:
 
 
 def retry(address: str, request: Callable[[Any, str], Any]) -> Any:
-    """Return `request(system, path)`, see `system_of`. Retry it after pauses if it fails.
+    """Return `request(system, path)`, see `_system_of`. Retry it after pauses if it fails.
 
     Raises UserError, at once if the file is missing or access is refused. The library's error may
     contain credentials, so that it is neither chained nor quoted.
@@ -61,7 +60,7 @@ def retry(address: str, request: Callable[[Any, str], Any]) -> Any:
 
     def attempt() -> Any:
         try:
-            return request(*system_of(address))
+            return request(*_system_of(address))
         except Exception as error:
             problem = _user_error(address, error)
         raise problem
@@ -75,19 +74,18 @@ def retry(address: str, request: Callable[[Any, str], Any]) -> Any:
 
 
 def _user_error(address: str, error: Exception) -> UserError:
-    # fsspec raises FileNotFoundError also for failed connections, and for our own errors.
-    if isinstance(error.__cause__, (UserError, OSError, asyncio.TimeoutError)):
+    # fsspec raises FileNotFoundError also for failed connections.
+    if isinstance(error.__cause__, (OSError, asyncio.TimeoutError)):
         error = error.__cause__
-    if isinstance(error, UserError):
-        return error
+    library, kind = library_of(address), type(error).__name__
+    if isinstance(error, ImportError):
+        return UserError(f"{address}: needs the {library} library: pip install {library}")
     answer = getattr(error, "response", None)  # set in huggingface_hub's errors
     status = getattr(error, "status", None) or getattr(answer, "status_code", None)
     if isinstance(error, FileNotFoundError) or status == 404:
         return Missing(f"{address}: no such file or bucket")
-    kind = type(error).__name__
     if isinstance(error, PermissionError) or status in (401, 403) or kind == "NoCredentialsError":
-        where = library_of(address)
-        return StoreError(f"{address}: not allowed: give credentials where {where} finds them")
+        return StoreError(f"{address}: not allowed: give credentials where {library} finds them")
     return NoAnswer(
         f"{address}: {TRIES} requests failed ({kind}): check the address and the network, then run "
         "the same command again"

@@ -21,9 +21,7 @@ from captioning.files.reading import parse_json
 from captioning.runtime.errors import UserError, one_line
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
-# Limits for a member of a tar, because a small compressed tar can be huge when unpacked.
-MAX_IMAGE_BYTES = 1 << 30
-MAX_TEXT_BYTES = 1 << 24  # larger texts are not captions
+MAX_BYTES = 1 << 30  # of an image or a text: a small compressed tar can be huge when unpacked
 
 _META = re.compile(r"__[^/]*__(/|$)")  # names of members with webdataset's metadata of the tar
 
@@ -38,7 +36,7 @@ class Sample(NamedTuple):
     - name: TAR/KEY.SUFFIX, in which TAR is the tar's path or address
     - position, size: where the image's bytes are in the unpacked tar
     - data: these bytes, if they were asked for
-    - texts: {"json": content of KEY.json, "txt": content of KEY.txt}, as far as they exist
+    - json, txt: the contents of KEY.json and KEY.txt; empty if there are none
     """
 
     name: str
@@ -46,19 +44,20 @@ class Sample(NamedTuple):
     position: int
     size: int
     data: Optional[bytes]
-    texts: dict[str, bytes]
+    json: bytes = b""
+    txt: bytes = b""
 
     @property
     def row(self) -> Row:
         """The columns of KEY.json, with the captions of KEY.txt. Raises UserError."""
         try:
-            texts = {suffix: text.decode("utf-8-sig") for suffix, text in self.texts.items()}
+            json, captions = (text.decode("utf-8-sig") for text in (self.json, self.txt))
         except UnicodeDecodeError:
             raise UserError(f"{self.name}: its captions are not UTF-8 text") from None
-        columns = parse_json(texts.get("json") or "{}", self.name)
+        columns = parse_json(json or "{}", self.name)
         columns = {**columns, "image_id": self.key} if isinstance(columns, dict) else {}
-        if "txt" in texts:
-            columns["captions"] = list(map(str.strip, texts["txt"].split("\n")))
+        if captions:
+            columns["captions"] = list(map(str.strip, captions.split("\n")))
         return row_of(columns, self.name)
 
 
@@ -108,34 +107,38 @@ def samples(
         try:
             with tarfile.open(fileobj=file, mode=mode, tarinfo=_Member) as tar:
                 for key, members in groupby(_members(tar), itemgetter(0)):
-                    image, image_stem, texts, other = None, None, {}, None
+                    image, texts, other = None, {}, None
                     for _, suffix, member in members:
                         name, (stem, _, kind) = f"{url}/{key}.{suffix}", suffix.rpartition(".")
                         if kind in ("json", "txt"):
-                            is_of_image = not stem or image_stem in (None, stem)
-                            if is_of_image and member.size <= MAX_TEXT_BYTES:
-                                texts[stem, kind] = tar.extractfile(member).read()
-                        elif is_image(name) and (image or name in seen):
-                            left_out.append(name)
-                        elif is_image(name):
-                            if member.size > MAX_IMAGE_BYTES:
-                                raise tarfile.ReadError(f"{member.name} has {member.size:,} bytes")
-                            data = tar.extractfile(member).read() if with_data else None
-                            image = name, key, member.offset_data, member.size, data
-                            image_stem = stem
-                        else:
+                            texts[suffix] = _content(tar, member)
+                        elif not is_image(name):
                             other = name
+                        elif image or name in seen:
+                            left_out.append(name)
+                        else:
+                            data = _content(tar, member, with_data)
+                            image = Sample(name, key, member.offset_data, member.size, data)
+                            image_stem = stem
                     if image:
-                        seen.add(image[0])
-                        stems = ("", image_stem)
-                        own = {kind: texts[s, kind] for s, kind in texts if s in stems}
-                        yield Sample(*image, own)
+                        seen.add(image.name)
+                        json, txt = (
+                            texts.get(f"{image_stem}.{kind}", texts.get(kind, b""))
+                            for kind in ("json", "txt")
+                        )
+                        yield image._replace(json=json, txt=txt)
                     elif other:
                         left_out.append(other)
         except (UserError, OSError):
             raise
         except Exception as error:  # of tarfile or a decompressor
             raise BrokenTar(f"{url}: cannot be read further: {one_line(error)}") from None
+
+
+def _content(tar: tarfile.TarFile, member: tarfile.TarInfo, with_data: bool = True) -> bytes:
+    if member.size > MAX_BYTES:
+        raise tarfile.ReadError(f"{member.name} has {member.size:,} bytes")
+    return tar.extractfile(member).read() if with_data else None
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]:

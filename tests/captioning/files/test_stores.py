@@ -1,18 +1,13 @@
-"""Files in an object store whose answers are slow, broken, late or none."""
+"""Files in object stores and at https servers whose answers are slow, broken, late or none."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from captioning.files import store_requests, stores
 from captioning.runtime.errors import UserError
-
-
-def test_what_is_not_allowed_is_told_at_once(s3):
-    s3.files.pipe_file("bucket/a.bin", b"data")
-    s3.requests.clear()
-    s3.faults += ["refused"] * 50
-    with pytest.raises(stores.StoreError, match=r"a.bin: not allowed: give credentials where s3fs"):
-        stores.read_range("s3://bucket/a.bin", 0, 2)
-    assert s3.requests["GET"] <= 2
+from tests.programs import raises_line
 
 
 def test_an_address_that_nobody_answers_is_named_without_secrets(s3, monkeypatch):
@@ -21,9 +16,8 @@ def test_an_address_that_nobody_answers_is_named_without_secrets(s3, monkeypatch
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     monkeypatch.setattr(store_requests, "TRIES", 2)
     s3fs.S3FileSystem.clear_instance_cache()
-    with pytest.raises(stores.StoreError) as error:
+    with raises_line(stores.StoreError, "s3://bucket/a.bin: 2 requests failed") as error:
         stores.stamp("s3://bucket/a.bin")
-    assert "s3://bucket/a.bin: 2 requests failed" in str(error.value)
     assert "S3CR3T" not in str(error.value) and error.value.__cause__ is None
 
 
@@ -36,3 +30,54 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(UserError, match="gs://b/a: needs the gcsfs library: pip install gcsfs"):
         stores.stamp("gs://b/a")
+
+
+class Handler(BaseHTTPRequestHandler):
+    """A server whose files have these headers, and 100 bytes."""
+
+    files = {
+        "/of_monday": {"Content-Length": 100, "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"},
+        "/of_tuesday": {"Content-Length": 100, "Last-Modified": "Tue, 02 Jan 2024 00:00:00 GMT"},
+        "/of_unknown_size": {},
+        "/silent": {"Content-Length": 200},
+    }
+
+    def do_GET(self):
+        self.send_response(200 if self.path in self.files else 404)
+        for name, value in self.files.get(self.path, {}).items():
+            self.send_header(name, str(value))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(bytes(100))
+        self.server.over.wait(2 if self.path == "/silent" else 0)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_):
+        pass
+
+
+def test_files_of_an_https_server_are_read_or_one_line(monkeypatch):
+    """The server speaks http, which takes the place of https."""
+    pytest.importorskip("aiohttp", reason="aiohttp reads https://")
+    for name, value in {"PAUSE_S": 0.01, "SILENCE_S": 0.2, "TRIES": 2}.items():
+        monkeypatch.setattr(store_requests, name, value)
+    monkeypatch.setitem(store_requests.LIBRARIES, "http", "aiohttp")
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.over = threading.Event()
+    url = f"http://127.0.0.1:{server.server_port}"
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    assert stores.read_bytes(f"{url}/of_unknown_size") == bytes(100)
+    monday, tuesday = (stores.stamp(f"{url}/of_{day}") for day in ("monday", "tuesday"))
+    assert monday != tuesday and monday[0] == tuesday[0] == 100
+    with raises_line(UserError, "size: its server reports neither its size nor range support"):
+        stores.open_file(f"{url}/of_unknown_size")
+    with raises_line(stores.Missing, "none.jpg: no such file or bucket"):
+        stores.read_bytes(f"{url}/none.jpg")
+    with raises_line(stores.StoreError, "silent: 2 requests failed ("):
+        stores.read_bytes(f"{url}/silent")
+    server.over.set()
+    server.shutdown()
+    server.server_close()
+    with raises_line(stores.StoreError, "of_monday: 2 requests failed ("):
+        stores.stamp(f"{url}/of_monday")
