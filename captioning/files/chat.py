@@ -102,16 +102,13 @@ class ChatServer:
                 log_once(
                     f"warning: {key_variable} is sent unencrypted, because {setting} is http://"
                 )
-        try:
-            self.client = httpx.Client(
-                headers=headers,
-                timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
-                limits=httpx.Limits(),  # the callers limit the number of requests at once
-                verify=ssl.create_default_context(),  # the system's certificates
-                trust_env=not is_local,  # the environment's proxies
-            )
-        except (httpx.InvalidURL, ValueError, ImportError) as error:
-            raise UserError(f"a proxy variable in the environment: {one_line(error)}") from None
+        self.client = httpx.Client(
+            headers=headers,
+            timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
+            limits=httpx.Limits(),  # the callers limit the number of requests at once
+            verify=ssl.create_default_context(),  # the system's certificates
+            trust_env=not is_local,  # the environment's proxies
+        )
 
     def list_models(self) -> list[str]:
         """Return the names of the server's models; [] if the server does not list them.

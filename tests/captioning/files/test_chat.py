@@ -81,9 +81,6 @@ def test_proxies_are_for_other_machines(server, monkeypatch):
     server.url = "http://host.example"
     with raises_line(RequestFailed, "/v1: [Errno 111] Connection refused, after 5 tries"):
         ask(server)
-    monkeypatch.setenv("NO_PROXY", "fe80::/10")  # httpx cannot read it
-    with raises_line(UserError, "a proxy variable in the environment: Invalid port"):
-        ask(server)
 
 
 def test_the_key_is_sent_to_no_other_server(server):
@@ -123,16 +120,14 @@ def test_a_pause_ends_when_the_run_is_stopped(server, monkeypatch):
 def test_thoughts_are_not_in_the_text(server, content):
     parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "A star."}]
     server.usual = lambda: said("A star.", content, parts, "<think>It may")
-    texts = ["A star.", "A star.", "A star.", ""]
-    assert [reply.text for reply in ask(server)] == texts
+    replies = [Reply("A star.", False, thinks) for thinks in (False, True, False)]
+    assert ask(server) == [*replies, Reply("", False, True)]
 
 
 @pytest.mark.parametrize("field", ["reasoning", "reasoning_content"])
 def test_answers_that_are_cut_or_have_thoughts_say_so(server, field):
     server.usual = lambda: said("A st", None, "\ud800", finish_reason="length", **{field: "Hm"})
     assert ask(server) == [Reply(text, True, True) for text in ("A st", "", "?")]
-    server.usual = lambda: said("<think>Hm</think>A star.")
-    assert ask(server) == [Reply("A star.", False, True)]
 
 
 def test_a_key_over_http_to_another_host_is_one_warning(server, capfd):
@@ -146,9 +141,9 @@ def test_a_key_over_http_to_another_host_is_one_warning(server, capfd):
 
 
 def test_an_address_or_key_that_cannot_be_used_is_one_line_without_it(monkeypatch):
-    urls = ("ftp://host/v1", "host/v1", "", "https://host:x/v1", "https:///v1", "http://[::1/v1")
-    secret = ("https://me:secret@host/v1", "https://host/v1?key=secret", "https://host/v1#secret")
-    for url in (*urls, *secret):
+    urls = ["ftp://host/v1", "host/v1", "", "https://host:x/v1", "https:///v1", "http://[::1/v1"]
+    urls += [f"https://{rest}" for rest in ("me:secret@host", "host?k=secret", "host#secret")]
+    for url in urls:
         with raises_line(UserError, "--url has to be an address such as https://host") as caught:
             ChatServer(url, "--url", KEY)
         assert "secret" not in str(caught.value)

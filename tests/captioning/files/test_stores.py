@@ -32,19 +32,20 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
         stores.stamp("gs://b/a")
 
 
-class Handler(BaseHTTPRequestHandler):
-    """A server whose files have these headers, and 100 bytes."""
+FILES = {  # {path: headers}
+    "/of_monday": {"Content-Length": 100, "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"},
+    "/of_tuesday": {"Content-Length": 100, "Last-Modified": "Tue, 02 Jan 2024 00:00:00 GMT"},
+    "/of_unknown_size": {},
+    "/silent": {"Content-Length": 200},
+}
 
-    files = {
-        "/of_monday": {"Content-Length": 100, "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"},
-        "/of_tuesday": {"Content-Length": 100, "Last-Modified": "Tue, 02 Jan 2024 00:00:00 GMT"},
-        "/of_unknown_size": {},
-        "/silent": {"Content-Length": 200},
-    }
+
+class Handler(BaseHTTPRequestHandler):
+    """A server of FILES, of 100 bytes each."""
 
     def do_GET(self):
-        self.send_response(200 if self.path in self.files else 404)
-        for name, value in self.files.get(self.path, {}).items():
+        self.send_response(200 if self.path in FILES else 404)
+        for name, value in FILES.get(self.path, {}).items():
             self.send_header(name, str(value))
         self.end_headers()
         if self.command == "GET":

@@ -89,21 +89,14 @@ def test_captions_of_several_files_meet_their_references(rows, tmp_path):
 
 def test_what_cannot_be_read_is_named_in_one_line(rows, tmp_path):
     write([{"image": "a.jpg", "text": "x"}], tmp_path / "a.parquet")
-    write([{"photo": b"x", "text": "x"}], tmp_path / "b.parquet")
-    write([{"image": b"x", "text": "x", "prompt": 3}], tmp_path / "c.parquet")
-    write([*rows[:1], {"image": None, "text": ["x"]}], tmp_path / "d.parquet")
-    (tmp_path / "e.parquet").write_bytes((tmp_path / "d.parquet").read_bytes()[:99])
-    (tmp_path / "f.parquet").touch()
-    errors = {
+    write([*rows[:1], {"image": None, "text": ["x"]}], tmp_path / "b.parquet")
+    (tmp_path / "c.parquet").write_bytes((tmp_path / "b.parquet").read_bytes()[:99])
+    for name, message in {
         "a.parquet": "has no column image with image files, only image, text: rename",
-        "b.parquet": "has no column image with image files, only photo, text",
-        "c.parquet": "has the prompt 3: expected text",
-        "e.parquet": "cannot be read",
-        "f.parquet": "cannot be read",
-        "g-*.parquet": "no such file",
-    }
-    for name, message in errors.items():
+        "c.parquet": "cannot be read",
+        "d-*.parquet": "no such file",
+    }.items():
         with raises_line(UserError, message, start=str(tmp_path / name)):
             read_annotations(tmp_path / name)
-    with pytest.raises(UserError, match=r"d\.parquet/1: the row has no image"):
-        load_image(f"{tmp_path}/d.parquet/1")
+    with raises_line(UserError, "b.parquet/1: the row has no image"):
+        load_image(f"{tmp_path}/b.parquet/1")
