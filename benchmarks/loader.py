@@ -26,7 +26,7 @@ from captioning.data.annotations import Sample
 from captioning.data.augmentation import AREA, ASPECT, training_transform
 from captioning.data.dataset import TrainingDataset
 from captioning.data.image import decode, normalise, open_image, pixels_of
-from captioning.data.loader import Prefetcher, training_loader
+from captioning.data.loader import on_device, training_loader
 from captioning.data.randaugment import rand_augment
 
 ROUNDS = 5
@@ -82,7 +82,7 @@ def cases(options: argparse.Namespace) -> Cases:
 
             def read():
                 loader.set_epoch(next(epochs))
-                return sum(len(loaded["image"]) for loaded in Prefetcher(loader, device))
+                return sum(len(loaded["image"]) for loaded in on_device(loader, device))
 
             def read_original():
                 return sum(len(normalise(images.to(device))) for images in original)

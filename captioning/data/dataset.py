@@ -121,8 +121,8 @@ class TrainingDataset(Dataset):
     def _candidates(self, index: int) -> Iterator[int]:
         """Yield `index`, then its replacements."""
         yield index
-        order = permutation(len(self), derived_seed("replacement", self.seed, index))
-        yield from order[:MAX_REPLACEMENTS]
+        random = torch.Generator().manual_seed(derived_seed("replacement", self.seed, index))
+        yield from torch.randint(len(self), (MAX_REPLACEMENTS,), generator=random).tolist()
 
     def _item(self, epoch: int, index: int, candidate: int) -> dict[str, Any]:
         """Return the item `candidate`, augmented with the random numbers of the item `index`."""

@@ -7,7 +7,7 @@ neither on the number of workers nor on how many processes share the global batc
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Callable, Optional, Union
 
 import torch
@@ -93,7 +93,7 @@ class Loader(DataLoader):
 class TrainingLoader(Loader):
     """The batches of one epoch on one process. Call `set_epoch` before each epoch.
 
-    The images are outputs of the dataset's transform, usually uint8. `Prefetcher` normalises them.
+    The images are outputs of the dataset's transform, usually uint8. `on_device` normalises them.
     """
 
     def set_epoch(self, epoch: int, first_batch: int = 0) -> None:
@@ -234,37 +234,8 @@ def _identity(batch: Any) -> Any:
     return batch
 
 
-class Prefetcher:
-    """Yields a loader's batches with images on `device`, normalised, float32 (B, 3, S, S).
-
-    The next batch is prepared while the model computes. On a GPU, the copy from pinned memory and
-    the normalisation run on a separate stream. On a CPU nothing runs concurrently.
-    """
-
-    def __init__(self, batches: Iterable[Batch], device: torch.device):
-        self.batches, self.device = batches, device
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-
-    def __iter__(self) -> Iterator[Batch]:
-        previous = None
-        for batch in chain(self.batches, [None]):
-            started = batch and self._start(batch)
-            if previous:
-                yield self._finish(*previous)
-            previous = started
-
-    def _start(self, batch: Batch) -> tuple[Batch, Optional[torch.cuda.Event]]:
-        with torch.cuda.stream(self.stream):  # no effect if the stream is None, as on a CPU
-            image = batch["image"].to(self.device, non_blocking=True)
-            if not image.is_floating_point():
-                image = normalise(image)
-            batch = {**batch, "image": image}
-            return batch, self.stream.record_event() if self.stream else None
-
-    def _finish(self, batch: Batch, arrived: Optional[torch.cuda.Event]) -> Batch:
-        if arrived is not None:
-            model = torch.cuda.current_stream(self.device)
-            model.wait_event(arrived)
-            # Otherwise a later batch could get this memory while the model still reads it.
-            batch["image"].record_stream(model)
-        return batch
+def on_device(batches: Iterable[Batch], device: torch.device) -> Iterator[Batch]:
+    """Yield a loader's batches with images on `device`, normalised, float32 (B, 3, S, S)."""
+    for batch in batches:
+        image = batch["image"].to(device, non_blocking=True)  # a GPU copies from pinned memory
+        yield {**batch, "image": image if image.is_floating_point() else normalise(image)}

@@ -7,17 +7,17 @@ workers, and it resumes by reading from the start.
 """
 
 import io
-from collections import OrderedDict
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, chain
 
-import torch
 from PIL import Image
 
 from captioning.data.annotations import Sample
-from captioning.data.dataset import MAX_REPLACEMENTS, TrainingDataset, group_and_position
+from captioning.data.dataset import TrainingDataset, group_and_position
 from captioning.data.image import open_image
 from captioning.data.randomness import derived_seed, permutation
 from captioning.data.tar_index import read_samples, summaries
@@ -77,8 +77,10 @@ class ShardDataset(TrainingDataset):
         unit = "captions" if self.captions_per_image == 1 else "samples"
         self._sizes = [summary[unit] for summary in self.samples.summaries]  # items of each tar
         self._ends = list(accumulate(self._sizes))  # of the tars, in items
-        # {tar: its samples, and their cumulative numbers of captions}, least recently used first
-        self._loaded = OrderedDict()
+        # Keep the samples of two groups in memory: a batch may be at the end of one group and at
+        # the beginning of the next group.
+        most_in_group = 1 + bisect_left(list(accumulate(sorted(self._sizes))), self.shuffle_buffer)
+        self._loaded = lru_cache(2 * most_in_group)(self._load)
         self._prefetched = {}  # {span of an image: future of the image's bytes}
 
     def __len__(self) -> int:
@@ -109,24 +111,14 @@ class ShardDataset(TrainingDataset):
         with ThreadPoolExecutor(stores.THREADS) as pool:
             self._prefetched = {span: pool.submit(stores.read_range, *span) for span in spans}
 
-    def _candidates(self, index: int) -> Iterator[int]:
-        yield index
-        random = torch.Generator().manual_seed(derived_seed("replacement", self.seed, index))
-        yield from torch.randint(len(self), (MAX_REPLACEMENTS,), generator=random).tolist()
-
     def _part(self, index: int) -> tuple[list[Sample], list[int], int]:
         tar, index = group_and_position(self._ends, index)
-        if tar not in self._loaded:
-            samples = read_samples(self.samples.summaries[tar])
-            pairs_up_to = list(accumulate(len(sample.captions) for sample in samples))
-            self._loaded[tar] = samples, pairs_up_to
-            # Keep the samples of two groups in memory: a batch may be at the end of one group and
-            # at the beginning of the next group.
-            most = 2 * self.shuffle_buffer + self._sizes[tar]
-            while len(self._loaded) > 1 and sum(map(self._sizes.__getitem__, self._loaded)) > most:
-                self._loaded.popitem(last=False)
-        self._loaded.move_to_end(tar)
-        return (*self._loaded[tar], index)
+        return (*self._loaded(tar), index)
+
+    def _load(self, tar: int) -> tuple[list[Sample], list[int]]:
+        """Return a tar's samples, and their cumulative numbers of captions."""
+        samples = read_samples(self.samples.summaries[tar])
+        return samples, list(accumulate(len(sample.captions) for sample in samples))
 
     def _open(self, sample: Sample) -> Image.Image:
         prefetched = self._prefetched.get(sample.span)

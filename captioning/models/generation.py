@@ -11,7 +11,7 @@ from torch import nn
 from captioning.config import Config
 from captioning.data.annotations import Sample
 from captioning.data.dataset import EvaluationDataset
-from captioning.data.loader import Loader, Prefetcher, evaluation_loader
+from captioning.data.loader import Loader, evaluation_loader, on_device
 from captioning.models.build import preprocessing_of
 from captioning.models.precision import Precision
 from captioning.models.prompts import caption_lists, check_prompts
@@ -47,7 +47,7 @@ def caption_images(
     results = {}  # by the index of the sample
     rounds = -(-len(samples) // (batch_size * world_size()))  # rank 0 has the most batches
     with closing(loader), progress(len(samples), description) as bar:
-        for batch in until_stop_requested(Prefetcher(loader, device), rounds):
+        for batch in until_stop_requested(on_device(loader, device), rounds):
             with precision.autocast():
                 inputs = batch["image"], settings, batch["prompt"]
                 captions = caption_lists(generator, model, *inputs)

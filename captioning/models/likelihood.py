@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from captioning.config import Config
 from captioning.data.annotations import Sample
 from captioning.data.dataset import preprocess_caption
-from captioning.data.loader import Prefetcher
+from captioning.data.loader import on_device
 from captioning.models.generation import build_image_loader
 from captioning.runtime.progress import progress
 from smile import smile_loss
@@ -48,7 +48,7 @@ def likelihood(
     loader, _ = build_image_loader(samples, config)
     sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
     with progress(len(samples), "likelihood of captions") as bar:
-        for batch in Prefetcher(loader, device):
+        for batch in on_device(loader, device):
             # One by one, because images may differ in the number of captions.
             for row, (index, prompt) in enumerate(zip(batch["index"], batch["prompt"])):
                 texts = preprocess_captions(samples[index], config)

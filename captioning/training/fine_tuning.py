@@ -9,7 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from captioning.config import Config
 from captioning.config.objectives import describe_training
-from captioning.data.loader import Prefetcher
+from captioning.data.loader import on_device
 from captioning.data.shards import Shards
 from captioning.data.sources import read_split
 from captioning.models.build import captioner_from, preprocessing_of, tokenizer_of
@@ -112,7 +112,7 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
             model.train()
             loader.set_epoch(epoch, position.steps * config.accumulation_steps)
             batches = islice(loader, (epoch_steps - position.steps) * config.accumulation_steps)
-            batches = iter(Prefetcher(batches, device))
+            batches = on_device(batches, device)
             plateaus, sums = validation.plateaus(), Counter(position.sums)
             title = f"epoch {epoch + 1}/{config.max_epoch}"
             with progress(epoch_steps * images, title) as bar:

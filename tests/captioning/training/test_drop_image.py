@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from captioning.data.loader import Prefetcher
+from captioning.data.loader import on_device
 from captioning.models.build import captioner_from, trained_config
 from captioning.runtime.errors import UserError
 from captioning.training import fine_tuning
@@ -34,7 +34,7 @@ def test_a_step_sees_zeros_instead_of_dropped_images(run):
     tuning = run("drop_image=0.5").set_up()
     seen = []
     tuning.captioner.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
-    batch = next(iter(Prefetcher(tuning.batches(), torch.device("cpu"))))
+    batch = next(on_device(tuning.batches(), torch.device("cpu")))
     tuning.step(iter([batch]), 0)
     is_zero = (seen[0] == 0).flatten(1).all(1)
     assert is_zero.tolist() == batch["dropped"] and 0 < sum(batch["dropped"]) < len(is_zero)
