@@ -7,10 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smile import Objective, captions_of_turns, segments_from_position_ids
-from smile.packing import LONG_ROW, caption_blocks
+from smile.packing import LONG_ROW
 from tests.smile.hidden_states import IGNORE, SPECS, WAYS, example, gradients, words_of_labels
-
-each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 
 
 @settings(max_examples=100, deadline=None)
@@ -55,25 +53,17 @@ def test_packed_captions_are_padded_captions(seed, spec, first, reduction, weigh
             torch.testing.assert_close(found(output, where[1]), expected)
 
 
-@each_spec
-def test_a_weight_of_0_is_no_label_and_one_of_2_is_twice(spec):
+def test_a_weight_of_0_is_no_label_and_one_of_2_is_twice():
     inputs, labels = example()
-    logits = F.linear(*inputs)
-    without = labels.clone()
-    without[0, 0] = without[0, 3] = IGNORE
-    weights = torch.ones(5, 7)
-    weights[0, 0] = weights[0, 3] = 0
-    objective = Objective(spec, 0.1)
+    logits, twice = F.linear(*inputs), [0, 1, 2, 3, 4, 4]
+    without, weights = labels.clone(), torch.ones(5, 7)
+    without[0, [0, 3]], weights[0, [0, 3]], weights[4] = IGNORE, 0, 2
+    objective = Objective(SPECS["all"], 0.1)
     with words_of_labels():
-        ignored = objective(logits, labels, weights=weights)
-        torch.testing.assert_close(ignored, objective(logits, without), check_dtype=False)
-        weights[4] = 2
-        output = objective(logits, labels, weights=weights)
-        by_row = objective(logits, without, weights=torch.tensor([1.0, 1, 1, 1, 2]))
-        twice = [0, 1, 2, 3, 4, 4]
         expected = objective(logits[twice], without[twice])
-    for each in (output, by_row):
-        torch.testing.assert_close(each, expected, check_dtype=False)
+        for each, given in ((labels, weights), (without, weights[:, 1])):
+            found = objective(logits, each, weights=given)
+            torch.testing.assert_close(found, expected, check_dtype=False)
 
 
 @pytest.mark.parametrize("how", [{}, {"reduction": "none"}, {"segments": 0}, {"weights": 1.0}])
@@ -88,34 +78,6 @@ def test_without_labels_the_loss_is_0_and_its_gradient_too(shape, how):
         assert output.loss.eq(0).all() and output.tokens == 0
         assert all(part.eq(0).all() for part in output.parts.values())
         assert all(x.eq(0).all() for x in gradients(output.loss, inputs))
-
-
-def test_reverse_leaves_out_the_padding_token_of_rows_that_end_in_padding():
-    inputs, labels = example()
-    labels = labels.clamp(max=21)
-
-    def losses(pad, **how):
-        objective = Objective("reverse", first_token_mle=False, pad_token_id=pad)
-        return objective(F.linear(*inputs), labels, reduction="none", **how).loss
-
-    assert (losses(22) != losses(None)).any(1).tolist() == [True, True, False, False, False]
-    assert losses(22, segments=torch.zeros_like(labels)).equal(losses(None))
-
-
-def test_captions_of_similar_length_are_a_block_without_their_prompts():
-    labels = torch.full((3, LONG_ROW), IGNORE)
-    lengths = [3, 1, 4, 9, 16, 8, 2]
-    starts, segments = torch.tensor([0, *lengths]).cumsum(0).tolist(), torch.zeros_like(labels)
-    for number, (start, length) in enumerate(zip(starts, lengths)):
-        labels[1, 50 + start : 50 + start + length] = number
-        segments[1, 50 + start : 50 + start + length] = number
-    found = []
-    for at, own in caption_blocks(labels, segments):
-        assert (labels.flatten()[at] == own)[own != IGNORE].all()
-        counts = (own != IGNORE).sum(1)
-        assert counts.max() == own.size(1) < 2 * counts.min()
-        found += counts.tolist()
-    assert sorted(found) == sorted(lengths)
 
 
 @settings(max_examples=30, deadline=None)

@@ -6,16 +6,18 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from smile import Objective, fused
-from smile.packing import LONG_ROW, caption_blocks
+from smile.packing import LONG_ROW
 from tests.smile.hidden_states import (
     HOW,
     IGNORE,
     SPECS,
+    WAYS,
     compare,
     example,
     from_hidden,
     from_logits,
     gradients,
+    words_of_labels,
 )
 from tests.smile.largest_made import LargestMade
 
@@ -37,21 +39,16 @@ def test_loss_parts_and_gradients_are_those_of_the_loss_of_logits(spec):
 @each_spec
 def test_behind_a_long_prompt_the_labels_alone_are_looked_at(spec):
     inputs, few = example()
-    long = torch.randn(5, 2 * LONG_ROW, 6, dtype=torch.float64)
-    long[:, -7:] = inputs[0].detach()
+    long = torch.randn(5, 2 * LONG_ROW, 6, dtype=torch.float64, requires_grad=True)
+    long.data[:, -7:] = inputs[0].data
     labels = torch.full(long.shape[:2], IGNORE)
     labels[:, -7:] = few
-    assert max(own.size(1) for _, own in caption_blocks(labels, None)) <= 8
-    long.requires_grad_()
-    objective = Objective(
-        spec, 0.1, pad_token_id=1
-    )  # which is left out where a row ends in padding
-    output, found = compare(objective, [long, *inputs[1:]], labels)
-    if "random" not in output.parts:  # which samples other words for another shape
+    objective = Objective(spec, 0.1, pad_token_id=1)  # left out where a row ends in padding
+    with words_of_labels():
+        output, found = compare(objective, [long, *inputs[1:]], labels)
         short, expected = compare(objective, inputs, few)
-        torch.testing.assert_close(output, short)
-        torch.testing.assert_close(found[0][:, -7:], expected[0])
-    compare(objective, [long, *inputs[1:]], torch.full_like(labels, IGNORE))
+    torch.testing.assert_close(output, short)
+    torch.testing.assert_close((found[0][:, -7:], *found[1:]), expected)
 
 
 @each_spec
@@ -70,18 +67,9 @@ def test_hidden_states_at_padding_are_not_read(spec):
 
 
 def test_labels_are_smoothed_over_words_that_the_bias_does_not_rule_out():
-    (hidden, weight, bias), labels = example(vocabulary=26)
-    with torch.no_grad():
-        bias[23:] = torch.tensor([float("-inf"), torch.finfo(bias.dtype).min, -65504.0])
-    fewer = [hidden, *(x.detach()[:23].requires_grad_() for x in (weight, bias))]
-    labels = labels.where(labels < 23, 22)
-    objective = Objective({"mle": 0.5, "smile": 0.3, "gem": 0.2}, 0.3)
-    (output, found), (expected, wanted) = (
-        compare(objective, inputs, labels) for inputs in ([hidden, weight, bias], fewer)
-    )
-    torch.testing.assert_close(output, expected)
-    padded = [F.pad(x, (0, 0, 0, 3) if x.dim() == 2 else (0, 3)) for x in wanted[1:]]
-    torch.testing.assert_close(list(found[1:]), padded)
+    inputs, labels = example()
+    inputs[2].data[-3:] = torch.tensor([-torch.inf, torch.finfo(torch.double).min, -65504.0])
+    compare(Objective({"mle": 0.5, "smile": 0.3, "gem": 0.2}, 0.3), inputs, labels.clamp(max=19))
 
 
 @each_spec
@@ -93,7 +81,7 @@ def test_small_chunks_change_nothing(spec, monkeypatch):
         compare(Objective(spec, 0.1), inputs, labels, rtol=0.03, atol=0.03)
 
 
-@pytest.mark.parametrize("frozen", [(0,), (1,), (2,), (1, 2), (0, 1)])
+@pytest.mark.parametrize("frozen", [(0,), (1, 2), (0, 1)])
 def test_frozen_inputs_have_no_gradient_and_the_others_keep_theirs(frozen):
     inputs, labels = example()
     for number in frozen:
@@ -104,14 +92,14 @@ def test_frozen_inputs_have_no_gradient_and_the_others_keep_theirs(frozen):
 
 
 @pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("way", [from_logits, from_hidden])
-def test_without_gradients_the_loss_is_the_same(way, context):
+def test_without_gradients_the_loss_is_the_same(context):
     inputs, labels = example()
-    expected = way(Objective(MIXED), inputs, labels)
-    with context():
-        found = way(Objective(MIXED), inputs, labels)
-    assert expected.loss.requires_grad and not found.loss.requires_grad
-    torch.testing.assert_close(found, expected)
+    for way in WAYS:
+        expected = way(Objective(MIXED), inputs, labels)
+        with context():
+            found = way(Objective(MIXED), inputs, labels)
+        assert expected.loss.requires_grad and not found.loss.requires_grad
+        torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -210,7 +198,12 @@ def test_nothing_of_the_size_of_all_logits_is_made(spec, first, largest, monkeyp
     """Except the gradient of the weight. All logits would be 8 * 20 * 5000."""
     monkeypatch.setattr(fused, "CPU", (16, fused.CPU[1]))
     inputs, labels = example(8, 20, 5000, 4, torch.float32)
+    objective = Objective(spec, 0.1, first_token_mle=first)
     with LargestMade(besides=[(5000, 4), (4, 5000), (5000,)]) as made:
-        loss = Objective(spec, 0.1, first_token_mle=first).from_hidden(*inputs, labels).loss
-        torch.autograd.grad(loss, inputs)
+        torch.autograd.grad(objective.from_hidden(*inputs, labels).loss, inputs)
     assert made.elements <= largest
+    if spec == "smile":
+        logits = F.linear(*inputs).detach()
+        with LargestMade() as made:
+            objective(logits, labels)
+        assert made.elements <= largest

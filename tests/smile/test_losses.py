@@ -12,10 +12,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from smile import Objective, smile_loss
+from smile import Objective
 from tests.programs import raises_line
 from tests.smile.hidden_states import IGNORE, SPECS, WAYS, example, from_hidden, from_logits
-from tests.smile.largest_made import LargestMade
 
 
 def test_a_cross_entropy_that_writes_into_its_input_changes_no_gradient(monkeypatch):
@@ -34,45 +33,22 @@ def test_a_cross_entropy_that_writes_into_its_input_changes_no_gradient(monkeypa
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
-def test_sum_and_mean_are_those_of_the_losses_of_each_token_also_under_autocast(spec):
+def test_sum_and_mean_are_those_of_the_losses_of_each_token_also_under_autocast():
     inputs, labels = example(dtype=torch.float32)
-    logits = F.linear(*inputs)
+    logits, count = F.linear(*inputs), (labels != IGNORE).sum()
 
-    def call(**how):
+    def call(reduction):
         torch.manual_seed(0)
-        return Objective(spec, 0.1)(logits, labels, **how)
+        output = Objective(SPECS["all"], 0.1)(logits, labels, reduction=reduction)
+        assert output.tokens == count
+        return [output.loss, *output.parts.values()]
 
-    each = call(reduction="none")
-    assert each.loss.shape == labels.shape and (each.loss[labels == IGNORE] == 0).all()
-    count = (labels != IGNORE).sum()
-    assert each.tokens == count
-    for reduction, divisor in (("sum", 1), ("mean", count)):
-        output = call(reduction=reduction)
-        torch.testing.assert_close(output.loss, each.loss.sum() / divisor)
-        parts = {name: part.sum() / divisor for name, part in each.parts.items()}
-        torch.testing.assert_close(output.parts, parts)
+    each, total, mean = map(call, ("none", "sum", "mean"))
+    assert each[0].shape == labels.shape and (each[0][labels == IGNORE] == 0).all()
+    torch.testing.assert_close(total, [loss.sum() for loss in each])
+    torch.testing.assert_close(mean, [loss / count for loss in total])
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        torch.testing.assert_close(call(), output, rtol=0, atol=0)
-
-
-def test_smile_does_not_read_logits_that_are_not_scored():
-    inputs, labels = example()
-    found = []
-    for value in (0.0, float("nan")):
-        logits = F.linear(*inputs).masked_fill((labels == IGNORE).unsqueeze(2), value).detach()
-        loss = smile_loss(logits.requires_grad_(), labels)
-        found.append([loss.detach(), *torch.autograd.grad(loss, logits)])
-    torch.testing.assert_close(*found, rtol=0, atol=0)
-
-
-def test_smile_allocates_nothing_of_the_size_of_the_vocabulary():
-    """A forward's largest result is (B, N, N); logits themselves are (B, N, V) with V >> N."""
-    logits, labels = torch.randn(4, 7, 5000), torch.randint(0, 5000, (4, 7))
-    for first, most in ((False, 4 * 7 * 7), (True, 4 * 5000)):
-        with LargestMade() as largest:
-            smile_loss(logits, labels, first_token_mle=first)
-        assert largest.elements <= most
+        torch.testing.assert_close(call("mean"), mean, rtol=0, atol=0)
 
 
 def test_losses_are_those_of_the_original_code(shared_data):
