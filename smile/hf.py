@@ -24,17 +24,12 @@ from smile.loss import IGNORE
 from smile.objective import Objective
 from smile.packing import captions_of_turns, segments_from_position_ids
 
-# Classes whose loss is not a language-modelling loss.
-REFUSED = "MaskedLM|Classification|QuestionAnswering|MultipleChoice|NextSentence|PreTraining|ForCTC"
-REFUSED += "|ForRNNT|ForTDT|XLNet|XLMWithLMHead|Flaubert|ProphetNet|Rag(Token|Sequence)|Csm"
-# Decoders whose labels are already the next tokens.
-UNSHIFTED = "(Bart|BigBirdPegasus|Blenderbot|BlenderbotSmall|CpmAnt|MBart|Marian|Mvp|PLBart|Pegasus"
-UNSHIFTED += "|TrOCR|Whisper)ForCausalLM"
-MEDIA = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
-MEDIA += ("audio_token_id", "audio_token_index")
-# Special tokens with which the labels of an encoder-decoder model may begin.
-OPENINGS = ("bos_token_id", "decoder_start_token_id", "forced_bos_token_id", "lang_to_id")
-OPENINGS += ("task_to_id", "no_timestamps_token_id")  # Whisper's
+# Classes that generate text, but whose loss is not a language-modelling loss.
+REFUSED = "XLNet|XLMWithLMHead|Flaubert|ProphetNet|Rag|Csm|CpmAnt"
+# Keys of configurations: tokens of images and sounds, and those with which the labels of an
+# encoder-decoder model may begin; the last ones are Whisper's.
+MEDIA = "(image|video|audio)_token_(id|index)"
+OPENINGS = "(bos|decoder_start|forced_bos|no_timestamps)_token_id|lang_to_id|task_to_id"
 BATCH_KEYS = ("labels", "shift_labels", "segments", "weights")
 REMEDY = (
     "which is not the objective's. Train with class Mine(SmileLossMixin, SFTTrainer) of smile.hf, "
@@ -65,7 +60,6 @@ def use_smile(
     undo(model)
     inner = _unwrap(model)
     inner.forward = inner._smile = _Forward(inner, objective)
-    inner.loss_function = inner._smile.placeholder
     inner.accepts_loss_kwargs = True  # so that Trainer passes num_items_in_batch
     return model
 
@@ -77,8 +71,7 @@ def undo(model: nn.Module) -> nn.Module:
     if forward is not None:
         forward.guard.remove()
         forward.objective = None  # a forward that was set later may still call it
-        for name in ("loss_function", "_loss_function", "accepts_loss_kwargs"):
-            inner.__dict__.pop(name, None)
+        del inner.accepts_loss_kwargs
         if inner.__dict__.get("forward") is forward:
             del inner.forward
             if forward.set_forward is not None:
@@ -113,7 +106,8 @@ def _unwrap(model: nn.Module) -> nn.Module:
     model = model._modules.get("_orig_mod", model)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
     name, parameters = type(model).__name__, inspect.signature(type(model).forward).parameters
-    if "labels" not in parameters or re.search(REFUSED, name):
+    can_generate = getattr(model, "can_generate", lambda: True)()  # transformers 4.15 cannot say
+    if "labels" not in parameters or not can_generate or re.match(REFUSED, name):
         raise ValueError(
             f"{name} does not accept the labels of a text; give a generative model of "
             "transformers, before you wrap it by DDP or FSDP"
@@ -130,20 +124,17 @@ def is_encoder_decoder(model: nn.Module) -> bool:
 class _Forward:
     """The forward of a model with an objective, which is computed from the output's logits.
 
-    A class that calls `self.loss_function` gets a loss of 0 from it, the `placeholder`, to which it
-    adds its router losses. Another class computes its own loss, which is not used.
+    The model gets no labels, unless it makes `decoder_input_ids` of them; it then computes its own
+    loss, which is not used.
     """
 
     def __init__(self, model: nn.Module, objective):
         self.model, self.name, self.parts = model, type(model).__name__, {}
-        self.is_running = self.was_called = False
-        is_built = isinstance(objective, Objective)
-        self.objective = objective if is_built else Objective(objective or "smile")
+        self.is_running = False
+        self.objective = objective if isinstance(objective, Objective) else Objective(objective)
         self.set_forward = model.__dict__.get("forward")  # by another library
         self.parameters = [*inspect.signature(type(model).forward).parameters][1:]
         self.is_shifted = not is_encoder_decoder(model)
-        code = inspect.unwrap(type(model).forward).__code__
-        self.calls_loss_function = self.is_shifted and "loss_function" in code.co_names
         decoder = getattr(model, "get_decoder", lambda: None)()
         base = getattr(model, model.base_model_prefix, None)
         parts = (decoder, base, [*model.children()][-1])
@@ -152,11 +143,10 @@ class _Forward:
 
     @property
     def __signature__(self):
-        """That of the class, with the names of columns that Trainer must not remove."""
-        signature = inspect.signature(type(self.model).forward)
-        added = inspect.signature(lambda *, segments=None, weights=None: None)
-        _, *parameters = [*signature.parameters.values(), *added.parameters.values()]
-        return signature.replace(parameters=sorted(parameters, key=lambda x: x.kind))
+        """The names of the class's parameters, and of columns that Trainer must not remove."""
+        kind = inspect.Parameter.KEYWORD_ONLY
+        names = (*self.parameters, "segments", "weights")
+        return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     @property
     def __func__(self):
@@ -165,17 +155,11 @@ class _Forward:
         return wrap(lambda model, *args, **kwargs: self(*args, **kwargs))
 
     def refuse(self, module: nn.Module, *_) -> None:
-        """Raise ValueError if the decoder runs in training, outside of this forward."""
+        """Raise ValueError if the module runs in training, outside of this forward."""
         is_recomputed = torch._C._current_graph_task_id() != -1  # in a backward pass
         in_training = module.training and torch.is_grad_enabled() and not is_recomputed
         if in_training and not self.is_running:
             raise ValueError(f"{self.name}: another loss is trained, {REMEDY}")
-
-    def placeholder(self, logits: Tensor, *_, **__) -> Tensor:
-        if not self.is_running:
-            raise ValueError(f"{self.name}: another forward was set, {REMEDY}")
-        self.was_called = True
-        return logits.new_zeros((), dtype=torch.float32)
 
     def __call__(self, *args, **kwargs) -> Any:
         inputs = {**dict(zip(self.parameters, args)), **kwargs}
@@ -184,28 +168,26 @@ class _Forward:
         items, keep_logits = inputs.pop("num_items_in_batch", None), inputs.pop("keep_logits", True)
         batch = {key: inputs.pop(key, None) for key in BATCH_KEYS}
         labels = batch["shift_labels"] if batch["labels"] is None else batch["labels"]
-        if labels is None:
-            if self.model.training and torch.is_grad_enabled():
-                raise ValueError(f"{self.name}: a loss is trained without labels, {REMEDY}")
+        if labels is None or "fused_lm_head" in inputs:  # TRL's own loss
+            self.refuse(self.model)
             return self._run(inputs)
         targets = self.targets(**batch, position_ids=inputs.get("position_ids"))
         used = (targets[0] != IGNORE).any(0).nonzero().squeeze(1)
-        can_drop = self.calls_loss_function and "logits_to_keep" in self.parameters and len(used)
-        if can_drop and not keep_logits and not getattr(self.model, "z_loss_coefficient", 0):
+        if not self.is_shifted:
+            inputs["labels"] = labels
+        elif not keep_logits and "logits_to_keep" in self.parameters and len(used):
             # Negative, because a model may put an image in front.
             inputs["logits_to_keep"] = used - labels.size(1)
             targets = [x[:, used] if x is not None and x.dim() == 2 else x for x in targets]
         if "use_cache" in self.parameters:
             inputs["use_cache"] = False  # a recomputed layer would add to it twice
         return_dict = inputs.pop("return_dict", self.model.config.return_dict)
-        output = self._run({**inputs, "labels": labels, "return_dict": True})
-        if self.calls_loss_function and not self.was_called:
-            raise ValueError(f"{self.name}: its forward computes another loss, {REMEDY}")
+        output = self._run({**inputs, "return_dict": True})
         output = type(output)(**{**output, "loss": self.loss(output, *targets, items)})
         return output.to_tuple() if return_dict is False else output
 
     def _run(self, inputs: dict) -> Any:
-        self.is_running, self.was_called = True, False
+        self.is_running = True
         try:
             if self.set_forward is not None:
                 return self.set_forward(**inputs)
@@ -216,7 +198,8 @@ class _Forward:
     def targets(self, labels, shift_labels=None, segments=None, weights=None, position_ids=None):
         """Return the label that each position predicts, and its segment and weight; (B, N) each."""
         shift = int(self.is_shifted)
-        are_next_tokens = shift_labels is not None or re.fullmatch(UNSHIFTED, self.name)
+        # Bart's decoder, and others', are trained alone with labels that are the next tokens.
+        are_next_tokens = shift_labels is not None or hasattr(self.model.config, "decoder_layers")
         padding = (shift, 0) if are_next_tokens else (0, shift)
 
         def padded(x, value=0):  # (B, N + 1), aligned with tokens
@@ -244,11 +227,12 @@ class _Forward:
         aligned = (labels, segments, weights)
         return [x if x is None or x.dim() == 1 else x[:, shift:] for x in aligned]
 
-    def _is_one_of(self, labels, keys) -> Tensor:
-        """Return whether labels are token ids of the configuration."""
+    def _is_one_of(self, labels, keys: str) -> Tensor:
+        """Return whether labels are token ids of the configuration. keys: a pattern of names."""
+        generation = getattr(self.model, "generation_config", self.model.config)
         ids = set()
-        for config in (self.model.config, getattr(self.model, "generation_config", None)):
-            for value in (getattr(config, key, None) for key in keys):
+        for key, value in (*vars(self.model.config).items(), *vars(generation).items()):
+            if re.fullmatch(keys, key):
                 ids |= {*value.values()} if isinstance(value, dict) else {value}
         return torch.isin(labels, labels.new_tensor([x for x in ids if isinstance(x, int)]))
 
@@ -266,17 +250,14 @@ class _Forward:
         self.parts, loss = dict(result.parts), result.loss
         if num_items is not None:
             loss = loss * (result.tokens / torch.as_tensor(num_items).to(loss.device))
-        if self.was_called:
-            loss = loss + output["loss"].to(loss.device)
+        config = getattr(self.model.config, "text_config", self.model.config)
         for name in output:
-            if name.endswith(("aux_loss", "z_loss")) and torch.is_tensor(output[name]):
+            kind = re.search("(aux|z)_loss$", name)
+            if kind and torch.is_tensor(output[name]):
                 self.parts[name] = output[name].detach()
-                if not self.was_called:
-                    config = getattr(self.model.config, "text_config", self.model.config)
-                    kind = "z" if "z_loss" in name else "aux"
-                    coefficient = getattr(config, f"router_{kind}_loss_coef", None)
-                    coefficient = coefficient or getattr(config, "aux_loss_coef", 0)  # JetMoe's
-                    loss = loss + coefficient * output[name].to(loss.device)
+                keys = (f"{prefix}{kind[0]}_coef" for prefix in ("router_", ""))  # "": JetMoe's
+                coefficient = next((getattr(config, x) for x in keys if hasattr(config, x)), 0)
+                loss = loss + coefficient * output[name].to(loss.device)
         return loss
 
     def tokens(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -299,34 +280,17 @@ class SmileLossMixin:
     """
 
     def __init__(self, *args, objective: Any = "smile", **kwargs):
-        self._smile_objective, self._smile_parts = objective, {True: [], False: []}
         super().__init__(*args, **kwargs)
         self.model_accepts_loss_kwargs = True
-        self.model = self._with_objective(self.model)
-
-    def _with_objective(self, model: nn.Module) -> nn.Module:
-        inner = _unwrap(model)
+        inner = _unwrap(self.model)
         if getattr(inner.__dict__.get("forward"), "__name__", "") == "_chunked_ce_forward":
             del inner.forward  # of TRL 1.10 to 1.14, which does not call the class's
-        use_smile(model, self._smile_objective)
-        self._smile = inner._smile
-        coefficient = getattr(self, "router_aux_loss_coef", None)  # TRL's, set in the config alone
-        for module in model.modules() if coefficient is not None else ():
-            if hasattr(module, "router_aux_loss_coef"):
-                module.router_aux_loss_coef = coefficient
-        return model
-
-    def call_model_init(self, *args, **kwargs):
-        """Return the model of `model_init` with the objective. `train` builds a new model, too."""
-        return self._with_objective(super().call_model_init(*args, **kwargs))
+        use_smile(self.model, objective)
+        self._smile, self._smile_parts = inner._smile, {True: [], False: []}
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
         self._signature_columns = [*self._signature_columns, *BATCH_KEYS]
-
-    def evaluate(self, *args, **kwargs):
-        self._smile_parts[False].clear()  # those of `predict`, which logs nothing
-        return super().evaluate(*args, **kwargs)
 
     def _get_num_items_in_batch(self, batches, device=None):
         """Return the number of scored tokens, or the sum of their weights; a mean over processes.
@@ -352,13 +316,11 @@ class SmileLossMixin:
         if num_items_in_batch is not None:
             steps = self.current_gradient_accumulation_steps if training else 1
             inputs["num_items_in_batch"] = num_items_in_batch / steps
-        # TRL computes its own loss. The base class takes the model's.
-        bases = type(self).__mro__[type(self).__mro__.index(SmileLossMixin) + 1 :]
-        base = next(
-            x for x in bases if "compute_loss" in vars(x) and not x.__module__.startswith("trl.")
-        )
         self._smile.parts = {}
-        loss, outputs = base.compute_loss(self, model, inputs, return_outputs=True)
+        # SFTTrainer computes its own loss. Its base class takes the model's.
+        classes = (x for x in type(self).__mro__ if x.__name__ == "SFTTrainer")
+        above = super(next(classes, SmileLossMixin), self)
+        loss, outputs = above.compute_loss(model, inputs, return_outputs=True)
         if not self._smile.parts:
             raise ValueError(f"{type(self).__name__}: another loss is trained, {REMEDY}")
         self._smile_parts[training].append(self._smile.parts)

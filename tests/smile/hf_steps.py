@@ -41,6 +41,14 @@ def gradients(model):
     return found
 
 
+def step(model, **batch):
+    """Return the loss and gradients of a step."""
+    model.zero_grad()
+    loss = model(**batch).loss
+    loss.backward()
+    return loss.detach(), gradients(model)
+
+
 def predictions(family, logits):
     """Return logits and labels, aligned."""
     logits, labels = logits[:, family.before :], family.batch["labels"]
@@ -100,10 +108,8 @@ def each_alone(model, rows, objective):
 
 def assert_trains(name, model, tolerance=1e-9):
     """Assert that a step on the family's batch has the loss and gradients of `definition`."""
-    model.zero_grad()
-    loss = model(**made(name).batch).loss
-    loss.backward()
-    found = loss.detach().double(), {key: x.double() for key, x in gradients(model).items()}
+    loss, found = step(model, **made(name).batch)
+    found = loss.double(), {key: x.double() for key, x in found.items()}
     torch.testing.assert_close(found, definition(name), atol=tolerance, rtol=0)
 
 

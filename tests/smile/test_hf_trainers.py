@@ -130,25 +130,12 @@ def test_a_flattening_collators_row_is_trained_as_separate_captions(tmp_path):
     check(make(SmileTrainer, tmp_path, data_collator=collate))
 
 
-def flatten(examples):
-    """Return one packed row with a weight for every token."""
-    batch = {key: [[x for row in examples for x in row[key]]] for key in examples[0]}
-    batch["position_ids"] = [[place for row in examples for place in range(len(row["labels"]))]]
-    return {key: torch.tensor(value) for key, value in batch.items()}
-
-
 @pytest.mark.parametrize("cls", [SmileTrainer, slow(SmileSFTTrainer)])
-@pytest.mark.parametrize("per", ["token", "row"])
-def test_weights_weigh_loss_and_gradients(cls, per, tmp_path):
-    data = parts.rows()
-    for number, row in enumerate(data):
-        tokens = [0.5 + n % 3 for n in range(len(row["labels"]))]
-        row["weights"] = tokens if per == "token" else 0.5 + number
-    collate = flatten if per == "token" else transformers.DataCollatorForSeq2Seq(parts.tokenizer())
+def test_weights_of_rows_weigh_loss_and_gradients(cls, tmp_path):
+    data = [{**row, "weights": 0.5 + number} for number, row in enumerate(parts.rows())]
+    collate = transformers.DataCollatorForSeq2Seq(parts.tokenizer())
     trainer = make(cls, tmp_path, data, data_collator=collate, **parts.UNEVEN)
-    if per == "row":
-        data = [{**row, "weights": [row["weights"]] * len(row["labels"])} for row in data]
-    check(trainer, data)
+    check(trainer, [{**row, "weights": [row["weights"]] * len(row["labels"])} for row in data])
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,10 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 import transformers
 
 from smile import Objective
-from smile.hf import SmileLossMixin, undo, use_smile
+from smile.hf import undo, use_smile
 from tests.markers import slow
 from tests.smile import trainer_parts as parts
 from tests.smile.trainer_parts import SmileSFTTrainer, SmileTrainer, check, llama, make
@@ -55,19 +54,6 @@ def test_compute_metrics_gets_the_logits_of_the_evaluation_loss(cls, tmp_path):
     assert [again, metrics["eval_loss"]] == pytest.approx([parts.expected()[0]] * 2, rel=1e-5)
 
 
-@pytest.mark.slow
-def test_a_model_of_model_init_is_trained_with_the_objective(tmp_path):
-    """It is built twice: at first, and when training begins."""
-    made = []
-
-    def model_init():
-        made.append(llama())
-        return made[-1]
-
-    check(trainer := make(SmileTrainer, tmp_path, model_init=model_init, **parts.UNEVEN))
-    assert len(made) == 2 and trainer.model is made[-1]
-
-
 def test_the_evaluation_loss_is_the_same_with_predict_with_generate(tmp_path):
     options = {"predict_with_generate": True, "generation_max_length": 12}
     options["compute_metrics"] = lambda found: {"n": len(found.predictions)}
@@ -106,44 +92,7 @@ OTHER_LOSSES = {"label_smoothing_factor": 0.1, "compute_loss_func": lambda x, *_
 def test_another_loss_is_refused(cls, name, tmp_path):
     model = parts.t5() if cls is parts.SmileSeq2SeqTrainer else None
     trainer = make(cls, tmp_path, model=model, **{name: OTHER_LOSSES[name]})
-    parts.refused_in_training(trainer, "a loss is trained without labels, .* undo")
-
-
-class Own(transformers.Trainer):
-    """A trainer of a user, who sets `own_loss`."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        return self.own_loss(model, inputs)
-
-    def doubled(self, model, inputs):
-        loss, outputs = super().compute_loss(model, inputs, return_outputs=True)
-        return 2 * loss, outputs
-
-    def from_outputs(self, model, inputs):
-        return 2 * (outputs := model(**inputs)).loss, outputs
-
-    def another(self, model, inputs):
-        labels, outputs = inputs.pop("labels"), model(**inputs)
-        return F.cross_entropy(outputs.logits.flatten(0, 1), labels.flatten()), outputs
-
-
-class SmileOwn(SmileLossMixin, Own):
-    pass
-
-
-class Above(SmileTrainer):
-    def compute_loss(self, *args, **kwargs):
-        return 2 * super().compute_loss(*args, **kwargs)
-
-
-def test_a_users_trainer_may_change_the_loss_but_not_compute_another(tmp_path):
-    losses = [make(Above, tmp_path, **parts.UNEVEN).train().training_loss]
-    for own_loss in (Own.doubled, Own.from_outputs):
-        SmileOwn.own_loss = own_loss
-        losses.append(make(SmileOwn, tmp_path, **parts.UNEVEN).train().training_loss)
-    assert losses == pytest.approx([2 * parts.expected()[0]] * 3, rel=1e-6)
-    SmileOwn.own_loss = Own.another
-    parts.refused_in_training(make(SmileOwn, tmp_path), "a loss is trained without labels")
+    parts.refused_in_training(trainer, REFUSED)
 
 
 @pytest.mark.parametrize("cls", [SmileTrainer, slow(SmileSFTTrainer)])

@@ -147,7 +147,7 @@ def test_a_compiled_model_trains_the_objective_and_refuses_another(before, name)
     compiled = compiled if before else use_smile(compiled)
     for _ in range(2):
         assert_trains(name, compiled)
-    with one_line("a loss is trained without labels"):
+    with one_line("another loss is trained"):
         compiled(**{key: x for key, x in made(name).batch.items() if key != "labels"})
     assert_trains(name, copy.deepcopy(compiled))
     torch._dynamo.reset()
@@ -181,7 +181,7 @@ def in_each_process(names):
             # Either takes the mean over processes, of what each has of the sum.
             model = wrap(use_smile(copy.deepcopy(family.model)))
             torch.testing.assert_close(step(model, half, items / 2), expected)
-            with one_line("a loss is trained without labels"):
+            with one_line("another loss is trained"):
                 model(**{key: x for key, x in half.items() if key != "labels"})
     del model
     gc.collect()  # a wrapped model that outlives the group can abort the process at its end

@@ -37,14 +37,12 @@ DECODER = {
 
 class Family(NamedTuple):
     """A model, its batch with labels, and where the logits of the labels are: `shift`, whether
-    they are one ahead, and `before`, how many places of an image come before the text. Not every
-    loss can be had `from_hidden` states."""
+    they are one ahead, and `before`, how many places of an image come before the text."""
 
     model: nn.Module
     batch: dict
     shift: bool
     before: int = 0
-    from_hidden: bool = True
 
 
 def conditional(name, batch, shift=True, **config):

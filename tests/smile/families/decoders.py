@@ -45,13 +45,6 @@ GEMMA = {
 JETMOE = {**EXPERTS, "kv_channels": 8, "aux_loss_coef": 0.3}
 
 
-def bamba():
-    """Its z-loss depends on all logits."""
-    sizes = {"mamba_n_heads": 4, "attn_layer_indices": [1], **MAMBA}
-    family = of_words("Bamba", **DECODER, **sizes, z_loss_coefficient=0.2)
-    return family._replace(from_hidden=False)
-
-
 INKLING = {  # its head has words that are there for alignment alone
     **{"unpadded_vocab_size": 30, "swa_num_attention_heads": 2, "swa_num_key_value_heads": 1},
     **{"swa_head_dim": 8, "d_rel": 4, "rel_extent": 8, "mlp_layer_types": ["dense", "dense"]},
@@ -59,6 +52,7 @@ INKLING = {  # its head has words that are there for alignment alone
 }
 FALCON = {"mamba_d_ssm": 16, "mamba_n_heads": 2, **MAMBA, "lm_head_multiplier": 7.0}
 DECODERS = {
+    "Bamba": {"mamba_n_heads": 4, "attn_layer_indices": [1], **MAMBA},
     "Cohere2": {"logit_scale": 7.0},
     "Cohere": {"logit_scale": 7.0},
     "FalconH1": FALCON,
@@ -73,7 +67,6 @@ DECODERS = {
     "Qwen3Moe": EXPERTS,
 }
 FAMILIES = {
-    "BambaForCausalLM": bamba,
     "GPT2LMHeadModel": gpt2,
     "Gemma3ForCausalLM": partial(of_words, "Gemma3", "Gemma3Text", **GEMMA),
     "InklingForCausalLM": partial(of_words, "Inkling", "InklingText", **DECODER, **INKLING),
