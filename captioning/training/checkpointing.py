@@ -5,7 +5,6 @@ from the run's seed, the rank, and the epoch, index or step; see `data/randomnes
 """
 
 import math
-from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Optional
 
 import torch
@@ -96,17 +95,33 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
     content: the content of the run's checkpoint. `captioning.config.keys.ROLES` says which settings
     have to stay.
     """
-    label, done = f"the run in {config.output_dir}", Progress.of(content)
-    saved = _saved_settings(content, label)
-    problems = list(_problems(config, saved))
-    now, before = batch_sizes(config), content.get("batches", batch_sizes(config))
+    label, done, kind = f"the run in {config.output_dir}", Progress.of(content), type(config)
+    saved, current = _saved_settings(content, label), config.model_dump()
+    # If the earlier run trained another kind of captioner, only the common keys are compared.
+    changes = {
+        key: f"{key} was {saved[key]!r}, is {value!r}"
+        for key, value in current.items()
+        if key in saved and saved[key] != value
+    }
+    fixed = keys_of("run", kind)
+    for name in config.reward or ():
+        fixed += load(REWARDS[name]).options  # of metrics, whose options may otherwise change
+    if config.lr_schedule in LENGTH_DEPENDENT:
+        fixed += keys_of("length", kind)
+    # Turning skip_bad_images on is allowed: an unreadable image would have stopped the run, so
+    # that the finished steps had none.
+    if config.skip_bad_images:
+        fixed.remove("skip_bad_images")
+    problems = [text for key, text in changes.items() if key in fixed]
+    now, items = batch_sizes(config), content.get("items", num_items)
+    before = content.get("batches", now)
     same_images = math.prod(before.values()) == math.prod(now.values())
     # With bucket_batches, a batch of all processes has captions of similar length, so that its size
     # must not change either. It is (images per step) / accumulation_steps.
     same_buckets = before["accumulation_steps"] == now["accumulation_steps"]
     if not same_images or (config.bucket_batches and not same_buckets):
         problems.append(f"images per step were the product of {before}, are that of {now}")
-    if (items := content.get("items", num_items)) != num_items:
+    if items != num_items:
         problems.append(f"it had {items} training items, now there are {num_items}")
     started = done.epoch + (done.steps > 0)
     if started > config.max_epoch:
@@ -115,10 +130,8 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
         raise UserError(
             f"{label} had other settings ({'; '.join(problems)}); set the old ones, or {ADVICE}"
         )
-    free = (
-        key for role in ("generation", "scoring", "data") for key in keys_of(role, type(config))
-    )
-    if changed := [change for _, change in _changes(config, saved, free)]:
+    free = {*keys_of("generation", kind), *keys_of("scoring", kind), *keys_of("data", kind)}
+    if changed := [text for key, text in changes.items() if key in free]:
         log_line(f"{label} had other settings, which finished epochs keep: {'; '.join(changed)}")
 
 
@@ -132,35 +145,6 @@ def _saved_settings(content: dict[str, Any], label: str) -> dict[str, Any]:
             f"{label} has a setting that this version refuses ({explained(error, values)}): finish "
             f"it with the version that began it, or {ADVICE}"
         ) from error
-
-
-def _changes(
-    config: Config, saved: dict[str, Any], keys: Iterable[str]
-) -> Iterator[tuple[str, str]]:
-    """Yield the name of each key that has changed, and a text with its old and new value.
-
-    If the earlier run trained another kind of captioner, only the common keys are compared.
-    """
-    current = config.model_dump()
-    for key in dict.fromkeys(keys):
-        if key in saved and saved[key] != current[key]:
-            yield key, f"{key} was {saved[key]!r}, is {current[key]!r}"
-
-
-def _problems(config: Config, saved: dict[str, Any]) -> Iterator[str]:
-    """Yield a text for each setting that has changed, although it has to stay."""
-    # Options of metrics may change, but not if they are those of a reward, too.
-    rewards = [load(REWARDS[name]) for name in config.reward or ()]
-    keys = [*keys_of("run", type(config)), *(key for each in rewards for key in each.options)]
-    if config.lr_schedule in LENGTH_DEPENDENT:
-        keys += keys_of("length", type(config))
-    for key, change in _changes(config, saved, keys):
-        if key == "max_epoch":
-            change += f": learning rates of lr_schedule {config.lr_schedule} depend on it"
-        # Turning skip_bad_images on is allowed: an unreadable image would have stopped the run, so
-        # that the finished steps had none.
-        if key != "skip_bad_images" or not config.skip_bad_images:
-            yield change
 
 
 class Checkpointing:
@@ -197,7 +181,7 @@ class Checkpointing:
         """Load the content of a checkpoint. Raises UserError."""
         try:
             fsdp.load(self.captioner, self.optimizer, content["model"], content["optimizer"])
-            if content.get("scaler") and self.scaler.is_enabled():
+            if self.scaler.is_enabled():
                 self.scaler.load_state_dict(content["scaler"])
         except (RuntimeError, ValueError, LookupError, TypeError) as error:
             raise UserError(

@@ -25,7 +25,7 @@ from captioning.training.data_check import check_captions, check_data
 from captioning.training.log import RunLog, record_run
 from captioning.training.output_folder import OutputFolder
 from captioning.training.schedule import build_optimizer, scheduled_rate
-from captioning.training.selection import summary
+from captioning.training.selection import count_plateaus, reason_finished, summary
 from captioning.training.step import NotFiniteError, TrainingStep, token_means
 from captioning.training.validation import Validation
 
@@ -64,14 +64,14 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
     output.begin()
     resumed = resume_content(config, output, len(loader.dataset))
     position = Progress.of(resumed)
-    log = RunLog(output.folder, position.epoch, position.epoch * epoch_steps + position.steps)
-    config = validation.begin(log, resumed)
+    config = validation.begin(resumed, position.epoch)
     # The run may have stopped between the last checkpoint and its validation.
     lacks_scores = not position.steps and validation.is_due(position.epoch)
-    if not lacks_scores and (reason := validation.reason_finished(position.epoch)):
+    if not lacks_scores and (
+        reason := reason_finished(config, validation.validations, position.epoch)
+    ):
         validation.keep_best(position.epoch)
-        output.upload()
-        log_line(reason)
+        _finish(reason, output)
         return
     rewards = build_rewards(config, samples, device) if config.reward else None
     record_run(config, output.folder)
@@ -98,22 +98,23 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
         checkpointing.restore(resumed)
     take_step = TrainingStep(config, model, learner, optimizer, precision)
     images = config.batch_size * distributed.world_size() * config.accumulation_steps
+    log = RunLog(output.folder, position.epoch, position.epoch * epoch_steps + position.steps)
 
     try:
         while True:
             epoch = position.epoch
             if epoch and not position.steps:
-                validation.run_epoch(captioner, epoch)
+                validation.run_epoch(captioner, epoch, log)
                 output.upload()
-            if reason := validation.reason_finished(epoch):
-                log_line(reason)
+            if reason := reason_finished(config, validation.validations, epoch):
                 break
             captioner.begin_epoch(epoch)
             model.train()
             loader.set_epoch(epoch, position.steps * config.accumulation_steps)
             batches = islice(loader, (epoch_steps - position.steps) * config.accumulation_steps)
             batches = on_device(batches, device)
-            plateaus, sums = validation.plateaus(), Counter(position.sums)
+            plateaus = count_plateaus(config, validation.validations)
+            sums = Counter(position.sums)
             title = f"epoch {epoch + 1}/{config.max_epoch}"
             with progress(epoch_steps * images, title) as bar:
                 bar.update(position.steps * images)
@@ -147,12 +148,17 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
                 log_line(f"{title}, {skipped} unreadable images")
             position = Progress(epoch + 1)
             checkpointing.save(position)
-        for line in summary(output.folder):
-            log_line(line)
     finally:
         loader.close()
         log.close()
         take_step.model = model = learner  # frees DistributedDataParallel, see `distributed.stop`
+    _finish(reason, output)
+
+
+def _finish(reason: str, output: OutputFolder) -> None:
+    """Log why the run is over and which epoch was selected."""
+    for line in (reason, *summary(output.folder)):
+        log_line(line)
     output.upload()
 
 

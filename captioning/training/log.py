@@ -15,7 +15,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,26 +72,22 @@ def record_run(config: Config, folder: Path, **more: Any) -> None:
 class RunLog:
     """Appends to log.jsonl and tensorboard/ in a run's folder, on rank 0.
 
-    - epoch, step: where the run resumes, from 0. The first `write` removes the lines after this
-      point, which an interrupted process has written. Raises UserError if it cannot write
-    - validations: {epoch: scores} of the epochs that were validated so far, on rank 0
+    - epoch, step: where the run resumes, from 0. The lines after this point, which an interrupted
+      process has written, are removed. Raises UserError if it cannot write
     """
 
     def __init__(self, folder: Path, epoch: int, step: int):
-        self.path, self.file, self.step = folder / LOG, None, step
-        lines = read_log(self.path) if is_main() else ()
-        self.lines = [line for line in lines if _is_before(line, epoch, step)]
-        self.validations = read_validations(self.lines)
-
-    def _open(self) -> None:
+        self.path = folder / LOG
+        if not is_main():
+            return
         from torch.utils.tensorboard import SummaryWriter
 
-        write_text("".join(json.dumps(line) + "\n" for line in self.lines), self.path)
+        kept = (line for line in read_log(self.path) if _is_before(line, epoch, step))
+        write_text("".join(json.dumps(line) + "\n" for line in kept), self.path)
         with user_errors(self.path):
             # Unbuffered, so that each line is one system call, which a kill does not interrupt.
             self.file = open(self.path, "ab", buffering=0)  # noqa: SIM115
-            folder = str(self.path.parent / "tensorboard")
-            self.tensorboard = SummaryWriter(folder, purge_step=self.step + 1)
+            self.tensorboard = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
 
     def write(self, event: str, step: int, values: dict[str, float], **more: Any) -> None:
         """Write a line {"event", "step", entries of `more` and `values`}, and TensorBoard points.
@@ -105,8 +101,6 @@ class RunLog:
         """
         if not is_main():
             return
-        if self.file is None:
-            self._open()
         values = {name: value for name, value in values.items() if math.isfinite(value)}
         text = (json.dumps({"event": event, "step": step, **more, **values}) + "\n").encode()
         with user_errors(self.path):
@@ -115,11 +109,9 @@ class RunLog:
             for name, value in values.items():
                 self.tensorboard.add_scalar(f"{event}/{name}", value, step)
             self.tensorboard.flush()
-        if event == "val":
-            self.validations[step] = values
 
     def close(self) -> None:
-        if self.file is not None:
+        if is_main():
             self.file.close()
             with contextlib.suppress(OSError):  # of a full disk, as `write` has said already
                 self.tensorboard.close()
@@ -128,15 +120,6 @@ class RunLog:
 def read_log(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the lines of a log.jsonl as dicts; nothing without the file. Skips broken lines."""
     return (line for line in read_lines(path) if line and {"event", "step"} <= line.keys())
-
-
-def read_validations(lines: Iterable[dict[str, Any]]) -> dict[int, dict[str, float]]:
-    """Return {epoch: {metric: value}} of the validations among the lines of a log."""
-    return {
-        line["step"]: {name: value for name, value in line.items() if name not in ("event", "step")}
-        for line in lines
-        if line["event"] == "val"
-    }
 
 
 def _is_before(line: dict[str, Any], epoch: int, step: int) -> bool:

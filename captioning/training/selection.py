@@ -1,7 +1,7 @@
 """Tells from a run's validations which epoch is selected, and whether the run is over."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -11,7 +11,6 @@ from captioning.files.reading import read_json
 from captioning.metrics.base import metric_of
 from captioning.metrics.metric_sum import MetricSum
 from captioning.models import checkpoints
-from captioning.training.log import LOG, read_log, read_validations
 from captioning.training.output_folder import working_folder
 
 SELECTED = "selected.json"  # see `Selection`
@@ -44,17 +43,17 @@ def reason_finished(config: Config, validations: Validations, epochs: int) -> Op
     return None
 
 
-def count_plateaus(values: Sequence[float], patience: int) -> int:
-    """Return the number of plateaus, as torch's ReduceLROnPlateau counts them.
+def count_plateaus(config: Config, validations: Validations) -> int:
+    """Return the number of plateaus of `monitor`, as torch's ReduceLROnPlateau counts them.
 
-    A plateau is a sequence of `patience` + 1 consecutive values that do not exceed the best value
-    so far. After a plateau, counting starts again at the next value.
+    A plateau is a sequence of `lr_patience` + 1 consecutive values that do not exceed the best
+    value so far. After a plateau, counting starts again at the next value.
     """
     best, waited, count = -math.inf, 0, 0
-    for value in values:
+    for value in values_of(validations, config.monitor).values():
         waited = 0 if value > best else waited + 1
         best = max(best, value)
-        if waited > patience:
+        if waited > config.lr_patience:
             count, waited = count + 1, 0
     return count
 
@@ -108,15 +107,14 @@ def summary(folder: Path) -> Iterator[str]:
 def is_trained(config: Config) -> bool:
     """Return whether the run of a configuration is over and started from its `pretrained`."""
     folder = working_folder(config.output_dir)
-    paths, record = checkpoints.epoch_checkpoints(folder), folder / "config.yaml"
-    if not paths or not record.exists():
+    selection, record = read_selection(folder), folder / "config.yaml"
+    if not selection or not record.exists():
         return False
     # Compare dumps, because config.yaml is a dump, too: `model_dump` removes secrets in addresses.
     if load_config(record).model_dump()["pretrained"] != config.model_dump()["pretrained"]:
         return False
-    newest = int(paths[-1].stem.rpartition("_")[2])
-    validations = read_validations(read_log(folder / LOG))
-    return reason_finished(config, validations, newest + 1) is not None
+    validations = {entry["epoch"]: entry["scores"] for entry in selection.epochs}
+    return reason_finished(config, validations, max(validations, default=-1) + 1) is not None
 
 
 def is_scored(config: Config) -> bool:

@@ -1,5 +1,6 @@
 """Captions and scores a split, and keeps the weights of the best epoch of a run."""
 
+import math
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -26,7 +27,7 @@ from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 from captioning.training import fsdp, selection
-from captioning.training.log import RunLog, shell_command
+from captioning.training.log import LOG, RunLog, read_log, shell_command
 
 
 class SplitEvaluation:
@@ -56,7 +57,7 @@ class SplitEvaluation:
             log_line(f"{metric} will be skipped: {reason}")
 
     def run(self, captioner: nn.Module, name: str) -> dict[str, float]:
-        """Caption and score the split; return {metric: value} on rank 0, {} on other ranks.
+        """Caption and score the split; return {metric: value}.
 
         All ranks call this. Raises UserError. If a rank is asked to stop, all ranks raise Stopped.
         """
@@ -66,7 +67,7 @@ class SplitEvaluation:
             raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
         values = {}
         distributed.run_on_main(lambda: values.update(self._score(results, name)))
-        return values
+        return distributed.broadcast_from_main(values)
 
     def _score(self, results: list[dict[str, Any]], name: str) -> dict[str, float]:
         folder = self.folder / "result" / name
@@ -77,7 +78,8 @@ class SplitEvaluation:
         write_scores(folder, scores, captions, shell_command(sys.argv))
         log_line(f"image {results[0]['image_id']}: {results[0]['caption']}")
         log_line(format_table(scores, len(captions)))
-        return {name: estimate.value for name, estimate in scores.metrics.items()}
+        values = {name: estimate.value for name, estimate in scores.metrics.items()}
+        return {name: value for name, value in values.items() if math.isfinite(value)}
 
 
 def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> Settings:
@@ -94,29 +96,32 @@ def metric_settings(config: Config, samples: Iterable[Sample], device: str) -> S
 class Validation(SplitEvaluation):
     """The validations of a run, by which the best epoch is selected and the run may stop early.
 
-    Rank 0 decides by the scores in the run's log. The constructor also raises UserError if a key
-    depends on metrics that cannot be computed.
+    The constructor also raises UserError if a key depends on metrics that cannot be computed.
+    validations: {epoch: scores} of the epochs that were validated so far.
     """
 
     def __init__(self, config: Config, folder: Path, device: torch.device):
         super().__init__(config, "val", folder, device)
-        needed = [("select", config.select, "select")]
-        if config.early_stopping:
-            needed.append(("early_stopping", config.monitor, "monitor"))
-        elif config.lr_schedule == "plateau":
-            needed.append(("lr_schedule", config.monitor, "monitor"))
-        for user, metrics, key in needed:
+        needed = {"select": config.select}
+        if config.early_stopping or config.lr_schedule == "plateau":
+            needed["monitor"] = config.monitor
+        for key, metrics in needed.items():
             if reason := self._reason_unavailable(metrics):
-                raise UserError(f"{user} depends on {metrics}, but {reason}; set {key} to others")
+                raise UserError(f"{key} is {metrics}, but {reason}; set {key} to others")
 
-    def begin(self, log: RunLog, resumed: Optional[Mapping[str, Any]]) -> Config:
-        """Begin with the validations of a log; return the configuration with a value for `select`.
+    def begin(self, resumed: Optional[Mapping[str, Any]], epochs: int) -> Config:
+        """Read the validations of the finished epochs; return the configuration with a `select`.
 
         A resumed run keeps the value in its checkpoint. A new run that trains only with MLE selects
         the best epoch by BLIP's rule. Any other run selects the last epoch, because CIDEr and BLEU
         punish the longer captions of SMILE. If the metrics cannot be computed, the last epoch is
         selected. resumed: the content of the checkpoint to resume from, or None.
         """
+        validations = {}
+        for line in read_log(self.folder / LOG) if distributed.is_main() else ():
+            if line.pop("event") == "val" and (epoch := line.pop("step")) < epochs:
+                validations[epoch] = line
+        self.validations = distributed.broadcast_from_main(validations)
         select = self.config.select or (resumed and resumed["config"].get("select"))
         if select is None:
             is_mle = "coco" in self.config.metrics and training_terms(self.config) == ["mle"]
@@ -124,7 +129,7 @@ class Validation(SplitEvaluation):
         if reason := self._reason_unavailable(select):
             log_line(f"the last epoch will be selected, not the best by {select}: {reason}")
             select = LAST
-        self.log, self.config = log, self.config.model_copy(update={"select": select})
+        self.config = self.config.model_copy(update={"select": select})
         return self.config
 
     def _reason_unavailable(self, metrics: Optional[str]) -> Optional[str]:
@@ -137,77 +142,56 @@ class Validation(SplitEvaluation):
                 return f"{name} cannot be computed: {self.unavailable[name]}"
         return None
 
-    def reason_finished(self, epochs: int) -> Optional[str]:
-        """Return why the run is over after `epochs` epochs; None if it continues."""
-        reason = selection.reason_finished(self.config, self.log.validations, epochs)
-        return distributed.broadcast_from_main(reason)
-
-    def plateaus(self) -> int:
-        """Return the number of plateaus of `monitor` so far."""
-        values = selection.values_of(self.log.validations, self.config.monitor).values()
-        plateaus = selection.count_plateaus(values, self.config.lr_patience)
-        return distributed.broadcast_from_main(plateaus)
-
     def is_due(self, epochs: int) -> bool:
         """Return whether to score the latest of `epochs` epochs, if it is not scored.
 
         Every `eval_every`-th epoch is scored, and the last.
         """
         due = epochs % self.config.eval_every == 0 or epochs == self.config.max_epoch
-        is_scored = epochs - 1 in self.log.validations
-        return distributed.broadcast_from_main(epochs > 0 and due and not is_scored)
+        return epochs > 0 and due and epochs - 1 not in self.validations
 
-    def run_epoch(self, captioner: nn.Module, epochs: int) -> None:
+    def run_epoch(self, captioner: nn.Module, epochs: int, log: RunLog) -> None:
         """Score and log the latest of `epochs` epochs, if it is due, and keep the best one."""
         config, epoch = self.config, epochs - 1
         if self.is_due(epochs):
             # Seeded so that a resumed run samples the same captions.
-            seed = derived_seed("evaluation", config.seed, epoch, distributed.rank())
-            torch.manual_seed(seed)
+            torch.manual_seed(derived_seed("evaluation", config.seed, epoch, distributed.rank()))
             captioner = fsdp.unsharded(captioner, config, self.device)
-            self.log.write("val", epoch, self.run(captioner, evaluation_name(epoch)))
+            self.validations[epoch] = self.run(captioner, evaluation_name(epoch))
+            log.write("val", epoch, self.validations[epoch])
         self.keep_best(epochs)
 
     def keep_best(self, epochs: int) -> None:
-        """Make the best of the first `epochs` epochs checkpoint_best.pth. All ranks call this."""
-        distributed.run_on_main(
-            lambda: select_best(self.config.select, self.folder, epochs, self.log.validations)
-        )
+        """Make the weights of the selected epoch checkpoint_best.pth, and record the epoch.
 
+        Selects the epoch with the highest value: the latest of several such epochs, or the last
+        epoch if none has a value. Epochs whose weights have been removed are passed over. All ranks
+        call this. epochs: the number of finished epochs. Raises UserError.
+        """
+        distributed.run_on_main(lambda: self._keep_best(epochs))
 
-def evaluation_name(epoch: int) -> str:
-    return f"val_epoch{epoch:02d}"
-
-
-def select_best(select: str, folder: Path, epochs: int, validations: selection.Validations) -> None:
-    """Make the weights of the selected epoch checkpoint_best.pth, and record the epoch.
-
-    Selects the epoch with the highest value: the latest of several such epochs, or the last epoch
-    if none has a value. Epochs whose weights have been removed are passed over. Only called on rank
-    0. Raises UserError.
-
-    - select: "last" or a sum of metrics
-    - epochs: the number of finished epochs
-    - validations: the scores of those that were validated
-    """
-    values = {} if select == LAST else selection.values_of(validations, select)
-    record = selection.read_selection(folder)
-    previous = record.epoch if record and checkpoints.best(folder) else None
-    ranked = sorted(values, key=lambda epoch: (values[epoch], epoch))
-    kept = [e for e in ranked if e == previous or checkpoints.weights_of(folder, e)]
-    selected = kept[-1] if kept else epochs - 1
-    if selected != previous:
-        if ranked and ranked[-1] != selected:
+    def _keep_best(self, epochs: int) -> None:
+        select, folder, validations = self.config.select, self.folder, self.validations
+        values = {} if select == LAST else selection.values_of(validations, select)
+        record = selection.read_selection(folder)
+        previous = record.epoch if record and checkpoints.best(folder) else None
+        ranked = sorted(values, key=lambda epoch: (values[epoch], epoch)) or [epochs - 1]
+        kept = [e for e in ranked if e == previous or checkpoints.weights_of(folder, e)]
+        selected = kept[-1] if kept else epochs - 1
+        if selected not in (previous, ranked[-1]):
             log_line(
                 f"epoch {ranked[-1] + 1} is best by select: {select}, but its weights were not "
                 "kept (keep_checkpoints)"
             )
-        if select != LAST:
-            line = f"now has the weights of epoch {selected + 1}, by select: {select}"
-            log_line(f"{checkpoints.BEST} {line}")
-    if selected != previous or selected == epochs - 1:
-        checkpoints.keep_as_best(folder, selected)
-    entries = [{"epoch": e, "value": values.get(e), "scores": s} for e, s in validations.items()]
-    new = selection.Selection(select, selected, entries)
-    if new != record:
-        write_json(new._asdict(), folder / selection.SELECTED)
+        if selected != previous or selected == epochs - 1:
+            checkpoints.keep_as_best(folder, selected)
+        entries = [
+            {"epoch": e, "value": values.get(e), "scores": s} for e, s in validations.items()
+        ]
+        new = selection.Selection(select, selected, entries)
+        if new != record:
+            write_json(new._asdict(), folder / selection.SELECTED)
+
+
+def evaluation_name(epoch: int) -> str:
+    return f"val_epoch{epoch:02d}"
