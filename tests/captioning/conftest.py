@@ -127,6 +127,13 @@ def no_java(monkeypatch, tmp_path, own_meteor):
 
 
 @pytest.fixture
+def undrawn(monkeypatch):
+    """Leave only the descriptions of figures: to draw one takes a third of a second."""
+    savefig = "matplotlib.figure.Figure.savefig"
+    monkeypatch.setattr(savefig, lambda self, file, **_: file.write("<svg ></svg>"))
+
+
+@pytest.fixture
 def photos(tmp_path):
     """Return the paths of four images of different sizes and content."""
     paths = []

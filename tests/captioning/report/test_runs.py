@@ -37,51 +37,39 @@ def test_runs_are_named_by_objective_and_folder_and_their_differing_settings_lis
 
 def test_what_is_no_run_of_the_split_is_one_line(runs, tmp_path):
     (tmp_path / "empty").mkdir()
-    for folder, words in [
-        (tmp_path / "absent", "no such folder"),
-        (tmp_path / "empty", "not a run"),
+    scores = runs[0] / "result" / "test" / "metrics.json"
+    scores.write_text('{"metrics": {"CIDEr": 1.0}}')
+    (runs[1] / "result" / "test.json").unlink()
+    for folders, words in [
+        ([tmp_path / "absent"], "no such folder"),
+        ([tmp_path / "empty"], "not a run"),
+        ([runs[2], runs[2]], "named twice"),
+        (runs[:1], "metrics.json"),
+        (runs[1:], "no captions of split test"),
     ]:
         with raises_line(UserError, words):
-            read_runs([folder], "test")
-    with raises_line(UserError, "named twice"):
-        read_runs([runs[0], runs[0]], "test")
-    for content in ("[]", '{"metrics": {"CIDEr": 1.0}}', '{"metrics": []}'):
-        (runs[0] / "result" / "test" / "metrics.json").write_text(content)
-        with raises_line(UserError, "metrics.json"):
-            read_runs(runs[:1], "test")
-    (runs[1] / "result" / "test.json").unlink()
-    with raises_line(UserError, "no captions of split test"):
-        read_runs(runs[1:], "test")
+            read_runs(folders, "test")
 
 
-@pytest.mark.parametrize("part", ["run", "captions", "annotations"])
-def test_only_images_of_all_runs_and_of_the_data_are_compared(
-    make_run, runs, entries, tmp_path, part
-):
-    few = {entry["image_id"]: "a ball" for entry in entries[:5]}
-    (tmp_path / "few.json").write_text(json.dumps(entries[:5]))
-    if part == "run":
-        comparison = read_comparison([*runs, make_run("few", captions=few)])
-        assert "MLE (one) captioned 7 images that another run did not" in comparison.missing[0]
-    elif part == "captions":
-        comparison = read_comparison([make_run("few", captions=few)])
-    else:
-        score_with(runs[0], test_file=str(tmp_path / "few.json"))
-        comparison = read_comparison(runs[:1])
-    assert comparison.image_ids == list(few)
-    counts = (12, 5) if part == "annotations" else (5, 12)
-    sentence = "All runs captioned {} images, and the test split has {}. The examples and the human"
-    assert sentence.format(*counts) in comparison.missing[-1]
-    assert f"on {counts[0]} images of" in render(comparison)
-
-
-def test_captions_of_other_images_have_no_people_beside_them(make_run, runs):
+def test_only_images_of_all_runs_and_of_the_data_are_compared(make_run, runs, entries, tmp_path):
+    shared = [entry["image_id"] for entry in entries[:5]]
+    few = make_run("few", captions=dict.fromkeys(shared, "a ball"))
     other = make_run("other", captions={"elsewhere": "a dog"})
-    with pytest.raises(UserError, match="no image of split test was captioned by all runs"):
-        read_comparison([*runs, other])
-    comparison = read_comparison([other])
-    assert comparison.human is None and comparison.image_ids == ["elsewhere"]
-    assert "none of the captioned images" in comparison.missing[-1]
+    with raises_line(UserError, "no image of split test was captioned by all runs"):
+        read_comparison([few, other])
+    elsewhere = read_comparison([other])
+    assert elsewhere.human is None and elsewhere.image_ids == ["elsewhere"]
+    assert "none of the captioned images" in elsewhere.missing[-1]
+    beside = read_comparison([*runs, few])
+    assert "MLE (one) captioned 7 images that another run did not" in beside.missing[0]
+    (tmp_path / "few.json").write_text(json.dumps(entries[:5]))
+    score_with(runs[0], test_file=str(tmp_path / "few.json"))
+    sentence = "All runs captioned {} images, and the test split has {}. The examples and the human"
+    alone, annotated = read_comparison([few]), read_comparison(runs[:1])
+    for comparison, *counts in ((beside, 5, 12), (alone, 5, 12), (annotated, 12, 5)):
+        assert comparison.image_ids == shared
+        assert sentence.format(*counts) in comparison.missing[-1]
+        assert f"on {counts[0]} images of" in render(comparison)
 
 
 def test_captions_of_weights_that_were_not_trained_here_are_named_after_the_file(
@@ -116,19 +104,14 @@ def test_the_data_are_those_of_the_scores_and_the_same_for_all_runs(make_run, wo
         read_comparison([first, make_run("four", **split, seed=2)])
 
 
-def test_people_are_scored_by_the_facts_that_any_run_has(make_run):
-    runs = [make_run("one", facts_file=None, metrics=["coco"]), make_run("two", "smile")]
-    comparison = read_comparison(runs)
-    assert "true_facts" in comparison.human.metrics and comparison.scenes
-    page = render(comparison)
-    assert "people are simulated" in page and "A person wrote" not in page
-
-
-def test_a_persons_caption_is_scored_against_those_of_the_others(runs, entries):
+def test_a_persons_caption_is_scored_against_those_of_the_others(make_run, runs, entries):
     captions, others = hold_out({7: ["a", "b", "c"], 8: ["d", "e", "f"], 9: ["g"], 10: ["h", "i"]})
     assert captions == {7: "a", 8: "e", 9: "g", 10: "i"}  # in turn
     assert others == {7: ["b", "c"], 8: ["d", "f"], 10: ["h"]}
-    human = read_comparison(runs).human
+    # The first run lacks the facts, which another run has.
+    comparison = read_comparison([make_run("no", facts_file=None, metrics=["coco"]), *runs])
+    human, page = comparison.human, render(comparison)
+    assert "people are simulated" in page and "A person wrote" not in page
     held_out, references = hold_out({e["image_id"]: e["caption"] for e in entries})
     expected = score(held_out, references).metrics
     assert human.captions == held_out
@@ -150,18 +133,22 @@ def test_people_are_scored_without_asking_a_judge(make_run, monkeypatch):
     assert read_comparison([judged]).human.metrics.keys() == {"cap_len"}
 
 
-@pytest.mark.parametrize("single", [5, 12])
 def test_people_are_scored_with_references_on_the_images_with_several_captions(
-    make_run, entries, tmp_path, single
+    make_run, entries, tmp_path
 ):
-    for entry in entries[:single]:
-        entry["caption"] = entry["caption"][3]
-    (tmp_path / "few.json").write_text(json.dumps(entries))
-    comparison = read_comparison([make_run("one", test_file=str(tmp_path / "few.json"))])
-    if single == 5:
-        assert comparison.human.metrics["CIDEr"].n == 7
-        assert "5 of the 12 images have only one" in " ".join(comparison.missing)
-    else:
-        assert set(comparison.human.metrics) == {"cap_len", "lex_div", "true_facts", "wrong_facts"}
-        assert "one human caption" in " ".join(comparison.missing)
-        assert "one reference fewer" not in render(comparison)
+    (tmp_path / "few.json").write_text("[]")
+    run = make_run("one", test_file=str(tmp_path / "few.json"))
+
+    def comparison(single):
+        for entry in entries[:single]:
+            entry["caption"] = entry["caption"][-1:]
+        (tmp_path / "few.json").write_text(json.dumps(entries))
+        return read_comparison([run])
+
+    some = comparison(5)
+    assert some.human.metrics["CIDEr"].n == 7
+    assert "5 of the 12 images have only one" in " ".join(some.missing)
+    none = comparison(12)
+    assert set(none.human.metrics) == {"cap_len", "lex_div", "true_facts", "wrong_facts"}
+    assert "one human caption" in " ".join(none.missing)
+    assert "one reference fewer" not in render(none)

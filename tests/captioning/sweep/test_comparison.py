@@ -17,13 +17,9 @@ def make_run(label="a run", config=None, kind="smile", **metrics):
 
 
 def test_means_over_seeds_have_intervals_over_images_and_seeds():
-    runs = [
-        make_run(
-            CIDEr=Estimate(value, value - 0.98, value + 0.98, 300),
-            lex_div=Estimate(1, None, None, 300),
-        )
-        for value in (11.0, 12.0, 16.0)
-    ]
+    lex_div = Estimate(1, None, None, 300)
+    estimates = [Estimate(value, value - 0.98, value + 0.98, 300) for value in (11.0, 12.0, 16.0)]
+    runs = [make_run(CIDEr=estimate, lex_div=lex_div) for estimate in estimates]
     runs[0].metrics["PPL"] = Estimate(5, 4, 6, 300)  # the others lack it
     found = mean_over_seeds(runs, "SMILE")
     assert (found.label, found.kind, set(found.metrics)) == ("SMILE", "smile", {"CIDEr", "lex_div"})
@@ -34,11 +30,8 @@ def test_means_over_seeds_have_intervals_over_images_and_seeds():
     assert (cider.low, cider.high) == pytest.approx((13 - reach, 13 + reach), rel=1e-4)
     assert found.metrics["lex_div"] == Estimate(1, None, None, 300)
     assert mean_over_seeds(runs[:1], "one").metrics is runs[0].metrics
-
-
-def test_a_share_is_not_below_zero():
-    runs = [make_run(loops=Estimate(v, 0.0, 2 * v, 9)) for v in (0.0, 0.0, 3.0)]
-    found = mean_over_seeds(runs, "").metrics["loops"]
+    shares = [make_run(loops=Estimate(v, 0.0, 2 * v, 9)) for v in (0.0, 0.0, 3.0)]
+    found = mean_over_seeds(shares, "").metrics["loops"]
     assert found.low == 0 < 2 < found.high
 
 

@@ -8,35 +8,57 @@ import pytest
 import torch
 
 from captioning.config import load_config
+from captioning.runtime import signals
 from captioning.runtime.errors import UserError
-from captioning.runtime.jobs import Job
+from captioning.sweep import __main__ as program
 from captioning.sweep import comparison
-from captioning.sweep.__main__ import main
-from captioning.sweep.runs import RunLogger, job_slots
+from captioning.sweep.runs import job_slots
 from tests.programs import one_error_line
+
+# An epoch of a few scenes; more epochs may follow.
+QUICK = ("max_epoch=1", "lr_schedule=exponential", "max_length=8", "metrics=[length, facts]")
 
 
 @pytest.fixture
-def swept(tiny_config, in_process, tmp_path):
-    """Return a function that calls the program, with the names of the runs that it began."""
-    began, fail = in_process
+def swept(scenes_config, tmp_path, monkeypatch, no_java, undrawn):
+    """Return a function that calls the program, with the names of the runs that it began.
 
-    def call(*arguments, code=0, **failing):
-        began.clear(), fail.clear(), fail.update(failing)
-        given = [str(tiny_config), "--output_dir", str(tmp_path / "sweep"), *arguments]
-        assert main(given) == code
+    Jobs run one after the other in this process. One that is a key of `failing` fails with its
+    text; "stop" stops the sweep.
+    """
+    began, failing = [], {}
+
+    def run_jobs(jobs, slots, observer, keep_going=False):
+        failures = {}
+        for job in jobs:
+            if failing.get(job.name) == "stop":
+                raise signals.Stopped
+            began.append(job.name)
+            observer.on_start(job)
+            reason = failing.get(job.name) or (job.run() and "it said why")
+            observer.on_end(job.name, reason)
+            if reason and not keep_going:
+                raise UserError(f"{job.name} failed: {reason}")
+            if reason:
+                failures[job.name] = reason
+        return failures
+
+    monkeypatch.setattr(program, "run_jobs", run_jobs)
+    monkeypatch.setattr(program, "prepare_jobs", lambda slots: None)
+
+    def call(*arguments, code=0, **reasons):
+        began.clear(), failing.clear(), failing.update(reasons)
+        given = [
+            scenes_config,
+            "--output_dir",
+            tmp_path / "sweep",
+            *QUICK,
+            "facts_file=scenes.json",
+        ]
+        assert program.main([*map(str, given), *arguments]) == code
         return list(began)
 
     return call
-
-
-def test_what_the_comparison_lacks_is_found_before_runs_train(swept, tmp_path, capsys):
-    assert swept("--collect", str(tmp_path / "nowhere"), code=2) == []
-    one_error_line(capsys, "nowhere: no such folder: name the output_dir of a run")
-    assert swept("test_file=", code=2) == []
-    one_error_line(capsys, "dataset: custom needs test_file")
-    assert swept("--output_dir", "/proc/sweep", code=2) == []
-    one_error_line(capsys, "/proc/sweep")
 
 
 def labels(table):
@@ -44,21 +66,17 @@ def labels(table):
     return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
 
 
-def scores_of(row):
-    return [cell.strip() for cell in row.split("|")[2:]]
-
-
 def test_stopped_and_failed_runs_are_continued_and_finished_ones_kept(
-    swept, tiny_config, tmp_path, capsys
+    swept, scenes_config, tmp_path, capsys
 ):
-    folder = tmp_path / "sweep"
-    pretrain = tmp_path / "pretrain.yaml"
-    pretrain.write_text(tiny_config.read_text())
-    command = ("--mle", "0,0.5", "--ablation", "first_token_mle", "--pretrain", str(pretrain))
+    folder, pretrain = tmp_path / "sweep", ("--pretrain", str(scenes_config))
+    command = ("--mle", "0,0.5", "--ablation", "first_token_mle", *pretrain)
     without = "smile_no_first_token_mle"
 
     assert swept(*command, code=130, **{"mle0.5": "stop"}) == ["pretrain", "smile"]
-    assert "stopped; run the same command again to continue" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "stopped; run the same command again to continue" in told
+    assert f"smile: started, see {folder / 'smile.log'}" in told and "smile: done in" in told
     refused = {"mle0.5": "the loss is not finite"}
     assert swept(*command, code=2, **refused) == ["pretrain", "mle0.5", without]
     told = capsys.readouterr()
@@ -85,13 +103,13 @@ def test_stopped_and_failed_runs_are_continued_and_finished_ones_kept(
     told = capsys.readouterr().err
     assert "had other settings (pretrained was" in told and "smile failed: it said why" in told
     # With more epochs, the requested run has more to do.
-    assert swept("--mle", "0", "max_epoch=2", *command[-2:]) == ["pretrain", "smile"]
+    assert swept("--mle", "0", "max_epoch=2", *pretrain) == ["pretrain", "smile"]
 
     given = [str(folder / name) for name in ("mle0.5", without)]
-    assert main(["--collect", *given, "--output_dir", str(tmp_path / "collected")]) == 0
+    assert program.main(["--collect", *given, "--output_dir", str(tmp_path / "collected")]) == 0
     collected = (tmp_path / "collected" / "table.md").read_text()
     assert labels(collected) == ["Humans", "MLE+SMILE 0.5:0.5", "SMILE"]
-    assert scores_of(row) == scores_of(collected.splitlines()[3])
+    assert row.split("|")[2:] == collected.splitlines()[3].split("|")[2:]
 
 
 def test_table_report_and_figure_have_the_means_over_seeds(swept, tmp_path, monkeypatch):
@@ -119,24 +137,24 @@ def test_table_report_and_figure_have_the_means_over_seeds(swept, tmp_path, monk
     ("arguments", "line"),
     [
         (["--mle", "2"], "--mle is '2'; give weights from 0 to 1"),
-        (["--mle", ""], "--mle is ''; give weights from 0 to 1"),
-        (["reward={cider: 1}"], "unset reward, since a sweep compares objectives"),
         (["--ablation", "size"], "--ablation is 'size'; give some of objective, first_token_mle"),
+        (["--ablation", "subset_size", "--subset_sizes", "0"], "--subset_sizes is '0'; give whole"),
+        (["--objectives", "mle,focl"], "--objectives is 'mle,focl'; give some of mle, smile"),
+        (["--jobs", "0"], "--jobs is 0"),
+        (["--ablation", "first_token_shift", "model=lstm"], "first_token_shift is for model blip"),
+        (["reward={cider: 1}"], "unset reward, since a sweep compares objectives"),
         (["objective=smile"], "objective is set by the sweep"),
         (["--pretrain", "x.yaml", "pretrained=a"], "pretrained is set by the sweep"),
         (["--pretrain", "x.yaml"], "x.yaml: no such file"),
         (["batch=3"], "unknown key 'batch'"),
         (
-            ["--ablation", "subset_size", "--subset_sizes", "0"],
-            "--subset_sizes is '0'; give whole numbers",
-        ),
-        (["--jobs", "0"], "--jobs is 0"),
-        (["--objectives", "mle,focl"], "--objectives is 'mle,focl'; give some of mle, smile"),
-        (
             ["--seeds", "2", "val_file=", "test_file=", "split={val: 0.3, test: 0.3}"],
             "each seed would divide train_file differently: give split a seed",
         ),
-        (["--ablation", "first_token_shift", "model=lstm"], "first_token_shift is for model blip"),
+        # What the comparison needs at the end.
+        (["--collect", "nowhere"], "nowhere: no such folder: name the output_dir of a run"),
+        (["test_file="], "dataset: custom needs test_file"),
+        (["--output_dir", "/proc/sweep"], "/proc/sweep"),
     ],
 )
 def test_what_is_wrong_is_one_line_before_anything_runs(swept, capsys, arguments, line):
@@ -144,29 +162,21 @@ def test_what_is_wrong_is_one_line_before_anything_runs(swept, capsys, arguments
     one_error_line(capsys, line)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
+def test_without_a_configuration_runs_to_collect_are_needed(capsys):
+    for arguments, line in [
         ([], "name a configuration to train, or finished runs"),
-        (["--collect", "no-such-run"], "no-such-run: no such folder"),
-        (
-            ["--collect", ".", "--mle", "0", "--seeds", "2"],
-            "--mle, --seeds: name a configuration to train",
-        ),
-    ],
-)
-def test_without_a_configuration_runs_to_collect_are_needed(capsys, arguments, line):
-    assert main(arguments) == 2
-    one_error_line(capsys, line)
+        (["--collect", ".", "--mle", "0", "--seeds", "2"], "--mle, --seeds: name a configuration"),
+    ]:
+        assert program.main(arguments) == 2
+        one_error_line(capsys, line)
 
 
-def test_nothing_is_trained_from_a_pretraining_that_failed(swept, tiny_config, capsys):
-    arguments = ("--mle", "0,1", "--pretrain", str(tiny_config))
+def test_nothing_is_trained_after_a_pretraining_that_failed_or_by_torchrun(
+    swept, scenes_config, capsys, monkeypatch
+):
+    arguments = ("--mle", "0,1", "--pretrain", str(scenes_config))
     assert swept(*arguments, code=2, pretrain="out of memory") == ["pretrain"]
     one_error_line(capsys, "error: pretrain failed: out of memory")
-
-
-def test_ranks_of_torchrun_are_refused(swept, monkeypatch, capsys):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert swept(code=2) == []
     one_error_line(capsys, "call it without torchrun")
@@ -196,21 +206,3 @@ def test_without_a_gpu_runs_share_the_cores(monkeypatch):
     assert job_slots("cpu", 4) == 4 * [{"OMP_NUM_THREADS": "2"}]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert job_slots("cpu", 2) == 2 * [{"OMP_NUM_THREADS": "1"}]
-
-
-def test_each_run_is_announced_and_counted(capsys, monkeypatch, tmp_path):
-    clock = iter([0, 10, 130, 300])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
-    bar = Mock()
-    logger = RunLogger(bar)
-    logger.on_start(Job("a", None, tmp_path / "a.log", {"CUDA_VISIBLE_DEVICES": "5"}))
-    logger.on_start(Job("b", None, tmp_path / "b.log", {"OMP_NUM_THREADS": "1"}))
-    logger.on_end("a", None)
-    logger.on_end("b", "no such folder")
-    assert capsys.readouterr().err.splitlines() == [
-        f"a: started on GPU 5, see {tmp_path / 'a.log'}",
-        f"b: started, see {tmp_path / 'b.log'}",
-        "a: done in 130 s",
-        "b: failed: no such folder",
-    ]
-    assert bar.update.call_count == 2

@@ -12,13 +12,18 @@ def settings_of(scenes_config):
     return lambda variant: load_config(scenes_config, variant.overrides)
 
 
-def test_mixtures_are_run_once_in_the_order_of_their_weights(settings_of):
+def test_mixtures_are_run_once_in_the_order_of_their_weights_and_once_a_seed(settings_of):
     variants = plan([1, 0.01, 0, 0.5, 0.01])
     assert [variant.name for variant in variants] == ["smile", "mle0.01", "mle0.5", "mle"]
     objectives = [settings_of(variant).objective for variant in variants]
     mixed = [{"mle": 0.01, "smile": 0.99}, {"mle": 0.5, "smile": 0.5}]
     assert objectives == ["smile", *mixed, "mle"]
     assert [mle_share(settings_of(variant)) for variant in variants] == [0, 0.01, 0.5, 1]
+    assert with_seeds(variants, 1) == variants
+    seeded = with_seeds(variants[2:], 3)
+    assert [v.name for v in seeded][:3] == ["mle0.5_seed0", "mle_seed0", "mle0.5_seed1"]
+    assert [settings_of(v).seed for v in seeded] == [0, 0, 1, 1, 2, 2]
+    assert {v.label for v in seeded} == {v.label for v in variants[2:]}
 
 
 def test_the_ablations_are_the_published_ones(settings_of):
@@ -63,12 +68,3 @@ def test_every_objective_is_compared_once_alone_and_some_mixtures_are(settings_o
     assert mixed == [{"mle": m, "smile": 1 - m} for m in (0.01, 0.1, 0.5)]
     assert len({variant.name for variant in variants}) == len(variants)
     assert [v.name for v in plan(objectives=["focal", "mle", "focal"])] == ["mle", "focal"]
-
-
-def test_seeds_are_runs_of_their_own(settings_of):
-    variants = plan(objectives=["mle", "gem"])
-    assert with_seeds(variants, 1) == variants
-    seeded = with_seeds(variants, 3)
-    assert [v.name for v in seeded][:3] == ["mle_seed0", "gem_seed0", "mle_seed1"]
-    assert [settings_of(v).seed for v in seeded] == [0, 0, 1, 1, 2, 2]
-    assert {v.label for v in seeded} == {v.label for v in variants}
