@@ -119,18 +119,21 @@ def test_a_bad_file_is_refused_in_one_line(write, case):
         read_annotations(path)
 
 
-def test_a_folder_of_photos_without_captions_is_refused(tmp_path):
+def test_a_folder_of_photos_has_captions_beside_them_or_is_refused(tmp_path, capsys):
     with raises_line(UserError, "the folder has no photos and no metadata.jsonl"):
         read_annotations(tmp_path)
-    (tmp_path / "a.png").touch()
-    with raises_line(UserError, start=f"{tmp_path}: 1 of 1 images have no caption, such as a.png"):
+    for name in ("a.png", "b.png", "b.svg", "c.svg", "d.CR2"):
+        (tmp_path / name).touch()
+    with raises_line(UserError, start=f"{tmp_path}: 2 of 2 images have no caption, such as a.png"):
         read_annotations(tmp_path)
-
-
-def test_kinds_of_files_in_a_folder_of_photos_are_counted_once(tmp_path, capsys):
-    for name in ("a.png", "a.txt", "b.svg", "c.svg", "d.CR2"):
-        (tmp_path / name).write_text("a red star")
+    (tmp_path / "a.txt").write_text("one\n\ntwo\n")
+    (tmp_path / "b.txt").touch()
+    with raises_line(UserError, "1 of 2 images have no caption, such as b.png: expected text"):
+        read_annotations(tmp_path)
     for _ in range(2):
-        assert [sample.image for sample in read_annotations(tmp_path)] == ["a.png"]
-    line = f"{tmp_path}: left out, not taken for images: 1 .CR2, 2 .svg\n"
-    assert capsys.readouterr().err == line
+        assert read_annotations(tmp_path, skip_bad=True) == [
+            Sample("a.png", ("one", "two"), "a.png")
+        ]
+    kinds = f"{tmp_path}: left out, not taken for images: 1 .CR2, 2 .svg\n"
+    lacking = f"{tmp_path}: 1 of 2 images have no caption, such as b.png: they are left out\n"
+    assert capsys.readouterr().err == kinds + lacking  # once

@@ -7,11 +7,9 @@ import zlib
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
 from captioning.data import image
-from captioning.data.augmentation import training_transform
 from captioning.data.image import load_image
 from captioning.runtime.errors import UserError
 from captioning.runtime.start import configure_process
@@ -148,21 +146,6 @@ def test_photos_are_turned_upright_unless_they_are_wanted_as_stored(orientation)
             np.testing.assert_array_equal(pixels(with_exif_last(content)), turned[orientation - 1])
         stored = load_image("", io.BytesIO(content), exif=False)
         np.testing.assert_array_equal(np.asarray(stored), NOISE)
-
-
-def test_training_sees_a_photo_as_evaluation_does():
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    first = saved(NOISE, "PNG", exif=exif)
-    crops = []
-    for content in (first, with_exif_last(first)):
-        torch.manual_seed(1)
-        with image.open_image("", io.BytesIO(content)) as opened:
-            crops.append(training_transform(16)(opened))
-    assert torch.equal(*crops)
-    dark = image.open_image("a photo", io.BytesIO(deep_png(NOISE.astype(int) * 16)))
-    with dark, raises_line(UserError, "a photo: not a readable image (16-bit colours"):
-        training_transform(16)(dark)
 
 
 def test_damaged_exif_data_leaves_the_pixels():
