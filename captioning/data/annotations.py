@@ -39,8 +39,7 @@ def read_annotations(
     skip_bad: bad rows and images without a caption are left out, and counted in log lines.
 
     Rows of one image become one sample; blank captions are left out and counted. Rows must agree on
-    `image_id` and `prompt`, as far as they have them. An `id` that differs between the rows of an
-    image numbers the captions and is not used.
+    `image_id` and `prompt`, as far as they have them.
 
     If an image has no `image_id`, its id is the number at the end of its file name
     (COCO_val2014_000000000042.jpg is 42), or its path if there is no number. If two such numbers
@@ -84,11 +83,11 @@ def read_samples(
 
     needs, bad: see `rows.read`. A sample without an image has its id as image.
     """
-    in_table, are_of_captions = is_table(path), False  # whether the column `id` numbers captions
-    captions, known = {}, {"image_id": {}, "prompt": {}}  # each {image: value}
+    in_table = is_table(path)
+    captions, ids, prompts = {}, {}, {}  # each by the image
     blank = []  # the image of each
     for row in rows.read(path, split, needs=needs, bad=bad):
-        image_id, prompt = row.get("image_id"), prompt_of(row)
+        image_id = row.get("image_id")
         image = row.get("image", image_id)
         if image is None:
             raise UserError(f"{row.where} has no image and no image_id: add one")
@@ -98,12 +97,11 @@ def read_samples(
         kept = [text for text in texts if text.strip()]
         blank += [image] * (len(texts) - len(kept))
         captions.setdefault(image, []).extend(kept)
-        for key, value in (("image_id", image_id), ("prompt", prompt)):
-            earlier = known[key].setdefault(image, value) if value is not None else value
-            if earlier == value:
-                continue
-            are_of_captions |= key == "image_id" and value == row.get("id")
-            if not are_of_captions:
+        for key, known, value in (
+            ("image_id", ids, image_id),
+            ("prompt", prompts, prompt_of(row)),
+        ):
+            if value is not None and (earlier := known.setdefault(image, value)) != value:
                 raise UserError(
                     f"{row.where}: {image} has the {key} {value!r} here and {earlier!r} before: "
                     f"give an image one {key}"
@@ -111,7 +109,6 @@ def read_samples(
     if blank:
         total = len(blank) + sum(map(len, captions.values()))
         log_once(f"{path}: {len(blank):,} of {total:,} captions are blank, such as of {blank[0]}")
-    ids = {} if are_of_captions else known["image_id"]
     derived = {image: derived_id(image) for image in captions if image not in ids}
     if len(set(derived.values())) < len(derived):
         derived = {image: image for image in derived}
@@ -122,7 +119,7 @@ def read_samples(
                 f"{path}: {other} and {image} have the same image id {ids[image]!r}: give each "
                 "image a different image_id"
             )
-        samples.append(Sample(image, tuple(texts), ids[image], known["prompt"].get(image)))
+        samples.append(Sample(image, tuple(texts), ids[image], prompts.get(image)))
     return samples
 
 

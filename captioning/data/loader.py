@@ -68,9 +68,7 @@ class Loader(DataLoader):
         self.skipped = 0
         for batch in super().__iter__():
             if isinstance(batch, UserError):
-                # Not `raise batch`: the error would refer to this frame, and the frame to the
-                # error, and both would keep the workers alive until the garbage collector runs.
-                raise type(batch)(str(batch))
+                raise batch
             for message in batch.pop("unreadable"):
                 if message not in self._logged:
                     logger.warning("skipped %s", message)

@@ -1,6 +1,7 @@
 """Computes the likelihood of human captions under a captioner, at several temperatures."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from typing import NamedTuple
 
 import numpy as np
@@ -47,7 +48,7 @@ def likelihood(
     """
     loader, _ = build_image_loader(samples, config)
     sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
-    with progress(len(samples), "likelihood of captions") as bar:
+    with closing(loader), progress(len(samples), "likelihood of captions") as bar:
         for batch in on_device(loader, device):
             # One by one, because images may differ in the number of captions.
             for row, (index, prompt) in enumerate(zip(batch["index"], batch["prompt"])):

@@ -64,8 +64,6 @@ def test_where_names_or_ids_are_ambiguous_images_have_other_ids(write):
     rows = [{"image": name, "caption": "a"} for name in names]
     rows[3]["image_id"] = 3
     assert [sample.image_id for sample in read_annotations(write(rows))] == [*names[:3], 3]
-    rows = [{"image": f"{n // 2}.jpg", "caption": "a", "id": n} for n in range(4)]  # of captions
-    assert [sample.image_id for sample in read_annotations(write(rows))] == [0, 1]
 
 
 def test_a_split_of_karpathys_file_has_its_photos_and_train_those_of_restval(write):
