@@ -115,13 +115,6 @@ def read_pickled(path: Path, leave_out_objects: bool = False, mapped: bool = Tru
         reason = first_line(error).partition(". ")[0]
         if "weights_only" in str(error):  # torch's message explains how to run code in the file
             reason = "it has more than tensors, numbers and text, or is not a checkpoint"
-            with path.open("rb") as file:
-                is_pointer = file.read(64).startswith(b"version https://git-lfs")
-            if is_pointer:
-                raise CheckpointError(
-                    f"{path} is a pointer of Git LFS to the weights: run git lfs pull in its "
-                    "folder, or download the file itself"
-                ) from None
         raise CheckpointError(
             f"{path} is damaged ({reason}): write or download it again"
         ) from error

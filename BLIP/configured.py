@@ -8,7 +8,6 @@ from pydantic import BaseModel, Field, model_validator
 from torch import nn
 
 from BLIP.checkpoint import file_content
-from BLIP.download import without_secrets
 from BLIP.int8 import check_int8
 from BLIP.sizes import MED_CONFIG, VitSizes, check_image_size
 
@@ -47,11 +46,6 @@ class Keys(BaseModel):
             raise ValueError("lora.load_in_4bit is true, which is for model vlm; this one is blip")
         if self.lora and not self.pretrained:
             raise ValueError("lora is set, but pretrained is not: set it to the base weights")
-        if self.lora and self.pretrained != without_secrets(self.pretrained):
-            raise ValueError(
-                "pretrained is an address with a user or a query, which a checkpoint of lora would "
-                "contain: download the file, and set pretrained to its path"
-            )
         check_image_size(self.image_size, self.vit)
         return self
 

@@ -129,7 +129,6 @@ def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder
     `BLIP.export` call this.
     """
     normalizer = json.loads(tokenizer.bert.to_str())["normalizer"]
-    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
     tokenizer_config = {
         **json.loads(tokenizer.files.get(CONFIG, "{}")),
         **{key: normalizer[name] for key, name in OPTIONS.items() if name in normalizer},
@@ -138,10 +137,6 @@ def write_processing(tokenizer: CaptionTokenizer, size: int, names: dict, folder
         "model_input_names": ["input_ids", "attention_mask"],
         "bos_token": "[DEC]",
         "additional_special_tokens": ["[ENC]"],
-        "added_tokens_decoder": {
-            str(id_): {"content": token, "special": True, **flags}
-            for token, id_ in tokenizer.added_ids.items()
-        },
     }
     write_json(tokenizer_config, folder / "tokenizer_config.json")
     processor_config = {
@@ -188,12 +183,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    for command, target in {"to-hf": "folder", "from-hf": ".pth file"}.items():
-        parser_of_command = commands.add_parser(command, help=f"write a {target}")
-        add_captioner_arguments(parser_of_command)
-        parser_of_command.add_argument("target", help=f"the {target} to write")
-        parser_of_command.add_argument("--license", default="unknown", help="for a folder's card")
+    parser.add_argument("command", choices=("to-hf", "from-hf"))
+    add_captioner_arguments(parser)
+    parser.add_argument("target", help="the folder or the .pth file to write")
+    parser.add_argument("--license", default="unknown", help="for a folder's card")
     arguments = vars(parser.parse_args(argv))
     return run_program(lambda: convert(**arguments))
 

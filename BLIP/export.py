@@ -173,18 +173,13 @@ def _write_smaller(path: Path) -> None:
     from onnxruntime.quantization import quantize_dynamic
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)  # onnxruntime logs advice that is not needed here
-    try:
-        quantize_dynamic(
-            path,
-            path.with_stem(path.stem + "_quantized"),
-            op_types_to_quantize=["MatMul"],
-            per_channel=True,
-            reduce_range=True,
-        )
-    finally:
-        logging.disable(disabled)
+    quantize_dynamic(
+        path,
+        path.with_stem(path.stem + "_quantized"),
+        op_types_to_quantize=["MatMul"],
+        per_channel=True,
+        reduce_range=True,
+    )
     half = convert_float_to_float16(onnx.load(path), keep_io_types=True)
     onnx.save(half, path.with_stem(path.stem + "_fp16"))
 
@@ -200,14 +195,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("folder")
     arguments = vars(parser.parse_args(argv))
     folder = arguments.pop("folder")
+    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime logs advice that is not needed here
 
     def program():
-        try:
-            export_onnx(captioner_of(**arguments), folder)
-        except ImportError as error:
-            raise ValueError(
-                f"{error}; export needs: pip install onnx onnxscript onnxruntime"
-            ) from error
+        export_onnx(captioner_of(**arguments), folder)
         return f"wrote {folder}"
 
     return run_program(program)

@@ -25,7 +25,6 @@ STATE = {"w": torch.ones(300)}
 WHOLE = saved({"model": STATE})
 NO_STATE = "{} is not a state dict and has none as 'model'"
 BLOCKED = "{} is damaged (it has more than tensors, numbers and text, or is not a checkpoint): "
-LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0a\nsize 12\n"
 # name: content, the beginning of what is said
 UNREADABLE = {
     "none.pth": (None, "{} does not exist"),
@@ -33,7 +32,6 @@ UNREADABLE = {
     "empty.pth": (b"", "{} is damaged ("),
     "cut.pth": (WHOLE[: len(WHOLE) // 2], "{} is damaged ("),
     "page.pth": (b"<html>404</html>", BLOCKED),
-    "pointer.pth": (LFS, "{} is a pointer of Git LFS to the weights: run git lfs pull"),
     "no weights.pth": (saved({"epoch": 3}), NO_STATE),
     "text.pth": (saved({"model": {"w": "1"}}), NO_STATE),
     "text.safetensors": (b"just text", "{} cannot be read: "),
