@@ -1,15 +1,12 @@
-"""Generates captions: greedy decoding, beam search, sampling, guidance. Needs torch only.
+"""Generates captions: greedy decoding, beam search, sampling, guidance. Needs torch only."""
+# ruff: noqa: F401
 
-Names are imported at first use, so that a program that only cleans texts does not import the rest.
-"""
-
-from importlib import import_module
-
-_INTERFACE = ("Decoded", "DecodingSettings", "Generated", "SettingsError", "Step", "until_end")
-_MODULES = {"decode": "search", **dict.fromkeys(_INTERFACE, "interface")}
-
-
-def __getattr__(name: str):
-    if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+from decoding.interface import (
+    Decoded,
+    DecodingSettings,
+    Generated,
+    SettingsError,
+    Step,
+    until_end,
+)
+from decoding.search import decode
