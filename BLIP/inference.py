@@ -30,7 +30,7 @@ class InferenceLinear(nn.Module):
             self.packed = self.packed and bf16
         # Attributes, not buffers, so that the state dict does not have them.
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight) if self.packed else weight
-        self.bias = None if linear.bias is None else linear.bias.detach().to(dtype, copy=True)
+        self.bias = linear.bias.detach().to(dtype, copy=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.to(self.dtype)

@@ -69,7 +69,7 @@ class Int8Linear(nn.Module):
         weight = (weight / self.scales[:, None]).round().to(torch.int8)
         self.packed = torch.ops.onednn.qlinear_prepack(weight, None)
         self.zeros = torch.zeros_like(self.scales, dtype=torch.int64)
-        self.bias = _bias(linear)
+        self.bias = linear.bias.detach().float()
         # On a CPU without VNNI, the sum of two products has only 16 bits and would saturate if the
         # codes of x had 8 bits. There, codes have 7 bits.
         max_code = 255 if torch.cpu._is_vnni_supported() else 127
@@ -115,14 +115,8 @@ class HalfLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        weight = linear.weight.detach().float()
-        self.packed = torch.ops.quantized.linear_prepack_fp16(weight, _bias(linear))
+        weight, bias = linear.weight.detach().float(), linear.bias.detach().float()
+        self.packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.quantized.linear_dynamic_fp16(x.float(), self.packed)
-
-
-def _bias(linear: nn.Linear) -> Tensor:
-    if linear.bias is None:
-        return linear.weight.new_zeros(len(linear.weight)).float()
-    return linear.bias.detach().float()
