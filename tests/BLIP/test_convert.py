@@ -5,13 +5,10 @@ import json
 import pytest
 import torch
 from safetensors.torch import save_file
-from tokenizers import BertWordPieceTokenizer
-from transformers import BertTokenizerFast
 
 from BLIP.checkpoint import read_checkpoint, settings_of
 from BLIP.convert import hf_config, save_hf
 from BLIP.from_checkpoint import captioner_of
-from BLIP.tokenizer import CaptionTokenizer
 from tests.programs import refused, run_program, unchanged
 
 
@@ -36,21 +33,6 @@ def test_there_and_back_by_the_commands(make_captioner, itm_checkpoint, vocabula
     torch.testing.assert_close(again.state_dict(), captioner.state_dict(), **equal)
     assert again.visual_encoder.blocks[0].attn.num_heads == 4
     assert again.prompt_ids.tolist() == captioner.prompt_ids.tolist()
-
-
-def test_the_folder_has_the_settings_of_a_tokenizer_json(make_captioner, vocabulary, tmp_path):
-    words = [*vocabulary.read_text().split(), "Hund", "schön", "schon", "hund"]
-    bert = BertWordPieceTokenizer(
-        {word: number for number, word in enumerate(words)}, lowercase=False, strip_accents=False
-    )
-    bert.save(str(tmp_path / "tokenizer.json"))
-    captioner = make_captioner(tokenizer=str(tmp_path / "tokenizer.json"))
-    save_hf(captioner, tmp_path / "hf")
-    expected = captioner.tokenizer.ids("Hund schön")
-    assert expected == [len(words) - 4, len(words) - 3]
-    theirs = BertTokenizerFast.from_pretrained(str(tmp_path / "hf"))
-    assert theirs("Hund schön", add_special_tokens=False)["input_ids"] == expected
-    assert CaptionTokenizer(str(tmp_path / "hf")).ids("Hund schön") == expected
 
 
 def text_config(**changes):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from BLIP.checkpoint import settings_of
-from BLIP.convert import hf_config
+from BLIP.convert import hf_config, save_hf
 from BLIP.from_checkpoint import captioner_of
 from BLIP.tokenizer import CaptionTokenizer
 from decoding import DecodingSettings
@@ -70,8 +70,10 @@ SETTINGS = {
 
 @pytest.mark.parametrize("added", ["added_tokens.json", "additional_special_tokens"])
 @pytest.mark.parametrize("name", SETTINGS)
-def test_a_folder_gives_the_tokens_of_transformers(hub_model, tmp_path, name, added):
-    """With vocab.txt or tokenizer.json, on the hub, and with a token that a user has added."""
+def test_a_folder_gives_the_tokens_of_transformers(
+    make_captioner, hub_model, tmp_path, name, added
+):
+    """With vocab.txt or tokenizer.json, on the hub, converted; with a token that a user added."""
     from transformers import BertTokenizerFast
 
     words = {word for text in LANGUAGES for word in re.findall(r"\w+|\W", text)}
@@ -92,8 +94,12 @@ def test_a_folder_gives_the_tokens_of_transformers(hub_model, tmp_path, name, ad
     texts = [*LANGUAGES, "zweihundert <photo> a"]
     expected = [theirs(text, add_special_tokens=False)["input_ids"] for text in texts]
     assert len(vocabulary) in expected[-1]
-    for source in (str(folder), str(folder / "vocab.txt"), str(saved), "owner/name"):
-        ours = CaptionTokenizer(source)
+    converted = tmp_path / "converted"
+    save_hf(make_captioner(tokenizer=str(saved)), converted)
+    again = BertTokenizerFast.from_pretrained(str(converted))
+    assert [again(text, add_special_tokens=False)["input_ids"] for text in texts] == expected
+    for source in (folder, folder / "vocab.txt", saved, "owner/name"):
+        ours = CaptionTokenizer(str(source))
         again = CaptionTokenizer(ours.files)  # as a checkpoint has them
         for text, ids in zip(texts, expected):
             assert ours.ids(text) == again.ids(text) == ids, (source, text)

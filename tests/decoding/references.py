@@ -1,7 +1,5 @@
 """Small models, and a plain beam search over one, that decoding is compared with."""
 
-from functools import partial
-
 import torch
 
 from decoding import DecodingSettings
@@ -43,38 +41,6 @@ class PrefixModel:
         return uncached(self.logits)
 
 
-class GuidedModel:
-    """Two prefix models, one of which sees the image. Both exclude the word 0, as captioners do."""
-
-    def __init__(self, vocabulary, seed, scale, **settings):
-        make = partial(PrefixModel, vocabulary, **settings)
-        self.models, self.scale = (make(seed), make(seed + 1)), scale
-
-    def logits(self, tokens):
-        """Return the formula's logits, float64 (R, V), of tokens (R, n)."""
-        image, null = (m.logits(tokens)[:, 1:].double().log_softmax(-1) for m in self.models)
-        logits = null + self.scale * (image - null)
-        return torch.nn.functional.pad(logits, (1, 0), value=float("-inf"))
-
-    def step(self):
-        """Return the step function of both. A row keeps its image, as it does a cache."""
-        sees_image = torch.empty(0)
-
-        def logits(rows):
-            found = torch.where(sees_image[:, None], *(m.logits(rows) for m in self.models))
-            return found.index_fill(1, torch.tensor(0), float("-inf"))
-
-        def step(tokens, rows):
-            nonlocal sees_image
-            count = tokens.size(0) * tokens.size(1)
-            first = rows is None
-            sees_image = torch.arange(count) < count // 2 if first else sees_image[rows.flatten()]
-            return plain(tokens, rows)
-
-        plain = uncached(logits)
-        return step
-
-
 def reference_beam_search(model, prompt, chosen: DecodingSettings):
     """Search like transformers 4.15.0, for one prompt. Return pairs of tokens and score."""
     size = chosen.num_beams // chosen.num_beam_groups
@@ -99,13 +65,7 @@ def reference_beam_search(model, prompt, chosen: DecodingSettings):
             for row, ((tokens, score), logprobs) in enumerate(zip(beams, of_beams)):
                 for word in words:
                     logprobs[word] -= chosen.diversity_penalty
-                for token in set(tokens):
-                    sign = 1 if logprobs[token] < 0 else -1
-                    logprobs[token] *= chosen.repetition_penalty**sign
-                for word in repeating(tokens, chosen.no_repeat_ngram_size):
-                    logprobs[word] = float("-inf")
-                if length < chosen.min_length:
-                    logprobs[END] = float("-inf")
+                adjust(logprobs, tokens, chosen)
                 candidates += [(score + p, row, w) for w, p in enumerate(logprobs)]
             candidates = sorted(candidates, reverse=True)[: 2 * size]
             following = []
@@ -131,11 +91,18 @@ def reference_beam_search(model, prompt, chosen: DecodingSettings):
     return [([*t, END] if len(t) < chosen.max_length else t, s) for s, t in best]
 
 
-def repeating(tokens, size):
-    """Return the words that would repeat an n-gram of `size`."""
+def adjust(scores, tokens, chosen):
+    """Change the list of the next token's scores as transformers 4.15.0 does."""
+    for token in set(tokens):
+        sign = 1 if scores[token] < 0 else -1
+        scores[token] *= chosen.repetition_penalty**sign
+    size = chosen.no_repeat_ngram_size
     begun = tokens[len(tokens) - size + 1 :]
-    starts = range(len(tokens) - size + 1 if size else 0)
-    return {tokens[i + size - 1] for i in starts if tokens[i : i + size - 1] == begun}
+    for i in range(len(tokens) - size + 1 if size else 0):
+        if tokens[i : i + size - 1] == begun:  # the n-gram would occur again
+            scores[tokens[i + size - 1]] = float("-inf")
+    if len(tokens) < chosen.min_length:
+        scores[END] = float("-inf")
 
 
 def strip(row):

@@ -11,7 +11,6 @@ from decoding import DecodingSettings, decode
 from tests.decoding.references import (
     END,
     PAD,
-    GuidedModel,
     PrefixModel,
     reference_beam_search,
     strip,
@@ -35,13 +34,9 @@ def searches(draw):
         no_repeat_ngram_size=draw(st.sampled_from([0, 0, 2, 3])),
         num_beam_groups=groups,
         diversity_penalty=draw(st.sampled_from([0.0, 0.3, 2.0])) if groups > 1 else 0.0,
-        guidance_scale=draw(st.sampled_from([1.0, 1.0, 0.3, 2.5])),
     )
-    seed, ends = draw(st.integers(0, 10**6)), draw(st.sampled_from([-2.0, 1.0, 4.0]))
-    if chosen.guidance_scale == 1:
-        model = PrefixModel(13, seed, ends=ends)
-    else:
-        model = GuidedModel(13, seed, chosen.guidance_scale, ends=ends)
+    ends = draw(st.sampled_from([-2.0, 1.0, 4.0]))
+    model = PrefixModel(13, draw(st.integers(0, 10**6)), ends=ends)
     prompts = draw(st.lists(st.integers(2, 12), min_size=1, max_size=4))
     return chosen, model, torch.tensor([[p, 2, 3] for p in prompts])
 
@@ -92,12 +87,8 @@ def test_transformers_4_15_gives_the_same_tokens(seed):
     ("wrong", "message"),
     [
         ({"num_beams": 0}, "num_beams is 0; it must be 1 or more"),
-        ({"max_length": 5, "min_length": 9}, "min_length is 9, above max_length, 5"),
-        ({"num_beams": 2, "num_return": 3}, "num_return is 3 with num_beams 2"),
         ({"top_p": 1.5}, "top_p is 1.5; it must be 1 or less"),
         ({"repetition_penalty": float("nan")}, "repetition_penalty is nan; it must be above 0"),
-        ({"diversity_penalty": 1.0}, "diversity_penalty is 1.0, which makes groups"),
-        ({"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups is 3 with num_beams 4"),
         ({"num_beams": 4, "num_beam_groups": 2, "sample": True}, "with num_beams 4 and sample"),
         ({"max_length": 3, "min_length": 1}, "max_length is 3, but the prompt alone is 3 tokens"),
     ],
