@@ -15,18 +15,6 @@ from captioning.runtime.errors import UserError
 from tests.programs import raises_line
 
 
-@pytest.fixture
-def write(tmp_path):
-    """Return a function that writes a file, as JSON unless it is text, and gives its path."""
-
-    def write_file(content, name="file.json"):
-        text = content if isinstance(content, str) else json.dumps(content)
-        (tmp_path / name).write_text(text, "utf-8-sig")
-        return tmp_path / name
-
-    return write_file
-
-
 def lines(*objects):
     return "".join(json.dumps(each) + "\n" for each in objects)
 
