@@ -47,26 +47,25 @@ def prompt_without_image(name, vlm_folder):
 @pytest.mark.parametrize("name", with_marks(NAMES))
 def test_photos_of_mixed_sizes_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
-    found = collate(batch_of(captioner, vlm_photos).items, folders.PAD, left=True)
+    image = batch_of(captioner, vlm_photos)
+    found = collate(image.items, folders.PAD, left=True)
     found = {key: found[key] for key in found.keys() & captioner.input_names}
     assert {"input_ids", "pixel_values"} & found.keys()
     expected = library_batch(name, vlm_folder, vlm_photos)
     torch.testing.assert_close(found, {key: expected[key] for key in found})
-
-
-@pytest.mark.parametrize("name", with_marks([*CHATS, "PaliGemmaForConditionalGeneration"]))
-def test_photos_with_captions_are_the_processors_batch(name, make_vlm, vlm_folder, vlm_photos):
-    captioner = make_vlm(name)
-    batch, labels = captioner.training_batch(batch_of(captioner, vlm_photos), CAPTIONS)
+    is_paligemma = name.startswith("PaliGemma")
+    if not (name in CHATS or is_paligemma):
+        return
+    found, labels = captioner.training_batch(image, CAPTIONS)
     expected = library_batch(name, vlm_folder, vlm_photos, [text for (text,) in CAPTIONS])
-    for inputs in (batch, expected):  # the values at padding are never read
+    for inputs in (found, expected):  # the values at padding are never read
         real = inputs["attention_mask"] == 1
         for key in {"cross_attention_mask", "token_type_ids"} & inputs.keys():
             inputs[key] = inputs[key][real]
-    if name.startswith("PaliGemma"):
+    if is_paligemma:
         answers = torch.zeros_like(labels).masked_scatter(real, expected["token_type_ids"]) == 1
         torch.testing.assert_close(labels, expected["labels"].where(answers, -100))
-    torch.testing.assert_close(batch, {key: expected[key] for key in batch})
+    torch.testing.assert_close(found, {key: expected[key] for key in found})
 
 
 @pytest.mark.parametrize("name", with_marks(NAMES))
@@ -118,7 +117,7 @@ def test_the_objective_is_that_of_the_logits(name, make_vlm, vlm_photos):
 @pytest.mark.parametrize(("name", "settings"), CASES)
 def test_captions_are_those_of_generate(name, settings, make_vlm, vlm_folder, vlm_photos):
     captioner = make_vlm(name)
-    sharpened(captioner.model)
+    sharpened(captioner.model).generation_config.guidance_scale = 9.0  # the settings' holds
     torch.manual_seed(0)
     found = captioner.generate_details(batch_of(captioner, vlm_photos), settings)
     own = sharpened(load_model(vlm_folder(name)[0], pretrained=True))
@@ -173,15 +172,6 @@ def test_guided_captions_and_scores_follow_the_formula(name, make_vlm, vlm_folde
         of_photo = torch.stack([found.scores[n, 0], found.own_scores[n, 0]]).float()
         torch.testing.assert_close(of_photo, torch.tensor(scores).mean(0), rtol=1e-4, atol=1e-5)
     assert (found.scores - found.own_scores).abs().max() > 1e-3  # guidance has an effect
-
-
-def test_a_scale_of_1_is_plain_whatever_the_model_comes_with(make_vlm, vlm_photos):
-    captioner = make_vlm(CHATS[0])
-    image = batch_of(captioner, vlm_photos)
-    expected = captioner.generate_details(image, GREEDY)
-    captioner.model.generation_config.guidance_scale = 3.0
-    found = captioner.generate_details(image, GREEDY)
-    assert found.token_ids.equal(expected.token_ids) and found.scores.equal(expected.scores)
 
 
 @pytest.mark.parametrize("name", with_marks(NAMES))

@@ -5,9 +5,15 @@ import torch
 
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 
-from tests.programs import captioned_everywhere, run_program
+from PIL import Image
+
+from captioning.models.build import load_trained
+from decoding import DecodingSettings
+from tests.programs import captioned_everywhere, page_record, run_program
 from tests.smile import tiny_vlm
 from tests.tiny import TINY_RUN
+from vlm.batch import ImageBatch
+from vlm.prompt import load_prompt_processor
 
 KEYS = """
 model: vlm
@@ -48,7 +54,6 @@ def results(scenes, tmp_path_factory):
         outcome = run_program(f"captioning.{name}", *arguments)
         assert outcome.code == code, (name, outcome.err)
         shown, told = shown + outcome.out, told + outcome.err
-    assert run_program("tests.captioning.captioners.page", run, folder / "page.json").code == 0
     return folder, shown, told
 
 
@@ -65,8 +70,20 @@ def test_a_resumed_run_is_bit_identical_and_has_the_same_prompt(results):
 
 def test_it_is_captioned_scored_and_reported_the_same_everywhere(results):
     folder, shown, said = results
-    caption, words, label, _ = captioned_everywhere(folder)
-    assert " ".join(word for word in words if word != "(end)").split() == caption.split()
+    label = captioned_everywhere(folder)["label"]
     assert label == "model, MLE+SMILE 0.5:0.5" and label in (folder / "report.html").read_text()
     assert "Cap. Len." in said and "negative log-likelihood" in shown
     assert "gives no attention maps" in said
+
+
+def test_the_prompt_of_the_pages_visitor_is_the_models_question(results, scenes):
+    run, settings = results[0] / "run", {"num_beams": 2, "max_length": 7, "min_length": 3}
+    found = page_record(run, **settings, prompt="What is red?")
+    config, captioner = load_trained(str(run), None, torch.device("cpu"))
+    photo = Image.open(min((scenes / "images").iterdir())).convert("RGB")
+    image = ImageBatch([load_prompt_processor(config.vlm, "What is red?")(photo)])
+    expected = captioner.generate_details(image, DecodingSettings(**settings))
+    assert found["caption"] == expected.captions[0][0]
+    assert found["score"] == pytest.approx(expected.scores.item(), rel=1e-4)
+    line = page_record(run, prompt=" ")["error"]
+    assert line.startswith("prompt is empty, but ") and "is a chat model" in line

@@ -43,17 +43,13 @@ def make(scenes_config, tmp_path):
     return build
 
 
-def sampled(captioner, encoded, **settings):
-    settings = DecodingSettings(sample=True, **WHOLE, **settings)
-    return captioner.generate_from(encoded, settings).token_ids.clone()
-
-
 @pytest.mark.parametrize("dtype", [None, slow(torch.float32), torch.int8])
 @pytest.mark.parametrize("model", MODELS)
 def test_log_likelihoods_at_a_temperature_are_those_of_the_words_read_again(make, model, dtype):
     """Compared with `score_tokens`, caption by caption, up to the end token.
 
-    dtype: of a copy for inference, whose head has another layout; None for the captioner.
+    dtype: of a copy for inference, whose head has another layout; None for the captioner, whose
+    parameters then have a gradient.
     """
     if dtype == torch.int8 and not has_int8(torch.device("cpu")):
         pytest.skip("torch has no kernels for 8 bits")
@@ -63,7 +59,8 @@ def test_log_likelihoods_at_a_temperature_are_those_of_the_words_read_again(make
     image = torch.randn(2, 3, 64, 64)
     encoded = captioner.encode(image)
     torch.manual_seed(1)
-    ids = sampled(captioner, encoded, num_return=3, temperature=1.7)
+    settings = DecodingSettings(sample=True, num_return=3, temperature=1.7, **WHOLE)
+    ids = captioner.generate_from(encoded, settings).token_ids.clone()
     ids[0, 1, start + 2] = end  # ids after the end token have no effect
     found = captioner.log_likelihoods(encoded, ids, 1.7)
     for i, j in itertools.product(range(2), range(3)):
@@ -73,23 +70,9 @@ def test_log_likelihoods_at_a_temperature_are_those_of_the_words_read_again(make
         expected = (logits / 1.7).log_softmax(-1)[range(length), said[:length]]
         torch.testing.assert_close(found[i, j, :length], expected, rtol=1e-4, atol=1e-4)
         assert (found[i, j, length:] == 0).all()
-
-
-@pytest.mark.parametrize("model", ["blip", "lstm"])
-def test_unequal_lists_of_captions_are_refused(make, model):
-    captioner, image = make(model), torch.randn(2, 3, 64, 64)
-    for wrong in ([["a"], []], [[], []], [["a"]], [["a"], ["b", "c"]]):
-        with pytest.raises(ValueError, match="captions for 2 images; give each image the same num"):
-            captioner(image, wrong)
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_log_likelihoods_have_a_gradient_for_every_parameter(make, model):
-    captioner = make(model, scale=1)
-    encoded = captioner.encode(torch.randn(1, 3, 64, 64))
-    captioner.log_likelihoods(encoded, sampled(captioner, encoded, num_return=2)).sum().backward()
-    without = [n for n, p in captioner.named_parameters() if p.requires_grad and p.grad is None]
-    assert without == []
+    if dtype is None:
+        found.sum().backward()
+        assert all(p.grad is not None for p in captioner.parameters() if p.requires_grad)
 
 
 def images(model):
@@ -137,13 +120,3 @@ def test_guided_captions_are_those_of_the_formula(make, model):
             torch.testing.assert_close(found.scores[n], scores[0], rtol=1e-4, atol=1e-4)
             own = own_score(captioner, encoded[n : n + 1], ids[0, 0])
             assert found.own_scores[n, 0].item() == pytest.approx(own, rel=1e-4)
-
-
-@pytest.mark.parametrize("compiled", [False, slow(True)])
-def test_copies_for_inference_guide_as_the_captioner_does(make, compiled, quick_compiler):
-    captioner, image = make("blip"), torch.randn(3, 3, 64, 64)
-    copy = captioner.for_inference(torch.float32, compiled)
-    settings = DecodingSettings(**GUIDED, **SEARCHES["beams"])
-    expected, found = (c.generate_details(image, settings) for c in (captioner, copy))
-    assert found.token_ids.tolist() == expected.token_ids.tolist()
-    torch.testing.assert_close(found[2:], expected[2:], rtol=1e-4, atol=1e-4)
