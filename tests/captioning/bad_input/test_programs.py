@@ -19,6 +19,8 @@ def names(trained, scenes_config, scenes, tmp_path_factory):
     pickled.rename(folder / "pickle.pth")
     torch.save({"model": {"w": torch.ones(3)}}, folder / "other.pth")
     (folder / "empty.json").write_text("")
+    late = scenes_config.read_text().replace("scenes_train.json", "gone.json")
+    (folder / "late.yaml").write_text(late)
     shutil.copytree(scenes / "images", folder / "images")
     for path in (folder / "images").iterdir():
         path.write_text("no image")
@@ -49,6 +51,7 @@ ROWS = [
     (f"{ATTEND} {{photo}}", "attack.pth has objects that could run"),
     ("calibrate --checkpoint {files}/pickle.pth", "pickle.pth "),
     ("calibrate --checkpoint {files}/other.pth", "other.pth does not contain the config"),
+    ("calibrate --checkpoint {run} --config {files}/late.yaml", "gone.json: no such file"),
     ("report {files}", "not a run: it has no config.yaml"),
 ]
 

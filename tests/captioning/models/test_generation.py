@@ -1,6 +1,7 @@
 """Captions of many images: in order, each image once, unreadable images left out."""
 
 import shutil
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from captioning.config import load_config
 from captioning.data.sources import read_split
 from captioning.models.build import captioner_from
 from captioning.models.generation import caption_images
+from captioning.models.prompts import scored_lists
+from decoding import Generated
 
 
 @pytest.fixture
@@ -29,21 +32,20 @@ def caption(scenes_config, scenes, tmp_path):
 
 def test_images_that_cannot_be_read_have_no_caption(caption, capsys):
     damaged = ["scene_000029.png", "scene_000033.png"]
-    settings = ["skip_bad_images=true", "num_workers=2", "eval_batch_size=3"]
-    results = caption(*settings, damaged=damaged)
+    results = caption("skip_bad_images=true", "num_workers=2", "eval_batch_size=3", damaged=damaged)
     assert [result["image_id"] for result in results] == [30, 31, 32, 34, 35]
     assert all(isinstance(result["caption"], str) for result in results)
     assert "2 of 7 images could not be read" in capsys.readouterr().err
 
 
 def test_captions_that_were_cut_are_marked_and_counted(caption, capsys, monkeypatch):
-    def generated(_, __, images, *___):
-        lines = ([{"caption": "a", "cut": is_cut}] for is_cut in (True, False))
-        return [*lines, *[[{"caption": "a"}]] * len(images)][: len(images)]
-
-    monkeypatch.setattr("captioning.models.generation.caption_lists", generated)
-    cut = [result.get("cut") for result in caption("eval_batch_size=4")]
-    assert cut == [True, None, None, None, True, None, None]
+    """A caption was cut if it has none of the end tokens."""
+    ids = torch.tensor([[[5, 6, 2, -1]], [[5, 6, 5, 6]], [[5, 9, -1, -1]]])
+    lists = scored_lists(Generated([["a"], ["b"], ["c"]], ids, torch.zeros(3, 1)), [2, 9])
+    made = Mock(side_effect=lambda _, __, images, *___: lists[: len(images)])
+    monkeypatch.setattr("captioning.models.generation.caption_lists", made)
+    found = [result.get("cut") for result in caption("eval_batch_size=3")]
+    assert found == [None, True, None, None, True, None, None]
     assert "2 of 7 captions were cut at max_length" in capsys.readouterr().err
 
 
