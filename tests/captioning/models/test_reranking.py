@@ -64,21 +64,17 @@ def log_p(captioner, encoded, ids):
     return logits.double().log_softmax(-1)[range(length), own[:length]].sum().item()
 
 
-def assert_information(found, captioner, encoded, weight):
-    """The scores are log p(y | image) - weight * log p(y | null) by the captioner."""
-    null = captioner.encode(torch.zeros(1, 3, 64, 64))
-    for row, (group, scores) in enumerate(zip(found.token_ids, found.rerank_scores.tolist())):
-        own = encoded[row : row + 1]
-        expected = [log_p(captioner, own, x) - weight * log_p(captioner, null, x) for x in group]
-        assert scores == pytest.approx(expected, rel=1e-3, abs=1e-3)
-
-
 @pytest.mark.parametrize("candidates", ["samples", "beams"])
 @pytest.mark.parametrize("model", MODELS)
 def test_mutual_information_against_a_loop(built, image, model, candidates):
+    """The scores are log p(y | image) - weight * log p(y | null) by the captioner."""
     captioner = built(model)
     found = generated(captioner, Reranking("mmi", 4, candidates, rerank_weight=0.7), image)
-    assert_information(found, captioner, captioner.encode(image), 0.7)
+    encoded, null = captioner.encode(image), captioner.encode(torch.zeros(1, 3, 64, 64))
+    for row, (group, scores) in enumerate(zip(found.token_ids, found.rerank_scores.tolist())):
+        own = encoded[row : row + 1]
+        expected = [log_p(captioner, own, x) - 0.7 * log_p(captioner, null, x) for x in group]
+        assert scores == pytest.approx(expected, rel=1e-3, abs=1e-3)
     if candidates == "beams":
         settings = dataclasses.replace(WHOLE, num_beams=4, num_return=4)
         beams = captioner.generate_details(image, settings)
@@ -94,14 +90,9 @@ def test_a_caption_depends_on_its_image_and_the_seed(built, image):
     assert other.captions != whole.captions
 
 
-@pytest.fixture(scope="module")
-def siglip_folder(tmp_path_factory):
-    return save_siglip(tmp_path_factory.mktemp("siglip"))
-
-
-@pytest.mark.parametrize("folder", ["clip_folder", "siglip_folder"])
-def test_clip_reranks_by_its_own_scores(built, image, request, folder):
-    folder = str(request.getfixturevalue(folder))
+@pytest.mark.parametrize("is_siglip", [False, True])
+def test_clip_reranks_by_its_own_scores(built, image, clip_folder, tmp_path, is_siglip):
+    folder = str(save_siglip(tmp_path) if is_siglip else clip_folder)
     found, clip = generated(built(), Reranking("clip", 4, model=folder), image), Clip(folder)
     normalize = clip.preprocess.transforms[-1]
     statistics = (MEAN, STD, normalize.mean, normalize.std)

@@ -50,17 +50,14 @@ def test_a_missing_or_refused_checkpoint_of_a_store_is_one_line(s3):
     s3.files.pipe_file("bucket/empty/notes.txt", b"no run")
     lines = {
         "s3://bucket/none.pth": "s3://bucket/none.pth: no such file or bucket",
-        "s3://no-bucket/run": "s3://no-bucket/run: no such file or bucket",
         "s3://bucket/empty": "s3://bucket/empty contains no checkpoint of a run: give a file",
         "s3://key:S3CR3T@bucket/a": "s3://bucket/a: an address with a user or a query",
+        "s3://bucket/refused.pth": "s3://bucket/refused.pth: not allowed: give credentials",
     }
     for name, line in lines.items():
-        with raises_line(UserError, line) as error:
+        s3.faults += ["refused"] * (100 if "refused" in name else 0)
+        with raises_line(UserError, start=line):
             load_trained(checkpoints.resolve(name), None, CPU)
-        assert "S3CR3T" not in str(error.value)
-    s3.faults += ["refused"] * 100
-    with pytest.raises(UserError, match=r"none\.pth: not allowed: give credentials"):
-        load_trained(checkpoints.resolve("s3://bucket/none.pth"), None, CPU)
 
 
 def test_a_folder_of_transformers_and_an_index_of_shards_are_read_from_a_store(
@@ -88,17 +85,15 @@ def test_a_folder_of_transformers_and_an_index_of_shards_are_read_from_a_store(
 
 
 @pytest.mark.slow
-def test_annotations_of_a_store_are_those_of_the_disk(s3, scenes, scenes_config, tmp_path):
-    given = {path.name: path for path in scenes.glob("*.json")}
-    captions = {sample.image_id: ["so"] for sample in read_split(load_config(scenes_config), "val")}
-    given["gt.json"] = tmp_path / "gt.json"
-    given["gt.json"].write_text(json.dumps(captions))
-    for name, path in given.items():
-        s3.files.put_file(str(path), f"bucket/ann/{name}")
-    more = ["facts_file=scenes.json", "val_gt_file=gt.json", "train_captions=scenes_train.json"]
-    here = load_config(scenes_config, [*more, f"coco_gt_root={tmp_path}"])
-    there = ["ann_root=s3://bucket/ann", "coco_gt_root=s3://bucket/ann/"]
-    there = load_config(scenes_config, [*more, *there])
+def test_annotations_of_a_store_are_those_of_the_disk(s3, scenes, scenes_config):
+    for path in scenes.glob("*.json"):
+        s3.files.put_file(str(path), f"bucket/ann/{path.name}")
+    files = ["facts_file=scenes.json", "val_gt_file=scenes_val.json", "train_captions=scenes.json"]
+    roots = (scenes, "s3://bucket/ann")
+    here, there = (
+        load_config(scenes_config, [*files, f"ann_root={root}", f"coco_gt_root={root}/"])
+        for root in roots
+    )
     samples = read_split(here, "val")
     assert read_split(there, "val") == samples
     assert references(there, "val", samples) == references(here, "val", samples) != {}
@@ -106,5 +101,5 @@ def test_annotations_of_a_store_are_those_of_the_disk(s3, scenes, scenes_config,
         [one], [other] = (option_files(config, name) for config in (here, there))
         assert one.read_bytes() == other.read_bytes() and one != other
     s3.files.rm_file("bucket/ann/scenes_val.json")
-    with pytest.raises(UserError, match=r"s3://bucket/ann/scenes_val.json: no such file or bucket"):
+    with raises_line(UserError, start="s3://bucket/ann/scenes_val.json: no such file or bucket"):
         read_split(there, "val")
