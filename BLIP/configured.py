@@ -24,9 +24,9 @@ PROMPT_IS_QUESTION = False  # the prompt is the beginning of a caption, not an i
 class Keys(BaseModel):
     """The keys that only BLIP uses. docs/settings.md describes each key.
 
-    The string in each annotation is the key's role, see `captioning.config.keys.ROLES`. These keys
-    are merged into a subclass of `captioning.config.config.Config`, so that the validator below can
-    also read the general keys, such as `model` and `lora`.
+    The string in each annotation is the key's role, see `captioning.config.keys.ROLES`.
+    `captioning.config.config.Config` inherits these keys, so that the validator below can also read
+    the general keys, such as `model` and `lora`.
     """
 
     vit: Annotated[Union[Literal["base", "large"], VitSizes], "run"] = "base"

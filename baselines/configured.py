@@ -27,8 +27,8 @@ class Keys(BaseModel):
     """The keys that only the classic captioners use. docs/settings.md describes each key.
 
     A string in an annotation is the key's role, see `captioning.config.keys.ROLES`.
-    `captioning.config.config.config_class` merges these keys into a subclass of `Config`, so that
-    the validator below can also read the general keys, such as `model` and `lora`.
+    `captioning.config.config.Config` inherits these keys, so that the validator below can also read
+    the general keys, such as `model` and `lora`.
     """
 
     encoder: Name = "regnet_x_400mf"

@@ -12,7 +12,6 @@ transformers' `from_pretrained` and the configuration key `vlm` can load them.
 
 import argparse
 from itertools import chain, repeat
-from types import SimpleNamespace
 
 import torch
 from datasets import Dataset, Image
@@ -22,7 +21,7 @@ from transformers import AutoModelForImageTextToText
 from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
-from captioning.config import every_key, load_config
+from captioning.config import load_config
 from captioning.config.loading import parse_yaml
 from captioning.config.lora import Lora
 from captioning.data.sources import read_split
@@ -63,7 +62,6 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     if not isinstance(weights, dict):
         raise UserError(f"--reward is {weights!r}: give weights by name, such as {{cider: 1}}")
     check_rewards(weights)
-    options = SimpleNamespace(**every_key(config))  # those of rewards, too
     samples = read_split(config, "train")
     if any(sample.prompt or is_row(sample.image) for sample in samples):
         raise UserError("a column prompt and images in Parquet are not supported here: give files")
@@ -88,7 +86,7 @@ def train(flags: argparse.Namespace) -> LikelihoodGRPOTrainer:
     lora = config.lora or Lora()
     trainer = LikelihoodGRPOTrainer(
         AutoModelForImageTextToText.from_pretrained(config.vlm, dtype=torch.float32),
-        [reward_function(name, images, ends, options) for name in weights],
+        [reward_function(name, images, ends, config) for name in weights],
         GRPOConfig(
             config.output_dir,
             per_device_train_batch_size=config.batch_size * config.reward_samples,

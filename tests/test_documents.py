@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from captioning.config import config_class, load_config
+from captioning.config import Config, load_config
 from captioning.config.keys import ROLES, roles_of
 from captioning.data.annotations import read_annotations
 from smile import OBJECTIVES
@@ -146,7 +146,7 @@ def keys_in(text):
 
 def test_the_tables_have_every_key_and_no_other(rows):
     named = [key for keys, *_ in rows for key in keys_in(keys)]
-    declared = set(config_class().model_fields)
+    declared = set(Config.model_fields)
     assert set(named) - declared == set(), "docs have keys that no module declares"
     assert declared - set(named) == set(), "add a row to docs/settings.md or docs/metrics.md"
     assert len(named) == len(declared), "docs have a key twice"
@@ -161,7 +161,7 @@ def test_the_roles_are_those_that_the_code_declares(page, options):
     others = {key for keys in named.values() for key in keys}
     named["generation"] = [key for key in first_cells(generation) if key not in others]
     expected = {role: [] for role in ROLES if role != "run"}
-    for key, role in roles_of(config_class()).items():
+    for key, role in roles_of(Config).items():
         if role != "run":
             expected[role].append(key)
     assert {role: sorted(keys) for role, keys in named.items()} == {
@@ -183,7 +183,7 @@ def value_of(shown):
 def test_the_tables_have_the_defaults_of_the_code(rows, tmp_path):
     path = tmp_path / "least.yaml"
     path.write_text("image_root: a\nann_root: b\n")
-    config = config_class()(**load_config(path).model_dump())
+    config = load_config(path)
     checked = 0
     for keys, default, _ in rows:
         names = keys_in(keys)

@@ -27,8 +27,8 @@ UNSUPPORTED = (
 class Keys(BaseModel):
     """The key that only this package uses. docs/settings.md describes it.
 
-    The key is merged into a subclass of `captioning.config.config.Config`, so that the validator
-    below can also read the general keys, such as `model` and `lora`.
+    `captioning.config.config.Config` inherits the key, so that the validator below can also read
+    the general keys, such as `model` and `lora`.
     """
 
     vlm: Optional[str] = Field(None, min_length=1)

@@ -1,13 +1,8 @@
-"""Validates the configuration of a run: impossible values and combinations raise an error.
-
-`Config` has the keys that all runs share. `config_class` returns a subclass that also has the keys
-of a captioner's package and the options of metrics, rewards and rerankers. For this it imports the
-modules that declare the keys.
-"""
+"""Validates the configuration of a run: impossible values and combinations raise an error."""
 
 import os
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from typing import Any, Optional
 
 from pydantic import (
@@ -19,15 +14,13 @@ from pydantic import (
 )
 
 from captioning.captioners.registry import CAPTIONERS, package_of
-from captioning.config.keys import Files, Keys, roles_of
-from captioning.config.rerankers import RERANKERS, build_reranking, values_of
+from captioning.config.keys import Keys, roles_of
+from captioning.config.rerankers import RERANKERS
 from captioning.data.division import checked_division
 from captioning.files.stores import (
     check_address,
     check_can_hold,
     is_bucket_address,
-    join,
-    key_of,
     without_secrets,
 )
 from captioning.files.tars import is_tars
@@ -55,9 +48,12 @@ GONE = {
 }
 LAST = "last"  # the value of `select` that selects the last epoch instead of the best by metrics
 
+_PACKAGES = [load(package).Keys for package in dict.fromkeys(CAPTIONERS.values())]
+_OPTIONS = options_of(map(load, (*EVALUATORS.values(), *REWARDS.values())))
 
-class Config(Keys):
-    """A run's configuration. The subclasses that `config_class` returns have more keys."""
+
+class Config(*_PACKAGES, create_model("Options", **_OPTIONS), Keys):
+    """A run's configuration: the keys of all captioners, and the options of metrics and rewards."""
 
     @field_validator("*")
     @classmethod
@@ -71,26 +67,16 @@ class Config(Keys):
             return [os.path.expanduser(each) if isinstance(each, str) else each for each in value]
         return os.path.expanduser(value) if isinstance(value, str) else value
 
-    @field_serializer("pretrained", "itm_model", check_fields=False)
+    @field_serializer("pretrained", "itm_model")
     def _without_secrets(self, value):
         return without_secrets(value) if isinstance(value, str) else value
 
-    @field_validator("reward")
+    @field_validator("reward", "objective", "monitor", "select")
     @classmethod
-    def _known_rewards(cls, value):
-        if value is not None:
-            check_rewards(value)
-        return value
-
-    @field_validator("objective")
-    @classmethod
-    def _known_objective(cls, value, info: ValidationInfo):
-        # Keys that failed validation are missing from `data`. If reward is missing, it has an error
-        # already, so that no second error is raised.
-        if value is None and not info.data.get("reward", True):
-            raise ValueError("input should be a valid string or a mapping")
-        if value is not None:
-            parse_objective(value)
+    def _known_names(cls, value, info: ValidationInfo):
+        checks = {"reward": check_rewards, "objective": parse_objective}
+        if value is not None and (info.field_name, value) != ("select", LAST):
+            checks.get(info.field_name, MetricSum.parse)(value)
         return value
 
     @field_validator("first_token_mle")
@@ -103,7 +89,7 @@ class Config(Keys):
         if value is not None or "objective" not in info.data:
             return value
         weights = parse_objective(info.data["objective"] or "mle")
-        values = {FIRST_TOKEN_MLE[name] for name in weights if name in FIRST_TOKEN_MLE} or {True}
+        values = {FIRST_TOKEN_MLE.get(name) for name in weights} - {None} or {True}
         return values.pop() if len(values) == 1 else None
 
     @field_validator("exif")
@@ -111,13 +97,6 @@ class Config(Keys):
     def _default_exif(cls, value, info: ValidationInfo):
         """Replace None: the original code does not turn photos of the data sets that it knows."""
         return info.data.get("dataset") == "custom" if value is None else value
-
-    @field_validator("select", "monitor")
-    @classmethod
-    def _known_metrics(cls, value, info: ValidationInfo):
-        if value is not None and not (info.field_name == "select" and value == LAST):
-            MetricSum.parse(value)
-        return value
 
     @field_validator("split")
     @classmethod
@@ -151,6 +130,8 @@ class Config(Keys):
         return self
 
     def _impossible_combinations(self) -> Iterator[str]:
+        if not (self.objective or self.reward):
+            yield "objective is empty: name one, or a reward"
         if self.drop_image and self.reward:
             yield f"drop_image is {self.drop_image}, which reward does not support; set it to 0"
         if self.reward and self.reward_samples == 1 and self.reward_baseline == "others":
@@ -167,26 +148,31 @@ class Config(Keys):
         if self.split and (self.val_file or self.test_file):
             key = "val_file" if self.val_file else "test_file"
             yield f"split divides train_file, and {key} is set: unset one of them"
-        captions = getattr(self, "train_captions", None)
-        if self.split and self._keys_of(files) & self._keys_of(captions):
-            yield (
-                "train_captions is train_file, of which split takes parts: name a file that has "
-                "the captions of train alone"
-            )
         if self.min_lr > self.init_lr:
             yield f"min_lr is {self.min_lr}, above init_lr, {self.init_lr}"
 
-    def _keys_of(self, names: Files) -> set[str]:
-        names = [names] if isinstance(names, str) else names or ()
-        return {key_of(join(self.ann_root, name)) for name in names}
-
     def decoding_settings(self) -> DecodingSettings:
         """Return the run's settings of generation."""
-        return DecodingSettings(**values_of(DecodingSettings, self))
+        return DecodingSettings(**self._values_for(DecodingSettings))
 
     def reranking(self) -> Optional[Reranking]:
-        """Return the run's reranking; None without `rerank`, or for mmi with weight 0."""
-        return build_reranking(self)
+        """Return the run's reranking; None without `rerank`, or for mmi with weight 0.
+
+        Raises ValueError if the reranker's model is not set.
+        """
+        entry, is_mmi = RERANKERS.get(self.rerank), self.rerank == "mmi"
+        if entry is None or (is_mmi and not self.rerank_weight):
+            return None
+        model = getattr(self, entry.model) if entry.model else None
+        if entry.model and not model:
+            raise ValueError(f"rerank is {self.rerank}, which needs {entry.model}")
+        weight = self.rerank_weight if is_mmi else None
+        values = {**self._values_for(Reranking), "model": model, "rerank_weight": weight}
+        return Reranking(**values)
+
+    def _values_for(self, settings: type) -> dict[str, Any]:
+        """Return {field: value} for the fields of a dataclass that are also keys."""
+        return self.model_dump(include={field.name for field in fields(settings)})
 
     def build_objective(self) -> Objective:
         """Return the training objective. A run with only a reward gets MLE, which is not used."""
@@ -198,43 +184,13 @@ class Config(Keys):
         )
 
 
-# {key: {entry that it can name: "module:class" with the options of the entry}}
-_ENTRIES = {
-    "metrics": EVALUATORS,
-    "reward": REWARDS,
-    "rerank": {name: entry.options for name, entry in RERANKERS.items() if entry.options},
-}
-_ALL = frozenset(option for options in _ENTRIES.values() for option in options.values())
+def keys_of(role: str) -> list[str]:
+    """Return the names of the keys with this role (see `captioning.config.keys.ROLES`)."""
+    return [key for key, declared in roles_of(Config).items() if declared == role]
 
 
-@cache
-def config_class(model: Optional[str] = None, entries: frozenset[str] = _ALL) -> type[Config]:
-    """Return a subclass of `Config` that also has the keys of a captioner and of other entries.
-
-    model: a name in CAPTIONERS; None for the keys of all captioners. entries: "module:class" of the
-    metrics, rewards and rerankers whose options are keys. Imports all these modules.
-    """
-    packages = CAPTIONERS.values() if model is None else [CAPTIONERS[model]]
-    bases = (*(load(package).Keys for package in dict.fromkeys(packages)), Config)
-    return create_model("Config", __base__=bases, **options_of(map(load, sorted(entries))))
-
-
-def keys_of(role: str, keys: type[Keys] = Config) -> list[str]:
-    """Return the names of the keys with this role (see `captioning.config.keys.ROLES`).
-
-    keys: the class whose keys are searched; by default `Config`, the keys that all runs share.
-    """
-    return [key for key, declared in roles_of(keys).items() if declared == role]
-
-
-def parse_config(values: Any) -> Config:
-    """Build a configuration from a mapping of keys. Raises pydantic's ValidationError.
-
-    Keys that only other captioners have are validated and then left out. Options of metrics,
-    rewards and rerankers that the configuration does not use are kept if they are set.
-    """
-    if not isinstance(values, dict) or str(values.get("model", "blip")) not in CAPTIONERS:
-        return config_class().model_validate(values)  # raises ValidationError
+def parse_config(values: Mapping[str, Any]) -> Config:
+    """Build a configuration from a mapping of keys. Raises pydantic's ValidationError."""
     gone = [pair for keys in GONE.values() for pair in keys.items()]
     if values.get("drop_image"):  # the run was trained on that null image
         gone.remove(("null_image", "zeros"))
@@ -242,24 +198,4 @@ def parse_config(values: Any) -> Config:
     values = {key: value for key, value in values.items() if (key, value) not in gone}
     if values.get("reward"):
         values = {"objective": None, **values}  # no default objective beside a reward
-    model, entries = str(values.get("model", "blip")), set()
-    for key, options in _ENTRIES.items():
-        named = values.get(key, Config.model_fields[key].default)
-        if isinstance(named, (str, list, dict)):  # not validated yet
-            entries.update(option for name, option in options.items() if name in named)
-    config_type = config_class(model, frozenset(entries))
-    if not values.keys() <= config_type.model_fields.keys():
-        config_type = config_class(model)  # also imports metrics and rewards that are not used
-    if not values.keys() <= config_type.model_fields.keys():
-        config_class().model_validate(values)
-        values = {key: value for key, value in values.items() if key in config_type.model_fields}
-    return config_type.model_validate(values)
-
-
-def every_key(config: Config) -> dict[str, Any]:
-    """Return {key: value} with the keys of all captioners, metrics, rewards and rerankers.
-
-    Missing keys have their defaults, so that the configurations of two runs can be compared.
-    Imports all modules that declare keys.
-    """
-    return config_class()(**config.model_dump()).model_dump()
+    return Config.model_validate(values)

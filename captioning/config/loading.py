@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.events import AliasEvent
 
-from captioning.config.config import GONE, Config, config_class, parse_config
+from captioning.config.config import GONE, Config, parse_config
 from captioning.files.reading import read_text
 from captioning.files.writing import write_text
 from captioning.runtime.errors import UserError, one_line
@@ -89,23 +89,19 @@ def parse_overrides(overrides: Sequence[str]) -> dict[str, Any]:
 
 
 def _parse_value(key: str, text: str, where: str) -> Any:
+    field = Config.model_fields.get(key)
+    types = _types(field.annotation) if field else ()
+    if str not in types:
+        return parse_yaml(text, where)
+    # A text such as "- a", "a: b" or "# a" is YAML of another type only by accident.
+    is_quoted = text[:1] in ("'", '"') and text[-1] == text[0]
+    if not (is_quoted or text in ("", "null") or text[0] in "[{"):
+        return text
     try:
         value = parse_yaml(text, where)
-    except UserError as error:
-        value = error
-    if isinstance(value, str):
-        return value if text[0] in "'\"" and text[0] == text[-1] else text
-    field = Config.model_fields.get(key)
-    if field is None and "." not in key:  # a key of a package: this imports all of them
-        field = config_class().model_fields.get(key)
-    types = _types(field.annotation) if field else ()
-    # A text such as "- a", "a: b" or "# a" is YAML of another type only by accident.
-    is_yaml = text in ("", "null") or text[0] in "[{"
-    if str in types and not (is_yaml and type(value) in types):
+    except UserError:
         return text
-    if isinstance(value, UserError):
-        raise value
-    return value
+    return value if type(value) in types else text
 
 
 def _types(annotation: Any) -> set[Any]:
@@ -165,7 +161,7 @@ def _describe_error(detail: dict, values: dict) -> str:
         for commit, gone in GONE.items():
             if key in gone:
                 return f"{key} is {_shorten(value)}, which commit {commit} was the last to support"
-        names = [] if inner else [*config_class().model_fields]
+        names = [] if inner else [*Config.model_fields]
         close = [name for name in names if name.endswith(f"_{key}")]
         close = close or difflib.get_close_matches(key, names, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""

@@ -71,13 +71,6 @@ def _format_parameters(spec, name: str) -> str:
 
 
 def describe_training(config: Config) -> str:
-    """Return the first log line of a run: its objectives and rewards with their settings."""
-    keys = {
-        "reward": ["reward", "reward_samples", "reward_baseline"],
-        "mle": ["label_smoothing"],
-        "random": ["random_subset_size"],
-    }
-    shown = ["objective", "first_token_mle"] if config.objective else []
-    shown += [key for term in training_terms(config) for key in keys.get(term, ())]
+    """Return the first log line of a run: its objectives and rewards."""
     default = "" if "objective" in config.model_fields_set else ", since no objective is set"
-    return f"training with {', '.join(f'{key}={getattr(config, key)}' for key in shown)}{default}"
+    return f"training with {training_name(config)}{default}"

@@ -11,7 +11,7 @@ from typing import Any, Optional, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from captioning.captioners.registry import package_of
-from captioning.config import Config, every_key, keys_of, load_config
+from captioning.config import Config, keys_of, load_config
 from captioning.config.objectives import training_name, training_terms
 from captioning.data.caption_files import Captions, read_predictions
 from captioning.files.reading import read_json
@@ -224,8 +224,8 @@ def differing_settings(runs: Sequence[Run]) -> dict[str, list[str]]:
     The values are those in training. If the values in scoring are others, which differ, too, there
     is also an entry "NAME, in scoring".
     """
-    trained = [every_key(run.config) for run in runs]
-    scored = [every_key(run.scoring_config) for run in runs]
+    trained = [run.config.model_dump() for run in runs]
+    scored = [run.scoring_config.model_dump() for run in runs]
     values_of = {}
     for key in trained[0].keys() - set(EXCLUDED_KEYS):
         values_of[key] = [config[key] for config in trained]

@@ -95,19 +95,18 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
     content: the content of the run's checkpoint. `captioning.config.keys.ROLES` says which settings
     have to stay.
     """
-    label, done, kind = f"the run in {config.output_dir}", Progress.of(content), type(config)
+    label, done = f"the run in {config.output_dir}", Progress.of(content)
     saved, current = _saved_settings(content, label), config.model_dump()
-    # If the earlier run trained another kind of captioner, only the common keys are compared.
     changes = {
         key: f"{key} was {saved[key]!r}, is {value!r}"
         for key, value in current.items()
-        if key in saved and saved[key] != value
+        if saved[key] != value
     }
-    fixed = keys_of("run", kind)
+    fixed = keys_of("run")
     for name in config.reward or ():
         fixed += load(REWARDS[name]).options  # of metrics, whose options may otherwise change
     if config.lr_schedule in LENGTH_DEPENDENT:
-        fixed += keys_of("length", kind)
+        fixed += keys_of("length")
     # Turning skip_bad_images on is allowed: an unreadable image would have stopped the run, so
     # that the finished steps had none.
     if config.skip_bad_images:
@@ -130,7 +129,7 @@ def _check_same_run(config: Config, content: dict[str, Any], num_items: int) -> 
         raise UserError(
             f"{label} had other settings ({'; '.join(problems)}); set the old ones, or {ADVICE}"
         )
-    free = {*keys_of("generation", kind), *keys_of("scoring", kind), *keys_of("data", kind)}
+    free = {*keys_of("generation"), *keys_of("scoring"), *keys_of("data")}
     if changed := [text for key, text in changes.items() if key in free]:
         log_line(f"{label} had other settings, which finished epochs keep: {'; '.join(changed)}")
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from captioning.config import Config, every_key, load_config
+from captioning.config import Config, load_config
 from captioning.config.config import LAST
 from captioning.files.reading import read_json
 from captioning.metrics.base import metric_of
@@ -126,4 +126,4 @@ def is_scored(config: Config) -> bool:
         return False
     if scores_file.stat().st_mtime < weights.stat().st_mtime:
         return False
-    return every_key(load_config(config_file)) == every_key(config)
+    return load_config(config_file).model_dump() == config.model_dump()

@@ -114,8 +114,6 @@ NOT_SHARES = [
 ]
 OTHER_KEYS = {
     "test_file is set: unset one of them": {"test_file": "a.json"},
-    "train_captions is train_file": {"train_captions": "./a.csv", "train_file": "a.csv"},
-    "train_captions is train_file, of": {"train_captions": "a", "train_file": ["c", "./a"]},
     "split needs annotations, and train_file": {"train_file": "a.tar"},
 }
 
