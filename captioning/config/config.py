@@ -14,8 +14,7 @@ from pydantic import (
 )
 
 from captioning.captioners.registry import CAPTIONERS, package_of
-from captioning.config.keys import Keys, roles_of
-from captioning.config.rerankers import RERANKERS
+from captioning.config.keys import RERANKERS, Keys, roles_of
 from captioning.data.division import checked_division
 from captioning.files.stores import (
     check_address,
@@ -160,12 +159,13 @@ class Config(*_PACKAGES, create_model("Options", **_OPTIONS), Keys):
 
         Raises ValueError if the reranker's model is not set.
         """
-        entry, is_mmi = RERANKERS.get(self.rerank), self.rerank == "mmi"
-        if entry is None or (is_mmi and not self.rerank_weight):
+        is_mmi = self.rerank == "mmi"
+        if self.rerank is None or (is_mmi and not self.rerank_weight):
             return None
-        model = getattr(self, entry.model) if entry.model else None
-        if entry.model and not model:
-            raise ValueError(f"rerank is {self.rerank}, which needs {entry.model}")
+        key = RERANKERS[self.rerank]
+        model = key and getattr(self, key)
+        if key and not model:
+            raise ValueError(f"rerank is {self.rerank}, which needs {key}")
         weight = self.rerank_weight if is_mmi else None
         values = {**self._values_for(Reranking), "model": model, "rerank_weight": weight}
         return Reranking(**values)

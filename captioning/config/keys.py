@@ -19,7 +19,6 @@ from pydantic import (
 
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config.lora import Lora
-from captioning.config.rerankers import RERANKERS
 from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
 
 # A key of role "run" changes the results: a resumed run must have the same value. The other roles:
@@ -36,6 +35,9 @@ Data = Annotated[T, "data"]  # the paths of data, which may have moved
 Machine = Annotated[T, "machine"]  # where the run is written and on which device it runs
 Generation = Annotated[T, "generation"]  # how captions are generated
 Scoring = Annotated[T, "scoring"]  # how captions are scored
+
+# {reranker: the key that names its model, or None}; see `captioning.models.reranking`
+RERANKERS: dict[str, Optional[str]] = {"mmi": None, "clip": "clip_model", "itm": "itm_model"}
 
 Name = Annotated[str, Field(min_length=1)]
 Files = Union[str, list[str], None]

@@ -37,9 +37,8 @@ def caption_images(
     """
     loader, batch_size = build_image_loader(samples, config, rank(), world_size())
     precision = Precision(config.precision, device)
-    settings = config.decoding_settings()
-    reranking = config.reranking()
-    if reranking is not None and config.save_candidates:
+    settings, reranking = config.decoding_settings(), config.reranking()
+    if reranking and config.save_candidates:
         reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
     check_prompts(samples, captioner, config, "max_length")
     model = captioner.for_inference(precision.dtype, config.compile)

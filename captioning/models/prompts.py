@@ -107,9 +107,9 @@ def scored_lists(generated: Generated, ends: list[int]) -> list[list[dict[str, A
     for row, captions in enumerate(generated.captions):
         entries = []
         for place, caption in enumerate(captions):
-            entry = {"caption": caption, "cut": is_cut[row][place]}
-            if not any(is_cut[row]):
-                del entry["cut"]
+            entry = {"caption": caption}
+            if any(is_cut[row]):
+                entry["cut"] = is_cut[row][place]
             for name, scores in columns.items():
                 entry[name] = round(scores[row][place], SCORE_DIGITS)
             entries.append(entry)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from captioning.config.rerankers import RERANKERS
 from captioning.data.randomness import derived_seed
-from captioning.runtime.registry import load
+from captioning.metrics.clip import Clip
+from captioning.metrics.clipscore import PREFIX
+from captioning.metrics.itm import ItmScorer
 from decoding import DecodingSettings, Generated
 from decoding.interface import caption_lengths
 from decoding.rerank import Reranking, rerank
@@ -33,7 +34,7 @@ class Reranker:
     def __init__(self, captioner: nn.Module, reranking: Reranking, device: torch.device):
         self.captioner, self.reranking = captioner, reranking
         self.model = load_model(reranking, device)
-        self.scorer = load(RERANKERS[reranking.rerank].scorer)
+        self.scorer = SCORERS[reranking.rerank]
 
     def generate_details(self, image: Tensor, settings: DecodingSettings) -> Generated:
         """Return the best candidates of each image, with their `rerank_scores`."""
@@ -51,19 +52,15 @@ class Reranker:
         return rerank(candidates, scores.to(candidates.scores.device), reranking.num_return)
 
 
+@lru_cache(maxsize=1)
 def load_model(reranking: Optional[Reranking], device: torch.device) -> Any:
     """Return the scorer's model; None if it has none. Raises UserError.
 
     Programs also call this before they load a captioner, so that errors come early. The model is
     kept for the `Reranker`, because a training run builds one for each evaluation.
     """
-    model_class = RERANKERS[reranking.rerank].model_class if reranking else None
-    return model_class and _load_model(model_class, reranking.model, device)
-
-
-@lru_cache(maxsize=1)
-def _load_model(model_class: str, source: str, device: torch.device) -> Any:
-    return load(model_class)(source, device)
+    model_class = MODELS.get(reranking.rerank) if reranking else None
+    return model_class and model_class(reranking.model, device)
 
 
 def image_seeds(image: Tensor, seed: int) -> tuple[int, ...]:
@@ -112,8 +109,8 @@ def clip_similarity(
     The embeddings are those of CLIP or SigLIP 2, which gets the captioner's preprocessed image,
     resized to its input size. CLIPScore is proportional to this cosine.
     """
-    clip, prefix = reranker.model, load("captioning.metrics.clipscore:PREFIX")
-    captions = [prefix + text for group in candidates.captions for text in group]
+    clip = reranker.model
+    captions = [PREFIX + text for group in candidates.captions for text in group]
     with torch.autocast(clip.device.type, enabled=False):
         size = (clip.image_size, clip.image_size)
         images = F.interpolate(image.float(), size, mode="bicubic", antialias=True)
@@ -131,3 +128,7 @@ def match_probability(
     """
     with torch.autocast(reranker.model.device.type, enabled=False):
         return reranker.model.scores(image, candidates.captions)
+
+
+SCORERS = {"mmi": mutual_information, "clip": clip_similarity, "itm": match_probability}
+MODELS = {"clip": Clip, "itm": ItmScorer}
