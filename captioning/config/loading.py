@@ -162,8 +162,7 @@ def _describe_error(detail: dict, values: dict) -> str:
             if key in gone:
                 return f"{key} is {_shorten(value)}, which commit {commit} was the last to support"
         names = [] if inner else [*Config.model_fields]
-        close = [name for name in names if name.endswith(f"_{key}")]
-        close = close or difflib.get_close_matches(key, names, n=1)
+        close = difflib.get_close_matches(key, names, n=1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         return f"unknown key {where!r}{hint}"
     if detail["type"] == "missing":

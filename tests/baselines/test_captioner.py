@@ -10,6 +10,7 @@ from baselines.captioner import DECODERS, ClassicCaptioner, coverage_penalty
 from baselines.vocabulary import Vocabulary
 from decoding import DecodingSettings
 from smile import Objective, smile_loss
+from tests.programs import raises_line
 from tests.tiny import classic_config
 
 WORDS = Vocabulary(["a", "dog", "cat", "runs", "sits", "on", "grass"])
@@ -59,9 +60,13 @@ def test_the_loss_is_the_mean_over_all_words_of_each_caption_alone(model, prompt
     assert all(p.grad is not None and p.grad.isfinite().all() for p in captioner.parameters())
 
 
-def test_captions_are_cut_to_max_tokens():
-    _, labels = make("lstm", max_tokens=4).predictions(images(1), [["a dog runs on grass"]])
+def test_captions_are_cut_to_max_tokens_and_are_as_many_for_each_image():
+    captioner = make("lstm", max_tokens=4)
+    _, labels = captioner.predictions(images(1), [["a dog runs on grass"]])
     assert labels.tolist() == WORDS.encode(["a dog"], 9)[:, 1:].tolist()
+    for wrong in ([["a"], []], [[], []], [["a"]], [["a"], ["dog", "cat"]]):
+        with raises_line(ValueError, "captions for 2 images; give each image the same number"):
+            captioner(images(2), wrong)
 
 
 def test_the_coverage_penalty_is_the_mean_over_the_words_of_captions():
@@ -85,13 +90,10 @@ def test_the_penalty_of_parts_weighted_by_their_tokens_is_that_of_the_whole(mode
     torch.testing.assert_close(whole.loss, plain + 0.5 * whole.parts["attention"])
 
 
-def test_a_prompt_of_unknown_words_is_refused():
-    with pytest.raises(ValueError, match="prompt is 'a picture of ', but the vocabulary lacks"):
-        make("lstm", prompt="a picture of ")
-
-
 @pytest.mark.parametrize("model", DECODERS)
-def test_no_caption_has_an_unknown_word(model):
+def test_no_prompt_and_no_caption_has_an_unknown_word(model):
+    with raises_line(ValueError, start="prompt is 'a picture of ', but the vocabulary lacks"):
+        make(model, prompt="a picture of ")
     captioner = make(model)
     with torch.no_grad():
         captioner.decoder.head.bias[[WORDS.pad, WORDS.start, WORDS.unknown]] = 100.0

@@ -37,7 +37,7 @@ def test_a_checkpoint_of_a_run_with_torchvisions_network_names_its_commit(build,
         if name not in ("encoder.network.mean", "encoder.network.std")
     }
     # Keys of that time, which have no effect.
-    config = {**vars(captioner.config), "encoder_features": "cache", "tie_embeddings": False}
+    config = {**captioner.config.model_dump(), "encoder_features": "cache", "tie_embeddings": False}
     content = {"config": config, **captioner.saved_beside_weights()}
     torch.save({"model": captioner.state_dict(), **content}, path)
     assert captioner_from(trained_config(path, None), path)[1].endswith("every key matched")

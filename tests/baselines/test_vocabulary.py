@@ -34,6 +34,9 @@ def test_the_most_frequent_words_are_kept_in_a_fixed_order():
     assert Vocabulary.count(CAPTIONS, min_count=2).words == ["a", "dog"]
     prompted = Vocabulary.count(CAPTIONS, size=8, prompt="a picture of ")
     assert prompted.words == ["a", "picture", "of", "dog"]
+    for limits in ({"size": 6, "prompt": "of two"}, {"min_count": 1000}):
+        with raises_line(ValueError, "leave no word for captions", start="vocabulary_size "):
+            Vocabulary.count(CAPTIONS, **limits)
 
 
 def test_captions_become_padded_ids_and_words_again():
@@ -47,12 +50,6 @@ def test_captions_become_padded_ids_and_words_again():
     assert vocabulary.decode(torch.tensor([1, 4, 5, 3, 6, 2, 0])) == "a dog runs"
     assert vocabulary.encode_prompt("a dog ").tolist() == [1, 4, 5]
     assert vocabulary.encode_prompt("").tolist() == [1]
-
-
-def test_impossible_limits_are_refused():
-    for limits in ({"size": 6, "prompt": "of two"}, {"min_count": 1000}):
-        with pytest.raises(ValueError, match=r"vocabulary_size .* leave no word for captions"):
-            Vocabulary.count(CAPTIONS, **limits)
 
 
 def test_known_words_take_their_vectors_and_others_stay(tmp_path):
@@ -71,15 +68,12 @@ def test_known_words_take_their_vectors_and_others_stay(tmp_path):
     ("text", "message"),
     [
         ("the 1 2\ncat 1 2\n", "it has no 3 numbers (embed_dim)"),
-        ("cat 1 2 3\ndog 1 2\n", "it has no 3 numbers (embed_dim)"),
         ("the 1 2 3 4\ncat 1 2 3 4\n", "it has no 3 numbers (embed_dim)"),
         ("cat 1 2 x\n", "could not convert"),
-        (None, "cannot read ...glove.txt"),
     ],
 )
 def test_a_file_of_word_vectors_that_does_not_fit_is_one_line(tmp_path, text, message):
     path = tmp_path / "glove.txt"
-    if text is not None:
-        path.write_text(text)
-    with raises_line(ValueError, *message.split("..."), start="word_vectors: "):
+    path.write_text(text)
+    with raises_line(ValueError, message, start=f"word_vectors: cannot read {path}: "):
         load_word_vectors(nn.Embedding(6, 3), Vocabulary(["dog", "cat"]), path)
