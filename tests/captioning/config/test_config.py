@@ -97,17 +97,13 @@ def test_every_objective_is_read_alone_and_in_a_mixture_with_its_parameters(name
             load_config(blips, [f"objective={{{name}: {{warmth: 1}}}}"])
 
 
-FIRST_TOKENS = {  # an objective, and whether the original scores first tokens over the vocabulary
-    **{"mle": True, "smile": True, "reverse": True, "random": False},
-    **{"{mle: 1, random: 1}": False, "{smile: 1, reverse: 1}": True},
-    "{smile: 1, random: 1}": None,  # each objective has its own default
-}
-
-
-@pytest.mark.parametrize("objective", FIRST_TOKENS)
-def test_first_tokens_without_a_setting_are_as_in_the_original(blips, objective):
-    for text, value in {"": FIRST_TOKENS[objective], "true": True, "false": False}.items():
-        given = [f"objective={objective}", f"first_token_mle={text}"]
+def test_first_tokens_without_a_setting_are_as_in_the_original(blips):
+    for objective, value in {
+        **{"mle": True, "smile": True, "reverse": True, "random": False},
+        **{"{mle: 1, random: 1}": False, "{smile: 1, reverse: 1}": True},
+        "{smile: 1, random: 1}": None,  # each objective has its own default
+    }.items():
+        given = [f"objective={objective}", "first_token_mle="]
         assert load_config(blips, given).first_token_mle is value
 
 
