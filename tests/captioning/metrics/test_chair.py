@@ -2,7 +2,6 @@
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -11,8 +10,8 @@ from captioning.config import load_config
 from captioning.metrics.base import Settings, build_evaluators
 from captioning.metrics.chair import SYNONYMS_SHA256, SYNONYMS_URL, read_objects
 from captioning.metrics.objects_in_text import ObjectReader, read_synonyms, singulars
-from captioning.metrics.scoring import score
 from captioning.runtime.errors import UserError
+from tests.captioning.metrics.conftest import scored
 from tests.programs import raises_line
 
 pytest.importorskip("textblob", reason="chair needs TextBlob")
@@ -38,11 +37,6 @@ kite
 """
 
 
-def chair(settings=None, **options):
-    [evaluator] = build_evaluators(["chair"], settings, **options)
-    return evaluator
-
-
 @pytest.fixture
 def synonyms(tmp_path):
     path = tmp_path / "synonyms.txt"
@@ -56,19 +50,16 @@ def synonyms(tmp_path):
         ("Two puppies and a Dog.", "dog, dog"),  # each mention counts
         ("people watch men on bikes", "person, person, bicycle"),
         ("two wine glasses and a glass", "wine glass"),
-        ("a baby bear and an adult dog", "bear, dog"),
+        ("a baby bear and an adult dog, a baby animal", "bear, dog"),
         ("a baby next to a bear", "person, bear"),
-        ("a baby animal", ""),
         ("a passenger jet above a passenger train", "airplane, train"),
-        ("a passenger in a jet", "person, airplane"),
         ("a man in a bow tie with a bow", "person, tie, tie"),
         ("the seat of a toilet, a toilet seat", "toilet, toilet"),
         ("the seat of a chair", "chair, chair"),
         ("a kite above the train tracks at home plate", "kite"),
         ("a motor bike", ""),  # the published file has a blank too many there
         ("a motor cycle and motorcycles", "motorcycle, motorcycle"),
-        ("a bus and two buses", "bus"),  # the rules make it a bu
-        ("collies", ""),
+        ("collies, a bus and two buses", "bus"),  # the rules make the first one a bu
         ("dining tables. hot dogs! hot, a dog", "dining table, hot dog, dog"),
         ("", ""),
     ],
@@ -99,15 +90,19 @@ MORE = {**INSTANCES, "images": [], "annotations": [{"image_id": 2, "category_id"
 
 
 @pytest.fixture
-def options(tmp_path, synonyms):
-    paths = (tmp_path / "instances_a.json", tmp_path / "instances_b.json")
-    for path, content in zip(paths, (INSTANCES, MORE)):
-        path.write_text(json.dumps(content))
-    return {"objects_file": list(map(str, paths)), "synonyms": str(synonyms)}
+def files(tmp_path, synonyms):
+    """Return the paths of two files of objects."""
+    for name, content in (("a.json", INSTANCES), ("b.json", MORE)):
+        (tmp_path / name).write_text(json.dumps(content))
+    return [f"{tmp_path}/a.json", f"{tmp_path}/b.json"]
 
 
-def test_hallucinations_and_recall_are_those_counted_by_hand(options, tmp_path):
-    scores = score(CAPTIONS, REFERENCES, [chair(**options)])
+def test_hallucinations_and_recall_are_those_counted_by_hand(files, synonyms, tmp_path):
+    def chair(objects_file):
+        options = {"objects_file": objects_file, "synonyms": str(synonyms)}
+        return scored("chair", CAPTIONS, REFERENCES, **options)
+
+    scores = chair(files)
     values = {name: estimate.value for name, estimate in scores.metrics.items()}
     # Of images 1 to 4: mentions dog, dog, kite | person, bicycle | - | bird, dog.
     # There: dog, kite | bicycle, person | chair | bird.
@@ -119,10 +114,16 @@ def test_hallucinations_and_recall_are_those_counted_by_hand(options, tmp_path):
     assert tuple(zip(*scores.per_caption.values())) == rows
     assert scores.details == {"hallucinated": [[], [], [], [("puppy", "dog")], None]}
     assert scores.settings["chair_unknown_images"] == 1
-    path = tmp_path / "objects.json"
-    path.write_text(json.dumps({"1": ["dog"], "2": ["bicycle"], "3": [], "4": []}))
-    mapped = chair(**{**options, "objects_file": str(path)})
-    assert score(CAPTIONS, REFERENCES, [mapped]) == scores
+    mapped = tmp_path / "objects.json"
+    mapped.write_text(json.dumps({"1": ["dog"], "2": ["bicycle"], "3": [], "4": []}))
+    assert chair(str(mapped)) == scores
+    # The files of a run are relative to its annotations.
+    (tmp_path / "run.yaml").write_text(f"image_root: a\nann_root: {tmp_path}\nmetrics: [chair]\n")
+    for given in ("a.json", ["a.json", "b.json"]):
+        options = {"objects_file": given, "synonyms": "synonyms.txt"}
+        config = load_config(tmp_path / "run.yaml", (), options)
+        [evaluator] = build_evaluators(["chair"], None, config)
+        assert list(map(str, evaluator.paths)) == (files if given != "a.json" else files[:1])
 
 
 @pytest.mark.parametrize(
@@ -130,7 +131,6 @@ def test_hallucinations_and_recall_are_those_counted_by_hand(options, tmp_path):
     [
         ('{"1": "dog"}', "expected COCO's instances"),
         ('{"1": ["hovercraft"]}', "whose objects the synonyms name, not 'hovercraft'"),
-        ('{"annotations": [{"image_id": 1}]}', "expected COCO's instances"),
         (json.dumps({**INSTANCES, "categories": []}), "expected COCO's instances"),
         ('{"1": ["dog"]}', "no image id in common: the first ones are '1' and 'x'"),
     ],
@@ -140,37 +140,34 @@ def test_objects_of_another_form_or_other_images_are_refused_at_the_start(
 ):
     path = tmp_path / "objects.json"
     path.write_text(content)
+    options = {"objects_file": str(path), "synonyms": str(synonyms)}
     with raises_line(UserError, message, str(path)):
-        chair(Settings({"x": path}), objects_file=str(path), synonyms=str(synonyms))
+        build_evaluators(["chair"], Settings({"x": path}), **options)
 
 
-def test_the_published_synonyms_are_fetched_once_and_checked(options, tmp_path, monkeypatch):
-    replies, calls = ["words\nwithout synonyms\n", SYNONYMS], []
+def test_the_published_synonyms_are_fetched_once_and_checked(files, tmp_path, monkeypatch):
+    replies, calls = [SYNONYMS, "words\nwithout synonyms\n"], []
 
     def download(url, destination, sha256):
         calls.append((url, sha256))
         if not replies:
             raise DownloadError(f"cannot fetch {url}")
         destination.parent.mkdir(exist_ok=True)
-        destination.write_text(replies.pop())
+        destination.write_text(replies.pop(0))
+
+    def chair():
+        settings = Settings(cache_dir=tmp_path / "cache")
+        [evaluator] = build_evaluators(["chair"], settings, objects_file=files)
+        return evaluator
 
     monkeypatch.setattr("BLIP.download.download", download)
-    settings, objects = Settings(cache_dir=tmp_path / "cache"), options["objects_file"]
     for _ in range(2):
-        assert chair(settings, objects_file=objects).synonyms["puppy"] == "dog"
+        assert chair().synonyms["puppy"] == "dog"
     assert calls == [(SYNONYMS_URL, SYNONYMS_SHA256)]
     for message in ("no synonyms: expected", "without a network, save"):
         (tmp_path / "cache" / "chair_synonyms.txt").unlink()
         with raises_line(UserError, message):
-            chair(settings, objects_file=objects)
-
-
-def test_objects_files_of_a_run_are_relative_to_its_annotations(options, tmp_path):
-    path, names = tmp_path / "some.yaml", list(map(Path, options["objects_file"]))
-    path.write_text(f"image_root: a\nann_root: {tmp_path}\nmetrics: [chair]\n")
-    for given, expected in ((names[0].name, names[:1]), ([each.name for each in names], names)):
-        config = load_config(path, (), {"objects_file": given, "synonyms": "synonyms.txt"})
-        assert build_evaluators(["chair"], None, config)[0].paths == expected
+            chair()
 
 
 def test_coco_captions_name_the_published_objects(shared_data):
@@ -178,8 +175,7 @@ def test_coco_captions_name_the_published_objects(shared_data):
     words = read_synonyms(shared_data / "chair" / "synonyms.txt")
     assert len(set(words.values())) == 80
     objects = read_objects([shared_data / "chair" / "objects.json"], words)
-    reader = ObjectReader(words, singulars())
-    found = {}
+    reader, found = ObjectReader(words, singulars()), {}
     for split in ("train", "val", "test"):
         rows = json.loads((shared_data / "annotation" / f"coco_karpathy_{split}.json").read_text())
         for row in rows:
@@ -188,6 +184,5 @@ def test_coco_captions_name_the_published_objects(shared_data):
             mentions = (m.object for text in texts for m in reader.mentions(text))
             found.setdefault(image_id, set()).update(mentions)
     assert found.keys() == objects.keys() and len(found) == 416
-    beyond = {i: names - objects[i] for i, names in found.items() if names - objects[i]}
-    assert beyond == {}
+    assert all(names <= objects[i] for i, names in found.items())
     assert sum(map(len, found.values())) > 600

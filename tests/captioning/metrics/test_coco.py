@@ -1,7 +1,8 @@
-"""The COCO metrics against pycocoevalcap and the published example, and SPICE's preconditions."""
+"""The COCO metrics against pycocoevalcap and the published example, and SPICE by a stand-in."""
 
 import json
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -10,12 +11,12 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
 from captioning.data.caption_files import read_references
-from captioning.metrics import cider_df, coco
-from captioning.metrics.base import CaptionSet, Scores, build_evaluators
-from captioning.metrics.coco import bleu_of_sums, bleu_scores, spice_problem, spice_scores
-from captioning.metrics.java import JavaError
+from captioning.metrics import coco
+from captioning.metrics.base import build_evaluators
+from captioning.metrics.coco import bleu_of_sums, bleu_scores
 from captioning.runtime.errors import UserError
-from tests.programs import raises_line, refused, unchanged
+from tests.captioning.metrics.conftest import scored
+from tests.programs import raises_line, refused, run_program, unchanged
 
 PREDICTIONS = {
     1: "a man rides a brown horse on the beach",
@@ -34,8 +35,7 @@ WORDS = ["a", "the", "man", "dog", "red", "ball", "runs", "on", "grass", "with",
 
 
 def evaluate(predictions=PREDICTIONS, references=REFERENCES, **options):
-    [evaluator] = build_evaluators(["coco"], **options)
-    return evaluator.evaluate(CaptionSet(predictions, references))
+    return scored("coco", predictions, references, **options)
 
 
 def unavailable(**options):
@@ -66,73 +66,52 @@ def test_values_are_those_of_pycocoevalcap(no_java):
     result = evaluate({1: "", 2: "a cat"}, {1: ["a dog", "!"], 2: ["a cat"]})
     assert {each[0] for each in result.per_caption.values()} == {0.0}
     assert result.per_caption["ROUGE_L"][1] == 1.0
-    assert evaluate({1: "a"}, {1: ["!"]}).per_caption["CIDEr"] == [0.0]
 
 
-def test_bleu_of_a_resample_is_that_of_its_captions(monkeypatch):
-    random, rows = np.random.default_rng(0), []
+def test_bleu_of_a_resample_is_that_of_its_captions():
+    random = np.random.default_rng(0)
 
     def sentence(longest):
         return " ".join(random.choice(WORDS, random.integers(0, longest)))
 
     captions = [sentence(9) for _ in range(30)]
     groups = [[sentence(14) for _ in range(1 + i % 4)] for i in range(30)]
-    monkeypatch.setattr(coco, "estimates", lambda x, _: rows.append(x) or [None] * 4)
-    bleu_scores(captions, groups)
+    with mock.patch.object(coco, "estimates", return_value=[]) as estimates:
+        bleu_scores(captions, groups)
+    rows, _ = estimates.call_args[0]
     for size in (1, 2, 30, 100):  # a single image may have no match at all
         drawn = random.integers(30, size=size)
         references = {i: groups[n] for i, n in enumerate(drawn)}
         resample = {i: [captions[n]] for i, n in enumerate(drawn)}
         totals, _ = Bleu(4).compute_score(references, resample, verbose=0)
-        sums = rows[0][drawn].sum(0, keepdims=True)
+        sums = rows[drawn].sum(0, keepdims=True)
         assert bleu_of_sums(sums)[0] == pytest.approx(totals, rel=1e-12)
-    assert bleu_of_sums(np.zeros((1, 10)))[0] == pytest.approx([0.0] * 4)
 
 
-def test_a_failing_metric_loses_no_other_and_spice_is_computed_on_request(monkeypatch, no_java):
-    def broken(*_):
-        raise JavaError("Java ended with exit code 1: out of memory")
-
-    asked, scores = [], Scores.from_means({"SPICE": [0.5, 0.25, 0.75, 0.0]})
-    monkeypatch.setattr(coco, "java_version", lambda: 8)
-    monkeypatch.setattr(coco, "spice_problem", lambda java: None)
-    monkeypatch.setattr(coco, "meteor_scores", broken)
-    monkeypatch.setattr(coco, "rouge_scores", lambda *_: 1 / 0)
-    monkeypatch.setattr(coco, "spice_scores", lambda *_, **limits: asked.append(limits) or scores)
-    result = evaluate()
-    assert list(result.metrics) == ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "CIDEr"]
-    assert result.skipped == {
-        "METEOR": "Java ended with exit code 1: out of memory",
-        "ROUGE_L": "ZeroDivisionError('division by zero')",
-    }
-    result = evaluate(spice=True, spice_timeout=5.0, spice_heap="2G")
-    assert asked == [{"seconds": 5.0, "heap": "2G"}] and result.metrics["SPICE"].value == 0.375
-
-
-def test_cider_with_the_weights_of_a_corpus(no_java, tmp_path, capfd):
+def test_cider_with_the_weights_of_a_corpus(no_java, tmp_path):
     """Of one image, CIDEr is 0 by its own references. A corpus equal to the set changes nothing."""
-    [(image_id, caption), *_] = PREDICTIONS.items()
-    one = {image_id: caption}
+    one = {1: PREDICTIONS[1]}
     assert evaluate(one).metrics["CIDEr"].value == 0
     captions = [
         {"image_id": i, "image": f"{i}.jpg", "caption": text}
         for i, group in enumerate(REFERENCES.values())
         for text in group
     ]
-    (tmp_path / "train.json").write_text(json.dumps(captions))
-    path = str(tmp_path / "df.json")
+    train, path = tmp_path / "train.json", str(tmp_path / "df.json")
+    train.write_text(json.dumps(captions))
+    program = "captioning.metrics.cider_df"
     with unchanged(tmp_path):
-        same = [str(tmp_path / "train.json"), "--out", f"{tmp_path}/./train.json"]
-        refused("captioning.metrics.cider_df", *same, part="the file of captions: name another")
-    assert cider_df.main([str(tmp_path / "train.json"), "--out", path]) == 0
-    assert "5 images" in capfd.readouterr().err
+        same = [train, "--out", f"{tmp_path}/./train.json"]
+        refused(program, *same, part="the file of captions: name another")
+    done = run_program(program, train, "--out", path)
+    assert done.code == 0 and "5 images" in done.err
     found = evaluate(one, cider_df=path)
     everything = {i: PREDICTIONS.get(i, "") for i in REFERENCES}
     whole = evaluate(everything)
     assert found.per_caption["CIDEr"] == whole.per_caption["CIDEr"][:1] != [0.0]
     assert found.settings["cider_df"] == f"{path} (5 images)"
     assert evaluate(everything, cider_df=path).metrics["CIDEr"] == whole.metrics["CIDEr"]
-    (tmp_path / "df.json").write_text('{"images": 5}')
+    Path(path).write_text('{"images": 5}')
     with raises_line(UserError, "cider_df: ", "df.json: no counts of n-grams"):
         evaluate(one, cider_df=path)
 
@@ -154,25 +133,39 @@ def test_the_published_example_has_its_published_scores(java, shared_data, capfd
     assert capfd.readouterr() == ("", "")
 
 
-def test_spice_needs_its_models_and_an_old_java(monkeypatch, tmp_path):
-    monkeypatch.setattr(coco, "jar", lambda name: tmp_path / Path(name).name)
-    assert "Java 8 to 14, this is Java 15" in spice_problem(15)
-    assert "get_stanford_models" in spice_problem(8)
+def test_spice_is_computed_on_request_and_a_failing_metric_loses_no_other(
+    fake_java, monkeypatch, tmp_path
+):
+    """Java answers SPICE alone, in another order than asked."""
+    answer = [{"image_id": i, "scores": {"All": {"f": f}}} for i, f in [(1, 0.5), (0, 0.25)]]
+    (tmp_path / "answer.json").write_text(json.dumps(answer))
+    script = f"""
+    case "$*" in
+    *-version) echo 'version "1.8.0"' >&2 ;;
+    *spice*) shift 3; echo $1 > {tmp_path}/heap
+        cp $4 {tmp_path}/asked.json; cp {tmp_path}/answer.json $6 ;;
+    *) echo Error: out of memory >&2; exit 1 ;;
+    esac"""
+    fake_java(script)
+    monkeypatch.setattr(coco, "jar", lambda name: str(tmp_path / Path(name).name))
+    monkeypatch.setattr(coco, "rouge_scores", lambda *_: 1 / 0)
+    captions, references = {"x": "a café", "y": ""}, {"x": ["a", "b"], "y": ["c"]}
+    assert "get_stanford_models" in evaluate(captions, references, spice=True).skipped["SPICE"]
     (tmp_path / "stanford-corenlp-3.6.0-models.jar").touch()
-    assert spice_problem(8) is None and spice_problem(14) is None
-
-
-def test_spice_gives_each_image_its_own_score_in_whatever_order(fake_java, tmp_path):
-    # Answers in another order than asked.
-    result = [{"image_id": i, "scores": {"All": {"f": f}}} for i, f in [(1, 0.5), (0, 0.25)]]
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    shift = "shift; shift; shift"  # the options of all programs
-    keep = f'{shift}; echo "$1" > {tmp_path}/heap; cp "$4" {tmp_path}/asked.json'
-    fake_java(f'{keep}; cp {tmp_path}/result.json "$6"; exit 0')
-    found = spice_scores(["a café", ""], [["a", "b"], ["c"]], 60, "2G")
-    assert found.per_caption == {"SPICE": [0.25, 0.5]}
+    result = evaluate(captions, references, spice=True, spice_heap="2G")
+    assert list(result.metrics) == ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "CIDEr", "SPICE"]
+    assert result.per_caption["SPICE"] == [0.25, 0.5]
+    assert result.skipped == {
+        "METEOR": "Java ended with exit code 1: Error: out of memory",
+        "ROUGE_L": "ZeroDivisionError('division by zero')",
+    }
     assert (tmp_path / "heap").read_text() == "-Xmx2G\n"
     assert json.loads((tmp_path / "asked.json").read_text()) == [
         {"image_id": 0, "test": "a café", "refs": ["a", "b"]},
         {"image_id": 1, "test": "", "refs": ["c"]},
     ]
+    fake_java(script.replace("*spice*)", "*spice*) sleep 20;"))
+    result = evaluate(captions, references, spice=True, spice_timeout=0.5)
+    assert result.skipped["SPICE"] == "Java gave no result within 0.5 s"
+    fake_java(script.replace("1.8", "15"))
+    assert unavailable(spice=True) == {"SPICE": "it needs Java 8 to 14, this is Java 15"}
