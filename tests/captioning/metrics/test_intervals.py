@@ -22,9 +22,8 @@ def test_interval_of_a_ratio_is_that_of_naive_resampling():
     estimate = ratio_estimate(above, below)
     assert estimate.value == above.sum() / below.sum()
     images = np.random.default_rng(3).integers(60, size=(20000, 60))
-    expected = np.percentile(above[images].sum(1) / below[images].sum(1), [2.5, 97.5])
-    width = expected[1] - expected[0]
-    assert [estimate.low, estimate.high] == pytest.approx(expected, abs=0.07 * width)
+    low, high = np.percentile(above[images].sum(1) / below[images].sum(1), [2.5, 97.5])
+    assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=0.07 * (high - low))
 
 
 def test_ends_are_percentiles_of_whole_resamples():
@@ -33,7 +32,6 @@ def test_ends_are_percentiles_of_whole_resamples():
     assert mean_estimate([4.0]) == Estimate(4.0, None, None, 1) == median_estimate([4.0])
     rare = mean_estimate([1.0] + [0.0] * 199)  # P(at most 3 times) = 0.981
     assert (rare.low, rare.high) == (0.0, 3 / 200)
-    # A score that is not defined.
     nothing = ratio_estimate([0, 0], [0, 0])
     assert math.isnan(nothing.value) and nothing.low is nothing.high is None
     # A quarter of the resamples hold the first image alone, and are left out.

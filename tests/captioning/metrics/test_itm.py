@@ -1,6 +1,7 @@
 """Image-text matching of each image and caption, and which file an image id stands for."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -8,24 +9,20 @@ from PIL import Image
 
 from BLIP.itm import load_itm
 from captioning.data.image import evaluation_transform
-from captioning.metrics.base import CaptionSet, Settings, build_evaluators
+from captioning.metrics.base import Settings, build_evaluators
 from captioning.metrics.image_files import find_images
 from captioning.metrics.intervals import mean_estimate
 from captioning.runtime.errors import UserError
+from tests.captioning.metrics.conftest import scored
+from tests.programs import raises_line
 
 PREDICTIONS = {7: "the cat", "b": "", 3: "a dog " * 20, 9: "a man with a ball"}
 
 
-def itm(path, images, **settings):
-    [evaluator] = build_evaluators(["itm"], Settings(images, **settings), itm_model=str(path))
-    return evaluator
-
-
 def test_itm_and_itc_of_each_image(itm_checkpoint, photos):
-    files = dict(zip(PREDICTIONS, photos))
-    captions = CaptionSet(PREDICTIONS, {image_id: ["a"] for image_id in files})
-    result = itm(itm_checkpoint, files, batch_size=3).evaluate(captions)
-    model, _ = load_itm(str(itm_checkpoint))
+    files, path = dict(zip(PREDICTIONS, photos)), str(itm_checkpoint)
+    result = scored("itm", PREDICTIONS, None, Settings(files, batch_size=3), itm_model=path)
+    model, _ = load_itm(path)
     expected = []
     for image_id, caption in PREDICTIONS.items():
         image = Image.open(files[image_id]).convert("RGB")
@@ -35,37 +32,39 @@ def test_itm_and_itc_of_each_image(itm_checkpoint, photos):
     for name, column in zip(("ITM", "ITC"), zip(*expected)):
         assert result.per_caption[name] == pytest.approx(list(column), abs=1e-3)
         assert result.metrics[name] == mean_estimate(result.per_caption[name])
-    assert result.settings == {"itm_model": str(itm_checkpoint), "itm_truncated": 1}
+    assert result.settings == {"itm_model": path, "itm_truncated": 1}
 
 
 def test_what_is_wrong_is_said_before_captions_are_made(make_captioner, tmp_path):
-    def unavailable(path):
-        return itm(path, {}).unavailable()
-
-    found = unavailable(tmp_path / "none.pth")
-    assert found.keys() == {"ITM", "ITC"} and "none.pth does not exist" in found["ITM"]
     torch.save(make_captioner().state_dict(), tmp_path / "captioner.pth")
-    assert "has no image-text matching head" in unavailable(tmp_path / "captioner.pth")["ITC"]
-    with pytest.raises(UserError, match="itm_model: "):
-        itm(tmp_path / "captioner.pth", {}).evaluate(CaptionSet({}, {}))
+    for name, part in (
+        ("none.pth", "none.pth does not exist"),
+        ("captioner.pth", "itm_model: "),
+        ("captioner.pth", "has no image-text matching head"),
+    ):
+        options = {"itm_model": str(tmp_path / name)}
+        [evaluator] = build_evaluators(["itm"], Settings({}), **options)
+        found = evaluator.unavailable()
+        assert found.keys() == {"ITM", "ITC"} and part in found["ITM"]
 
 
 COCO, SEVEN = "COCO_val2014_000000000042.jpg", "000000000007.PNG"
 
 
 @pytest.fixture
-def folder(tmp_path):
-    """Return a folder of files that bear the names of images."""
+def find(tmp_path):
+    """Return a function that finds the images of ids in a folder of files with such names."""
     (tmp_path / "images" / "val").mkdir(parents=True)
     for name in (f"val/{COCO}", f"val/{SEVEN}", "cat.jpg", "cat.txt"):
         (tmp_path / "images" / name).touch()
-    return tmp_path / "images"
 
+    def find_names(ids, references=None, source="images"):
+        path = tmp_path / "references.json"
+        path.write_text(json.dumps(references or {"42": ["a"]}))
+        found = find_images(tmp_path / source, path, ids)
+        return {i: file.relative_to(tmp_path / "images").name for i, file in found.items()}
 
-def find(folder, references, ids):
-    path = folder.parent / "references.json"
-    path.write_text(json.dumps(references))
-    return {i: file.name for i, file in find_images(folder, path, ids).items()}
+    return find_names
 
 
 @pytest.mark.parametrize(
@@ -78,25 +77,22 @@ def find(folder, references, ids):
         ({"images": [{"id": 42, "file_name": "cat.jpg"}], "annotations": []}, {"42": "cat.jpg"}),
     ],
 )
-def test_files_of_a_folder(folder, references, expected):
-    assert find(folder, references, list(expected)) == expected
+def test_files_of_a_folder(find, references, expected):
+    assert find(list(expected), references) == expected
 
 
-def test_a_mapping_is_relative_to_its_folder(folder):
-    mapping = folder.parent / "files.json"
+def test_a_mapping_is_relative_to_its_folder_and_an_id_has_one_file(find, tmp_path):
+    mapping = tmp_path / "files.json"
     mapping.write_text('{"1": "images/cat.jpg", "2": "absent.jpg"}')
-    found = find_images(mapping, folder, [1])
-    assert found == {1: folder.parent / "images" / "cat.jpg"}
-    with pytest.raises(UserError, match=r"image_id 2: found no image file for it in .*files.json"):
-        find_images(mapping, folder, [1, 2])
-    mapping.write_text("[]")
-    with pytest.raises(UserError, match=r"expected {image id: image file}"):
-        find_images(mapping, folder, [1])
-
-
-def test_an_id_of_no_or_two_files(folder):
-    with pytest.raises(UserError, match="image_id 8: found no image file for it in"):
-        find(folder, {"42": ["a"]}, [42, 8])
-    (folder / "COCO_train2014_000000000042.jpg").write_bytes(b"")
-    with pytest.raises(UserError, match=r"image_id 42 may be .*train2014.* or .*val2014.*: give"):
-        find(folder, {"42": ["a"]}, [42])
+    assert find([1], source="files.json") == {1: "cat.jpg"}
+    (tmp_path / "images" / "COCO_train2014_000000000042.jpg").touch()
+    (tmp_path / "empty.json").write_text("[]")
+    for ids, source, line in (
+        ([1, 2], "files.json", "image_id 2: found no image file for it in .*files.json"),
+        ([1], "empty.json", "expected {image id: image file}"),
+        ([8], "images", "image_id 8: found no image file for it in"),
+        ([42], "images", "image_id 42 may be .*train2014.* or .*val2014.*: give"),
+    ):
+        with raises_line(UserError) as error:
+            find(ids, source=source)
+        assert re.search(line, str(error.value))
