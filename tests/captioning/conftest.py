@@ -1,4 +1,4 @@
-"""A CLIP and a GPT-2 of a few thousand made-up weights, saved as transformers saves them."""
+"""CLIP, SigLIP 2 and GPT-2 of a few thousand made-up weights, as transformers saves them."""
 
 import gc
 import json
@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
@@ -15,35 +16,36 @@ from captioning.files import store_requests
 from captioning.metrics import meteor
 from tests.captioning import object_store
 
+LETTERS = sorted(pre_tokenizers.ByteLevel.alphabet())
 CLIP_MERGES = ["t h", "th e</w>", "a n", "an d</w>", "c a", "ca t</w>", "d o", "do g</w>"]
 CLIP_MERGES.append("' s</w>")
 GPT2_MERGES = ["t h", "th e", "Ġ t", "Ġt h", "Ġth e", "Ġ a", "a n", "an d", "Ġ c", "Ġc a", "Ġca t"]
 
 
-def save_tokens(folder, words, merges, marks):
+def save_tokens(folder, words, merges, *marks):
     """Write vocab.json and merges.txt, the marks last, as CLIP's and GPT-2's are."""
     tokens = [*words, *("".join(merge.split()) for merge in merges if merge), *marks]
     vocabulary = {token: number for number, token in enumerate(tokens)}
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]))
-    return vocabulary
+    last = len(tokens) - 1
+    return {"vocab_size": len(tokens), "bos_token_id": last + 1 - len(marks), "eos_token_id": last}
 
 
-def save_clip_tokenizer(folder, vocabulary):
+def save_clip_tokenizer(folder, start, end):
     """Write tokenizer.json beside vocab.json and merges.txt, as the released CLIPs have it."""
     files = (str(folder / name) for name in ("vocab.json", "merges.txt"))
     tokenizer = Tokenizer(models.BPE.from_file(*files, end_of_word_suffix="</w>"))
-    start, end = marks = ["<|startoftext|>", "<|endoftext|>"]
-    tokenizer.add_special_tokens(marks)
+    tokenizer.add_special_tokens([start, end])
     spaces = normalizers.Replace(Regex(r"\s+"), " ")
-    rules = [normalizers.NFC(), spaces, normalizers.Lowercase()]
-    tokenizer.normalizer = normalizers.Sequence(rules)
-    words = r"'s|'t|'re|'ve|'m|'ll|'d|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+"
-    pieces = pre_tokenizers.Split(Regex(words), behavior="removed", invert=True)
+    tokenizer.normalizer = normalizers.Sequence([spaces, normalizers.Lowercase()])
+    words = Regex(r"'s|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
+    pieces = pre_tokenizers.Split(words, behavior="removed", invert=True)
     by_byte = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, by_byte])
+    marks = [(mark, tokenizer.token_to_id(mark)) for mark in (start, end)]
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{start} $A {end}", special_tokens=[(mark, vocabulary[mark]) for mark in marks]
+        single=f"{start} $A {end}", special_tokens=marks
     )
     tokenizer.save(str(folder / "tokenizer.json"))
 
@@ -67,41 +69,64 @@ def make_up(model, scale):
 
 @pytest.fixture(scope="session")
 def clip_folder(tmp_path_factory):
-    """Return the folder of a CLIP of 16 tokens and images of 24 by 24."""
-    from transformers import CLIPConfig, CLIPModel
-
-    folder = tmp_path_factory.mktemp("clip")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*alphabet, *(letter + "</w>" for letter in alphabet)]
-    vocabulary = save_tokens(folder, words, CLIP_MERGES, ["<|startoftext|>", "<|endoftext|>"])
-    save_clip_tokenizer(folder, vocabulary)
-    tower = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
-    tower["num_attention_heads"] = 4
-    ends = {"bos_token_id": len(vocabulary) - 2, "eos_token_id": len(vocabulary) - 1}
-    ends["vocab_size"] = len(vocabulary)
-    config = CLIPConfig(
-        text_config_dict={**tower, **ends, "max_position_embeddings": 24},
-        vision_config_dict={**tower, "image_size": 24, "patch_size": 8},
-        projection_dim=16,
-    )
-    model = CLIPModel(config)
+    """Return the folder of a CLIP of 24 tokens and images of 24 by 24."""
+    folder, marks = tmp_path_factory.mktemp("clip"), ("<|startoftext|>", "<|endoftext|>")
+    words = [*LETTERS, *(letter + "</w>" for letter in LETTERS)]
+    text = save_tokens(folder, words, CLIP_MERGES, *marks)
+    save_clip_tokenizer(folder, *marks)
+    tower = {"intermediate_size": 64, "num_attention_heads": 1, "hidden_size": 64}
+    text.update(tower, max_position_embeddings=24, num_hidden_layers=2)
+    vision = {**tower, "image_size": 24, "patch_size": 8, "num_hidden_layers": 3}
+    towers = {"text_config_dict": text, "vision_config_dict": vision}
+    model = transformers.CLIPModel(transformers.CLIPConfig(**towers, projection_dim=16))
     make_up(model, 0.25)
     model.save_pretrained(str(folder))
     return folder
 
 
+def save_siglip(folder):
+    """Write a SigLIP 2 of 12 tokens and images of 24 by 24 into the folder, and return it.
+
+    Skip the test where transformers has no SigLIP.
+    """
+    if not hasattr(transformers, "SiglipModel"):
+        pytest.skip(f"transformers {transformers.__version__} has no SigLIP")
+    words = ["<pad>", "<eos>", "<bos>", "<unk>", "a", "cat", "dog", "the", "and"]
+    tower = {"intermediate_size": 64, "num_attention_heads": 4, "hidden_size": 32}
+    tower["num_hidden_layers"] = 2
+    text = {**tower, "vocab_size": len(words), "max_position_embeddings": 12}
+    vision = {**tower, "image_size": 24, "patch_size": 8}
+    config = transformers.SiglipConfig(text_config=text, vision_config=vision)
+    model = transformers.SiglipModel(config)
+    make_up(model, 0.25)
+    model.save_pretrained(str(folder))
+    numbers = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(numbers, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    ends = processors.TemplateProcessing(single="$A <eos>", special_tokens=[("<eos>", 1)])
+    tokenizer.post_processor = ends
+    special = {"pad_token": "<pad>", "eos_token": "<eos>", "unk_token": "<unk>"}
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+    fast.save_pretrained(str(folder))
+    newest = getattr(transformers, "SiglipImageProcessorPil", None)
+    processor = newest or transformers.SiglipImageProcessor
+    processor(size={"height": 24, "width": 24}, resample=2).save_pretrained(str(folder))
+    return folder
+
+
+def unit(features):
+    """Return unit vectors; of a single one, the vector."""
+    features = getattr(features, "pooler_output", features)
+    return torch.nn.functional.normalize(features, dim=-1).detach().numpy().squeeze()
+
+
 @pytest.fixture(scope="session")
 def gpt2_folder(tmp_path_factory):
     """Return the folder of a GPT-2 of 48 tokens."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
     folder = tmp_path_factory.mktemp("gpt2")
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = save_tokens(folder, alphabet, [*GPT2_MERGES, ""], ["<|endoftext|>"])
-    end = len(vocabulary) - 1
-    sizes = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 48}
-    config = GPT2Config(vocab_size=len(vocabulary), bos_token_id=end, eos_token_id=end, **sizes)
-    model = GPT2LMHeadModel(config)
+    words = save_tokens(folder, LETTERS, [*GPT2_MERGES, ""], "<|endoftext|>")
+    config = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=48, **words)
+    model = transformers.GPT2LMHeadModel(config)
     make_up(model, 0.15)
     model.save_pretrained(str(folder))
     return folder

@@ -1,6 +1,5 @@
 """Features of CLIP and SigLIP 2, and the scores by them, against transformers."""
 
-import json
 import shutil
 from pathlib import Path
 from unittest import mock
@@ -17,8 +16,7 @@ from captioning.metrics.base import Settings, build_evaluators
 from captioning.metrics.clip import CLIP_MODEL, Clip
 from captioning.metrics.intervals import mean_estimate
 from captioning.runtime.errors import UserError
-from tests.captioning.clip_references import save_siglip, unit
-from tests.captioning.conftest import make_up
+from tests.captioning.conftest import save_siglip, unit
 from tests.captioning.metrics.conftest import scored
 from tests.programs import raises_line
 
@@ -157,22 +155,15 @@ def in_openai_layout(state):
 
 @pytest.fixture
 def make(clip_folder, tmp_path):
-    """Return a function that saves a model beside CLIP's vocabulary, and gives both."""
+    """Return a function that saves a model beside CLIP's vocabulary, and returns both."""
     for name in NAMES:
         shutil.copy(clip_folder / name, tmp_path)
-    words = len(json.loads((clip_folder / "vocab.json").read_text()))
 
     def save(name="pac.pth", activation="quick_gelu", change=lambda state: {"state_dict": state}):
-        text, vision = (
-            {"hidden_size": width, "intermediate_size": 96, "num_hidden_layers": layers,
-             "num_attention_heads": width // 64, "hidden_act": activation}
-            for width, layers in ((64, 3), (128, 2))
-        )  # fmt: skip
-        text.update(vocab_size=words, max_position_embeddings=24, eos_token_id=words - 1)
-        vision.update(image_size=24, patch_size=8)
-        sizes = {"text_config_dict": text, "vision_config_dict": vision, "projection_dim": 16}
-        model = CLIPModel(CLIPConfig(**sizes)).eval()
-        make_up(model, 0.08)
+        config = CLIPConfig.from_pretrained(str(clip_folder))
+        for tower in (config.text_config, config.vision_config):
+            tower.hidden_act = activation
+        model = CLIPModel.from_pretrained(str(clip_folder), config=config).eval()
         torch.save(change(in_openai_layout(model.state_dict())), tmp_path / name)
         return str(tmp_path / name), model
 

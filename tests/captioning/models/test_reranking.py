@@ -18,7 +18,7 @@ from captioning.models.generation import caption_images
 from captioning.models.reranking import Reranker
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
-from tests.captioning.clip_references import save_siglip
+from tests.captioning.conftest import save_siglip
 from tests.programs import run_program
 from tests.tiny import CLASSIC
 
