@@ -25,58 +25,55 @@ CAPTIONS = {
 
 @pytest.fixture
 def written(tmp_path):
-    """Return a function that writes photos, captions, a tokenizer and a configuration."""
+    """Return a function that writes photos, captions and a tokenizer, and returns the arguments."""
 
-    def write(language):
+    def write(language, *settings):
         prompt, captions = CAPTIONS[language]
         rows = [{"image": f"{n}.png", "caption": captions[n % 4]} for n in range(16)]
-        for number in range(16):
-            Image.new("RGB", (32, 32), COLOURS[number % 4]).save(tmp_path / f"{number}.png")
+        for row, colour in zip(rows, COLOURS * 4):
+            Image.new("RGB", (32, 32), colour).save(tmp_path / row["image"])
         for split, part in {"train": rows, "val": rows[:4], "test": rows[4:8]}.items():
             (tmp_path / f"scenes_{split}.json").write_text(json.dumps(part))
         tokenizer = BertWordPieceTokenizer(lowercase=False, strip_accents=False)
         kinds = {"vocab_size": 200, "min_frequency": 1, "special_tokens": SPECIAL_TOKENS}
         tokenizer.train_from_iterator([prompt, *captions], **kinds, show_progress=False)
         tokenizer.save_model(str(tmp_path))
-        settings = {"do_lower_case": False, "strip_accents": False}
-        (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+        (tmp_path / "tokenizer_config.json").write_text(
+            json.dumps({"do_lower_case": False, "strip_accents": False})
+        )
         (tmp_path / "run.yaml").write_text(TINY_RUN.format(data=tmp_path))
-        given = ["--config", tmp_path / "run.yaml", f"prompt={prompt}", f"language={language}"]
-        given += ["captions_per_image=1", "init_lr=1e-2", "max_epoch=40", "eval_every=40"]
-        given += [
-            "objective=mle",
-            "augmentation=none",
-            "min_length=1",
-            f"output_dir={tmp_path}/run",
-            "device=cpu",
-        ]
-        return tmp_path, captions, given
+        own = [f"prompt={prompt}", f"language={language}", f"output_dir={tmp_path}/run"]
+        return ["--config", tmp_path / "run.yaml", "min_length=1", "device=cpu", *own, *settings]
 
     return write
 
 
+LEARNING = "captions_per_image=1 init_lr=1e-2 max_epoch=40 eval_every=40 objective=mle"
+
+
 @pytest.mark.parametrize("language", ["zh", slow("ko"), slow("de")])
-def test_captions_of_a_language_from_training_to_bulk_captioning(written, language):
-    folder, captions, given = written(language)
+def test_captions_of_a_language_from_training_to_bulk_captioning(written, tmp_path, language):
+    given = written(language, *LEARNING.split(), "augmentation=none")
+    captions, run = CAPTIONS[language][1], tmp_path / "run"
     for flags in ((), ("--evaluate", "--eval_split", "test")):
         done = run_program("captioning.train", *given, *flags)
         assert done.code == 0 and "unknown" not in done.err
-    scored = json.loads((folder / "run/result/test.json").read_text())
+    scored = json.loads((run / "result/test.json").read_text())
     assert [row["caption"] for row in scored] == captions
-    summary = json.loads((folder / "run/result/test/metrics.json").read_text())
+    summary = json.loads((run / "result/test/metrics.json").read_text())
     assert summary["settings"]["language"] == language
     assert summary["metrics"]["Bleu_1"]["value"] == pytest.approx(1)
-    out = folder / "captions.jsonl"
-    assert run_program("captioning.caption", folder / "run", folder, "--out", out).code == 0
+    out = tmp_path / "captions.jsonl"
+    assert run_program("captioning.caption", run, tmp_path, "--out", out).code == 0
     rows = map(json.loads, out.read_text().splitlines())
     found = {row["image"].rpartition("/")[2]: row["caption"] for row in rows}
     assert found == {f"{number}.png": captions[number % 4] for number in range(16)}
 
 
-def test_unknown_tokens_are_named_before_the_first_step(written):
-    folder, _, given = written("de")
-    (folder / "tokenizer_config.json").write_text("{}")  # lower case, which the vocabulary lacks
-    done = run_program("captioning.train", *given, "max_epoch=1", "metrics=[length]", "prompt=''")
+def test_unknown_tokens_are_named_before_the_first_step(written, tmp_path):
+    given = written("de", "max_epoch=1", "metrics=[length]", "prompt=''")
+    (tmp_path / "tokenizer_config.json").write_text("{}")  # lower case, which the vocabulary lacks
+    done = run_program("captioning.train", *given)
     assert done.code == 0
     line = next(line for line in done.err.splitlines() if "unknown" in line)
     assert line.endswith(
