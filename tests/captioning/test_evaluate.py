@@ -123,22 +123,6 @@ def test_without_references_only_what_needs_none_is_scored(files, tmp_path):
     assert "CIDEr, Vocab. Use skipped: without references" in done.out
 
 
-@pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("lines.jsonl", '{"image": "a/5.jpg", "captions": ["a man", "a boy"], "scores": [-1, -2]}'),
-        ("LIST.CSV", "image_path,caption\nb/5.jpg,a man\n"),
-        ("list.TSV", "id\ttext\n5\ta man\n"),
-    ],
-)
-def test_predictions_of_other_kinds_are_scored_as_a_list_is(files, tmp_path, name, text):
-    """tests/captioning/data/test_caption_files.py has all kinds; of several captions the first."""
-    (tmp_path / name).write_text(text)
-    predictions, *rest = [*files({5: "a man"}), "--metrics", "length", "repetition"]
-    found = evaluate(tmp_path / name, *rest)
-    assert found == evaluate(predictions, *rest) and "Cap. Len.  2.00" in found.out
-
-
 def test_characters_are_counted_in_a_language_without_spaces(files, tmp_path):
     """The scores are those of the same captions with a space after each character."""
     written = ["一只狗在3米外跑。", "两个人，在海边 Beach"]  # noqa: RUF001

@@ -70,19 +70,6 @@ def test_captions_of_a_language_from_training_to_bulk_captioning(written, tmp_pa
     assert found == {f"{number}.png": captions[number % 4] for number in range(16)}
 
 
-def test_unknown_tokens_are_named_before_the_first_step(written, tmp_path):
-    given = written("de", "max_epoch=1", "metrics=[length]", "prompt=''")
-    (tmp_path / "tokenizer_config.json").write_text("{}")  # lower case, which the vocabulary lacks
-    done = run_program("captioning.train", *given)
-    assert done.code == 0
-    line = next(line for line in done.err.splitlines() if "unknown" in line)
-    assert line.endswith(
-        "% of the tokens in training captions are unknown to the vocabulary, such as 'Männer': "
-        "choose a tokenizer of their language"
-    )
-    assert done.err.index(line) < done.err.index("epoch 1/1")
-
-
 def test_the_share_of_unknown_tokens_is_that_of_evenly_spaced_images(vocabulary, capsys):
     tokenizer = CaptionTokenizer(str(vocabulary))
     config = SimpleNamespace(max_words=5, max_tokens=9, model="blip", prompt="a ")

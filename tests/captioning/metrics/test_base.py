@@ -1,14 +1,17 @@
 """What metrics declare, how they are built, and sums of metrics."""
 
+import json
 import math
 
+import numpy as np
 import pytest
+import torch
 
 from captioning.captioners.registry import CAPTIONERS
 from captioning.config import Config
 from captioning.config.keys import Keys
 from captioning.metrics import EVALUATORS
-from captioning.metrics.base import Evaluator, Settings, all_metrics, build_evaluators
+from captioning.metrics.base import CaptionSet, Evaluator, Settings, all_metrics, build_evaluators
 from captioning.metrics.metric_sum import MetricSum
 from captioning.rewards.interface import Reward
 from captioning.rewards.registry import REWARDS
@@ -17,6 +20,7 @@ from captioning.runtime.registry import load
 from tests.programs import raises_line
 
 KINDS = {name: load(entry) for name, entry in EVALUATORS.items()}
+ONES = np.ones((2, 15))
 
 
 def test_entries_declare_what_tables_and_configurations_need():
@@ -65,6 +69,59 @@ def test_an_option_or_images_that_are_missing_or_impossible_are_refused(name, op
         build_evaluators(["length", name], **options)
 
 
+OBJECTS, QUESTIONS = "expected COCO's instances", "expected {image id: [question]}"
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "option", "name", "content", "part"),
+    [
+        ("coco", "cider_df", "a.json", {"images": 5}, "no counts of n-grams"),
+        ("diversity", "train_captions", "a.json", None, "no such file"),
+        ("chair", "objects_file", "a.json", {"1": "dog"}, OBJECTS),
+        ("chair", "objects_file", "a.json", {"annotations": [{"image_id": 1}]}, OBJECTS),
+        ("chair", "objects_file", "a.json", {"1": ["hovercraft"]}, "name, not 'hovercraft'"),
+        ("chair", "objects_file", "a.json", {"1": ["dog"]}, "first ones are '1' and 'x'"),
+        ("chair", "synonyms", "a.txt", "words\nwithout synonyms\n", "no synonyms: expected"),
+        ("checklist", "checklist", "a.jsonl", {"id": "DK001"}, QUESTIONS),
+        ("checklist", "checklist", "a.json", ["A dog?"], QUESTIONS),
+        ("checklist", "checklist", "a.json", {7: []}, "image '7' has no questions"),
+        ("checklist", "checklist", "a.json", {7: [{"q": "A dog?"}]}, "image '7' has no questions"),
+        ("retrieval", "pool", "a.xml", "a", "is not a folder, a list of images or an .npz file"),
+        ("retrieval", "pool", "a.txt", "a.txt.png", "a.txt.png: no such file"),
+        ("retrieval", "pool", "a.json", [], "holds no images"),
+        ("retrieval", "pool", "a.npz", {"features": ONES}, "cannot be read: 'files is not a file"),
+        ("retrieval", "pool", "a.npz", {"features": ONES, "files": []}, "2 features of 0 files"),
+        ("retrieval", "pool", "a.npz", {"features": ONES.astype(str), "files": [1, 2]}, "be read"),
+        ("retrieval", "pool", "a.npz", {"features": ONES, "files": [1, 2]}, "of width 15, clip_m"),
+        ("clipscore", "clip_model", "a.pth", {"weight": torch.ones(2)}, "visual.conv1.weight"),
+        ("perplexity", "ppl_model", "a", None, "cannot be loaded by transformers"),
+        ("itm", "itm_model", "a.pth", None, "a.pth does not exist"),
+        ("itm", "itm_model", "a.pth", {"weight": torch.ones(2)}, "no image-text matching head"),
+    ],
+)
+def test_another_file_is_one_line(
+    evaluator, option, name, content, part, clip_folder, photos, tmp_path
+):
+    path, kind = tmp_path / name, KINDS[evaluator]
+    (tmp_path / "objects.json").write_text('{"x": ["dog"]}')
+    (tmp_path / "synonyms.txt").write_text("dog, puppy")
+    if path.suffix == ".npz":
+        np.savez(path, **content)
+    elif path.suffix == ".pth" and content:
+        torch.save(content, path)
+    elif content is not None:
+        path.write_text(content if isinstance(content, str) else json.dumps(content))
+    given = {"judge_url": "http://127.0.0.1:9", "judge_model": "a", "clip_model": str(clip_folder)}
+    given.update(objects_file=f"{tmp_path}/objects.json", synonyms=f"{tmp_path}/synonyms.txt")
+    given[option] = str(path)
+    settings, captions = Settings({"x": photos[0]}, cache_dir=tmp_path), {"x": ["a"]}
+    with raises_line(UserError, part, name):
+        options = {key: given[key] for key in kind.options if key in given}
+        [built] = build_evaluators([evaluator], settings, **options)
+        built.check_requirements()
+        built.evaluate(CaptionSet({"x": "a"}, captions))
+
+
 WRITTEN = "write it as METRIC, -METRIC or METRIC + METRIC"
 
 
@@ -76,6 +133,7 @@ WRITTEN = "write it as METRIC, -METRIC or METRIC + METRIC"
         ("-PPL", -80.0),
         ("+ CIDEr", 0.9),
         ("R@1 - PAC-S", 7.0),
+        (" - ".join(all_metrics()), None),
         ("CIDEr + METEOR", None),  # which is missing
         ("CIDEr - wrong_facts", None),  # which is not finite
         ("CIDEr + BLEU_4", "'BLEU_4' is no metric; did you mean Bleu_4?"),
@@ -92,9 +150,3 @@ def test_a_sum_has_the_values_of_its_metrics_or_is_none_or_one_line(text, expect
     else:
         found = MetricSum.parse(text).compute({**scores, "wrong_facts": math.nan})
         assert found == (expected if expected is None else pytest.approx(expected))
-
-
-def test_a_sum_may_name_every_metric():
-    first, *others = all_metrics()
-    signs = {first: 1, **dict.fromkeys(others, -1)}
-    assert MetricSum.parse(" - ".join(signs)).signs == signs

@@ -1,17 +1,16 @@
-"""Length, diversity, repetition and detail on captions that were counted by hand."""
+"""Length, diversity, repetition, detail and facts of captions, counted by hand."""
 
 import json
 import sys
 
 import pytest
 
+from captioning.files.writing import write_json
 from captioning.metrics.base import build_evaluators
 from captioning.metrics.detail import Detail, count_words_by_kind
 from captioning.metrics.intervals import mean_estimate
 from captioning.metrics.repetition import has_loop
-from captioning.runtime.errors import UserError
 from tests.captioning.metrics.conftest import scored
-from tests.programs import raises_line
 
 pytestmark = pytest.mark.usefixtures("no_java")
 
@@ -28,8 +27,6 @@ def test_length_counts_what_white_space_separates():
 
 def test_diversity_is_as_its_formulas_and_training_captions_are_compared(tmp_path):
     path = tmp_path / "train.json"
-    with raises_line(UserError, "no such file"):  # before captions are made
-        build_evaluators(["diversity"], train_captions=str(path))
     captions = ["a dog, and A DOG", "two zebras", "a red cat", "A red red cat."]
     rows = [{"image": f"{n // 2}.jpg", "caption": text} for n, text in enumerate(captions)]
     path.write_text(json.dumps(rows))
@@ -110,3 +107,38 @@ def test_detail_is_the_mean_over_captions_and_needs_textblob(monkeypatch):
     monkeypatch.setitem(sys.modules, "textblob.en", None)
     line = "detail needs TextBlob: pip install textblob"
     assert evaluator.unavailable() == dict.fromkeys(expected, line)
+
+
+SCENES = {
+    1: ["sand", ["circle", "crimson", "huge", 0, 0]],
+    2: ["sand", ["circle", "coral", "huge", 0, 0]],
+    3: ["snow", ["star", "navy", "tiny", 2, 2], ["ring", "lime", "large", 0, 0]],
+}
+STATED = {
+    1: "a red circle",  # true of 1 and of 2
+    2: "a coral circle on the snow",  # red, light and circle, and not the ground
+    3: "two things",
+}
+
+
+def test_facts_and_ranks_are_those_counted_by_hand(tmp_path):
+    def facts(captions):
+        return scored("facts", captions, facts_file=str(tmp_path / "scenes.json"))
+
+    write_json({"made_from": {}, "scenes": SCENES}, tmp_path / "scenes.json")
+    scores = facts(STATED)
+    values = {name: estimate.value for name, estimate in scores.metrics.items()}
+    expected = {"true_facts": (2 + 3 + 1) / 3, "wrong_facts": 100 / 7}
+    expected.update({"scene_R@1": 200 / 3, "scene_R@5": 100})  # the first fits scene 2 as well
+    assert values == pytest.approx(expected)
+    assert scores.per_caption["true_facts"] == (2, 3, 1)
+    assert scores.per_caption["scene_R@1"] == [0, 100, 100]
+    assert facts({str(i): caption for i, caption in STATED.items()}) == scores
+    # Each of several captions of an image has the values that it has as the only one.
+    single = [facts({**STATED, 1: text}).per_caption for text in (STATED[1], "sand")]
+    numbered = {"1#0": STATED[1], "1#1": "sand", 2: STATED[2], 3: STATED[3]}
+    for name, values in facts(numbered).per_caption.items():
+        assert list(values) == [single[0][name][0], single[1][name][0], *single[0][name][1:]]
+    scores = facts({1: "", 2: "and the"})  # which state nothing
+    assert scores.metrics["true_facts"].value == 0 and "wrong_facts" in scores.skipped
+    assert "has no entry for image 7" in facts({7: "a circle"}).skipped["true_facts"]

@@ -7,6 +7,7 @@ import pytest
 from captioning.files import chat
 from captioning.metrics import judge
 from captioning.metrics.base import Settings, build_evaluators
+from captioning.metrics.checklist import read_checklist
 from captioning.metrics.clair import Clair
 from captioning.metrics.intervals import mean_estimate, ratio_estimate
 from captioning.metrics.scoring import write_scores
@@ -165,15 +166,6 @@ def test_coverage_and_precision_are_shares_of_the_set_and_answers_are_kept(ask, 
     assert ask({1: "a"}, None, {1: ["A?"]}).settings["checklist_unread"] == 1
 
 
-def test_each_caption_of_an_image_is_asked_its_questions(ask, server):
-    server.usual = lambda: said('{"1": "yes"}' if "a dog" in question(server) else '{"1": "no"}')
-    questions = {"a.jpg": ["A dog?"], "b.jpg": ["Dogs?"]}
-    found = ask({"a.jpg#0": "a dog", "a.jpg#1": "a cat", "b.jpg": "a dog"}, None, questions)
-    assert found.per_caption["checklist_precision"] == [100, 0, 100]
-    found = ask({"c.jpg#0": "a dog"}, None, questions)
-    assert "has no entry for image 'c.jpg':" in found.skipped["checklist_coverage"]
-
-
 CAPEVAL = {
     "id": "DK001",
     "img_path": "images/DK001.jpg",
@@ -181,30 +173,10 @@ CAPEVAL = {
     "human_checklist": [],
     "text_checklist": [{"Tags": "text_content", "Question": "Is 'Strain gauge' mentioned?"}],
 }
-EXPECTED = "expected {image id: [question]}"
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("list.jsonl", CAPEVAL, None),
-        ("list.jsonl", {"id": "DK001"}, EXPECTED),
-        ("list.json", {7: []}, "image '7' has no questions"),
-        ("list.json", {7: [{"question": "A dog?", "answer": "no"}]}, "image '7' has no questions"),
-        ("list.json", ["A dog?"], EXPECTED),
-    ],
-)
-def test_a_checklist_is_read_as_it_is_published_and_others_are_one_line(
-    server, tmp_path, name, content, message
-):
-    (tmp_path / name).write_text(json.dumps(content))
-    given = {"judge_url": server.url, "judge_model": "wise", "checklist": str(tmp_path / name)}
-    settings = Settings(cache_dir=tmp_path)
-    if message:
-        with raises_line(UserError, message, name):
-            build_evaluators(["checklist"], settings, **given)
-    else:
-        [evaluator] = build_evaluators(["checklist"], settings, **given)
-        questions = ["Is a robot mentioned?", "Is 'Strain gauge' mentioned?"]
-        names = ("DK001", "images/DK001.jpg", "DK001.jpg")
-        assert evaluator.questions == dict.fromkeys(names, questions)
+def test_a_checklist_is_read_as_it_is_published(tmp_path):
+    (tmp_path / "list.jsonl").write_text(json.dumps(CAPEVAL))
+    questions = ["Is a robot mentioned?", "Is 'Strain gauge' mentioned?"]
+    names = ("DK001", "images/DK001.jpg", "DK001.jpg")
+    assert read_checklist(tmp_path / "list.jsonl") == dict.fromkeys(names, questions)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import GPT2LMHeadModel
 
-from captioning.metrics.base import Settings, build_evaluators
+from captioning.metrics.base import Settings
 from captioning.metrics.intervals import mean_estimate
 from captioning.metrics.pretrained import load_pretrained
 from tests.captioning.metrics.conftest import scored
@@ -42,9 +42,3 @@ def test_values_are_those_of_the_definition(gpt2_folder):
     result = scored("perplexity", {1: "", 2: " "}, **options)
     assert result.skipped == {"PPL": "no caption has a word"} and not result.metrics
     assert result.settings["ppl_empty"] == 2 and result.per_caption["PPL"] == [None, None]
-
-
-def test_missing_weights_are_reported_before():
-    [evaluator] = build_evaluators(["perplexity"], ppl_model="nobody/nothing")
-    reason = evaluator.unavailable()["PPL"]
-    assert reason.startswith("ppl_model: nobody/nothing cannot be loaded") and "\n" not in reason

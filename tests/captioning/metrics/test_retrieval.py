@@ -12,7 +12,6 @@ from captioning.metrics.base import Settings
 from captioning.metrics.clip import Clip
 from captioning.metrics.intervals import mean_estimate
 from captioning.metrics.retrieval import own_image_rank
-from captioning.runtime.errors import UserError
 from tests.captioning.metrics.conftest import scored
 
 PREDICTIONS = {7: "the cat", "b": "a dog and the ball", 3: "", 9: "the dog's cat and"}
@@ -97,27 +96,3 @@ def test_ties_count_against_the_caption():
     for each in (images, nearly):
         found = [own_image_rank(text, each, own) for text, own in zip(captions, [0, 4, 1, 1])]
         assert found == [2, 1, 4, 2]
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "message"),
-    [
-        ("a.xml", "a", "is not a folder, a list of images or an .npz file"),
-        ("a.txt", "absent.png", "absent.png: no such file"),
-        ("a.json", "[]", "holds no images"),
-        ("a.npz", {"features": np.ones((2, 16))}, "cannot be read: 'files is not a file in the"),
-        ("a.npz", {"features": np.ones((2, 16)), "files": ["a"]}, "2 features of 1 files"),
-        ("a.npz", {"features": np.array([["x"] * 16]), "files": ["a"]}, "cannot be read"),
-        ("a.npz", {"features": np.ones((1, 15)), "files": ["a"]}, "of width 15, clip_model of 16"),
-    ],
-)
-def test_a_pool_that_holds_no_images_or_features_is_refused(
-    retrieve, tmp_path, name, content, message
-):
-    path = tmp_path / name
-    path.write_text(content) if isinstance(content, str) else np.savez(path, **content)
-    try:
-        reason = retrieve(name).skipped["R@1"]
-    except UserError as error:
-        reason = str(error)
-    assert message in reason and "\n" not in reason

@@ -1,22 +1,14 @@
-"""Scores of several evaluators, their table, and differences of two programs' captions."""
+"""Scores of several evaluators, their intervals and table, and differences of two sets."""
 
 import math
 
 import numpy as np
 import pytest
 
-from captioning.metrics import diversity
+from captioning.metrics import diversity, intervals, scoring
 from captioning.metrics.base import Evaluator, Metric, Scores, Settings, build_evaluators
-from captioning.metrics.intervals import RESAMPLES, Estimate
-from captioning.metrics.scoring import (
-    Difference,
-    compare,
-    format_comparison,
-    format_table,
-    p_value,
-    same_images,
-    score,
-)
+from captioning.metrics.intervals import Estimate, mean_estimate, median_estimate, ratio_estimate
+from captioning.metrics.scoring import Difference, compare, format_table, score
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
@@ -109,7 +101,7 @@ def test_p_is_that_of_the_normal_approximation(shift):
     values += shift - values.mean()
     z = values.mean() / (values.std() / math.sqrt(400))
     expected = math.erfc(abs(z) / math.sqrt(2))
-    assert p_value(values) == pytest.approx(expected, abs=0.03)
+    assert scoring.p_value(values) == pytest.approx(expected, abs=0.03)
 
 
 def test_pairs_see_what_two_intervals_do_not():
@@ -119,7 +111,7 @@ def test_pairs_see_what_two_intervals_do_not():
     found = compare(columns_of(CIDEr=first), columns_of(CIDEr=second))["CIDEr"]
     assert found.difference == pytest.approx(second.mean() - first.mean())
     assert 0 < found.low < found.difference < found.high
-    assert found.p == pytest.approx(1 / (1 + RESAMPLES)) and found.n == 200
+    assert found.p == pytest.approx(1 / (1 + intervals.RESAMPLES)) and found.n == 200
 
 
 def test_captions_without_a_value_are_left_out_and_scores_of_sets_have_no_interval():
@@ -130,7 +122,7 @@ def test_captions_without_a_value_are_left_out_and_scores_of_sets_have_no_interv
     found = compare(first, second)
     assert list(found) == ["lex_div", "PPL", "rank"]  # the table's order, then what has no column
     assert (found["PPL"].first, found["PPL"].second, found["PPL"].n) == (7.5, 8.5, 2)
-    _, *lines, _ = format_comparison(found).splitlines()
+    _, *lines, _ = scoring.format_comparison(found).splitlines()
     assert lines[0].split()[2:] == ["0.400", "1.000", "0.600"]
     assert lines[1].split()[:4] == ["PPL", "7.5", "8.5", "1.0"]
     same = columns_of(CIDEr=[1.0, 2.0, 0.0])
@@ -140,7 +132,40 @@ def test_captions_without_a_value_are_left_out_and_scores_of_sets_have_no_interv
 
 
 def test_the_second_takes_the_ids_and_the_order_of_the_first():
-    assert list(same_images({2: "a", 1: "b"}, {"1": "", "2": "y"}).items()) == [(2, "y"), (1, "")]
+    assert list(scoring.same_images({2: "a", 1: "b"}, {"1": "", "2": "y"}).items()) == [
+        (2, "y"),
+        (1, ""),
+    ]
     for others in ({1: "x"}, {1: "x", 2: "y", 3: "z"}):
         with raises_line(UserError, "has a caption in only one of the two files"):
-            same_images({1: "a", 2: "b"}, others)
+            scoring.same_images({1: "a", 2: "b"}, others)
+
+
+def test_the_interval_of_a_median_is_that_of_theory():
+    found = median_estimate(np.random.default_rng(1).permutation(np.arange(1, 402)))
+    half = 1.96 * 401 / (2 * np.sqrt(401))  # of a uniform distribution
+    assert (found.value, found.n) == (201, 401)
+    assert (201 - found.low, found.high - 201) == pytest.approx((half, half), rel=0.15)
+
+
+def test_interval_of_a_ratio_is_that_of_naive_resampling():
+    random = np.random.default_rng(2)
+    below = random.integers(1, 9, 60)
+    above = random.binomial(below, 0.3)
+    estimate = ratio_estimate(above, below)
+    assert estimate.value == above.sum() / below.sum()
+    images = np.random.default_rng(3).integers(60, size=(20000, 60))
+    low, high = np.percentile(above[images].sum(1) / below[images].sum(1), [2.5, 97.5])
+    assert (estimate.low, estimate.high) == pytest.approx((low, high), abs=0.07 * (high - low))
+
+
+def test_ends_are_percentiles_of_whole_resamples():
+    # Of two images half of the resamples hold both, and a quarter each of them twice.
+    assert mean_estimate([0.0, 1.0]) == Estimate(0.5, 0.0, 1.0, 2)
+    assert mean_estimate([4.0]) == Estimate(4.0, None, None, 1) == median_estimate([4.0])
+    rare = mean_estimate([1.0] + [0.0] * 199)  # P(at most 3 times) = 0.981
+    assert (rare.low, rare.high) == (0.0, 3 / 200)
+    nothing = ratio_estimate([0, 0], [0, 0])
+    assert math.isnan(nothing.value) and nothing.low is nothing.high is None
+    # A quarter of the resamples hold the first image alone, and are left out.
+    assert ratio_estimate([0, 3], [0, 6]) == Estimate(0.5, 0.5, 0.5, 2)

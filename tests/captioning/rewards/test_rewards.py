@@ -17,7 +17,7 @@ from captioning.rewards.itm import ItmReward
 from captioning.rewards.trl import reward_function
 from captioning.runtime.errors import UserError
 from tests.captioning.metrics.conftest import scored
-from tests.captioning.metrics.test_facts import CAPTIONS, SCENES
+from tests.captioning.metrics.test_diversity import SCENES, STATED
 from tests.programs import raises_line
 
 pytestmark = pytest.mark.usefixtures("no_java")
@@ -31,7 +31,7 @@ def test_facts_are_true_less_wrong_ones_as_counted_by_hand(tmp_path):
     write_json({"made_from": {}, "scenes": SCENES}, tmp_path / "scenes.json")
     config = checked_options([FactsReward], facts_file=str(tmp_path / "scenes.json"))
     reward = FactsReward(TrainingImages({}, dict.fromkeys(SCENES), "cpu"), config)
-    found = reward([2, 1, 3], sampled([[CAPTIONS[2], ""], ["a red star", ""], [CAPTIONS[3], ""]]))
+    found = reward([2, 1, 3], sampled([[STATED[2], ""], ["a red star", ""], [STATED[3], ""]]))
     assert found.tolist() == [[3 - 1, 0], [1 - 1, 0], [1, 0]]
 
 
