@@ -1,8 +1,7 @@
-"""The folder for transformers.js: the eager model's numbers and captions, here and in Node."""
+"""The folder for transformers.js: the eager model's numbers and captions.
 
-import json
-import shutil
-import subprocess
+tests/web has those of transformers.js.
+"""
 
 import numpy as np
 import pytest
@@ -81,42 +80,6 @@ def test_tokens_and_scores_are_those_of_torch(exported, changes):
     for precision, tolerance in (("_fp16", 5e-3), ("_quantized", 0.2)):
         smaller = OnnxStep(folder, image, precision).image
         assert 0 < np.abs(smaller - step.image).mean() < tolerance * np.abs(step.image).mean()
-
-
-# Prints the tokens of each image of a file of float32 (N, 3, SIZE, SIZE).
-PROGRAM = f"""
-import {{ readFileSync }} from "node:fs";
-import {{ AutoModelForVision2Seq, Tensor, env }} from "@huggingface/transformers";
-const [folder, name] = process.argv.slice(1);
-env.allowRemoteModels = false;
-env.localModelPath = folder;
-const model = await AutoModelForVision2Seq.from_pretrained(name, {{ dtype: "fp32" }});
-const pixels = new Float32Array(readFileSync(`${{folder}}/pixels`).buffer);
-const size = 3 * {SIZE} * {SIZE};
-for (let start = 0; start < pixels.length; start += size) {{
-  const inputs = new Tensor("float32", pixels.slice(start, start + size), [1, 3, {SIZE}, {SIZE}]);
-  const tokens = await model.generate({{ inputs, max_length: 16, min_length: 6 }});
-  console.log(JSON.stringify(tokens.tolist()[0].map(Number)));
-}}
-"""
-
-
-def test_node_finds_the_tokens_of_torch(exported, repository):
-    if not shutil.which("node") or not (repository / "web/node_modules").is_dir():
-        pytest.skip("no Node or no web/node_modules: run npm ci --prefix web")
-    captioner, folder = exported
-    images = 2 * torch.randn(12, 3, SIZE, SIZE)
-    images.numpy().tofile(folder.parent / "pixels")
-    command = ["node", "--input-type=module", "-e", PROGRAM, folder.parent, folder.name]
-    result = subprocess.run(command, cwd=repository / "web", capture_output=True, text=True)
-    lines = [json.loads(line) for line in result.stdout.splitlines()]
-    assert len(lines) == len(images), result.stderr
-    settings = DecodingSettings(num_beams=1, **SHORT)
-    for image, tokens in zip(images.split(1), lines):
-        expected = captioner.generate_details(image, settings).token_ids[0, 0]
-        assert tokens == expected[: len(tokens)].tolist()
-        assert len(tokens) == 16 or tokens[-1] == captioner.tokenizer.end
-    assert len(set(map(tuple, lines))) > 1
 
 
 def test_after_an_export_that_fails_the_folder_is_not_loaded(make_captioner, tmp_path, monkeypatch):

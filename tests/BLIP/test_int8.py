@@ -16,14 +16,6 @@ pytestmark = pytest.mark.skipif(
 BEAM = DecodingSettings(num_beams=3, max_length=16, min_length=5)
 
 
-def in_8_bits(linear, x, largest):
-    """The layer written out: weights of 255 values a row, inputs of 2 * `largest` + 1 a vector."""
-    scales = linear.weight.abs().amax(1, keepdim=True) / 127
-    weight = (linear.weight / scales).round() * scales
-    scales = x.abs().amax(-1, keepdim=True) / largest
-    return nn.functional.linear((x / scales).round() * scales, weight, linear.bias)
-
-
 @pytest.fixture(params=[True, False], ids=["VNNI", ""])
 def vnni(request, monkeypatch):
     """Without VNNI, sums of two products would saturate, so x has 7 bits."""
@@ -39,7 +31,11 @@ def test_layers_are_their_formulas_whatever_the_batch(vnni):
     x[0, ::3] *= 30  # some patches have larger values
     x[1, 8, 5], x[1, 9, 5] = -50.0, 50.0
     layer = Int8Linear(linear)
-    expected = in_8_bits(linear, x, 127 if vnni else 63)
+    # Weights have 255 values a row, inputs 2 * 127 + 1 a vector.
+    scales = linear.weight.abs().amax(1, keepdim=True) / 127
+    weight = (linear.weight / scales).round() * scales
+    scales = x.abs().amax(-1, keepdim=True) / (127 if vnni else 63)
+    expected = nn.functional.linear((x / scales).round() * scales, weight, linear.bias)
     error = (expected - linear(x)).abs().mean()
     assert error > 0
     assert (layer(x) - expected).abs().mean() < 0.02 * error
@@ -100,14 +96,6 @@ def test_layers_suit_their_place_and_the_processor_and_scores_are_close(make_cap
     torch.testing.assert_close(dict(captioner.state_dict()), before, rtol=0, atol=0)
 
 
-def test_a_gpu_and_a_processor_without_the_kernels_are_refused(monkeypatch):
-    with pytest.raises(ValueError, match="is for CPUs; on cuda"):
-        check_int8(torch.device("cuda"), False)
-    monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["qnnpack"])
-    with pytest.raises(ValueError, match="has no int8 kernels for this processor"):
-        check_int8(torch.device("cpu"), False)
-
-
 def test_a_run_that_was_trained_compiled_is_captioned_in_int8_without_compilation():
     arguments = caption.parse_arguments(["checkpoint.pth", "photo.jpg", "--out", "a.jsonl"])
     changes = {"precision": "int8"}
@@ -115,16 +103,16 @@ def test_a_run_that_was_trained_compiled_is_captioned_in_int8_without_compilatio
     assert {"precision": "int8", "compile": False} in load.args
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
+def test_what_int8_does_not_support_is_one_line(scenes_config, tmp_path, monkeypatch):
+    given = ["--config", scenes_config, f"output_dir={tmp_path}", "device=cpu", "precision=int8"]
+    for changes, message in (
         ([], "precision is int8, which is only for inference"),
         (["model=rnn"], "precision is int8, which rnn "),
         (["compile=true", "--evaluate"], "compile is true, which cannot be combined with"),
-    ],
-)
-def test_training_and_other_captioners_and_compilation_in_int8_are_one_line(
-    scenes_config, tmp_path, changes, message
-):
-    given = ["--config", scenes_config, f"output_dir={tmp_path}", "device=cpu", "precision=int8"]
-    refused("captioning.train", *given, *changes, part=message)
+    ):
+        refused("captioning.train", *given, *changes, part=message)
+    with pytest.raises(ValueError, match="is for CPUs; on cuda"):
+        check_int8(torch.device("cuda"), False)
+    monkeypatch.setattr(type(torch.backends.quantized), "supported_engines", ["qnnpack"])
+    part = "has no int8 kernels for this processor"
+    refused("captioning.train", *given, "--evaluate", part=part)

@@ -54,19 +54,14 @@ def test_both_heads_are_those_of_transformers(itm_checkpoint, size):
     image = torch.randn(3, 3, size, size)
     encoded = model.encode(image)
     found = model.match(encoded, GROUPS), model.similarity(encoded, GROUPS)
-    bert = model.tokenizer.bert
-    for row, group in enumerate(GROUPS):
-        for column, caption in enumerate(group):
-            ids = bert.encode(caption, add_special_tokens=False).ids[:33]
-            inputs = {"pixel_values": image[row : row + 1], "attention_mask": None}
-            inputs["attention_mask"] = torch.ones(1, len(ids) + 2, dtype=torch.int64)
-            first = {head: bert.token_to_id(head) for head in ("[ENC]", "[CLS]")}
-            tokens = {h: torch.tensor([[i, *ids, model.tokenizer.end]]) for h, i in first.items()}
-            itm = theirs(input_ids=tokens["[ENC]"], use_itm_head=True, **inputs).itm_score
-            itc = theirs(input_ids=tokens["[CLS]"], use_itm_head=False, **inputs).itm_score
-            expected = itm.softmax(1)[0, 1], itc[0, 0]
-            for ours, value in zip(found, expected):
-                torch.testing.assert_close(ours[row, column], value, atol=1e-5, rtol=0)
+    tokens = model.tokenizer.encode([caption for group in GROUPS for caption in group], 35)
+    inputs = {"attention_mask": tokens != model.tokenizer.pad}
+    inputs["pixel_values"] = image.repeat_interleave(2, dim=0)
+    for ours, first, has_match in zip(found, ("[ENC]", "[CLS]"), (True, False)):
+        tokens[:, 0] = model.tokenizer.bert.token_to_id(first)
+        scores = theirs(input_ids=tokens, use_itm_head=has_match, **inputs).itm_score
+        expected = scores.softmax(1)[:, 1] if has_match else scores.diagonal()
+        torch.testing.assert_close(ours.flatten(), expected, atol=1e-5, rtol=0)
     assert found[0].max() - found[0].min() > 0.1 and found[1].max() - found[1].min() > 0.05
 
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -45,7 +46,6 @@ def test_ids_and_texts_are_those_of_transformers_tokeniser(shared_data):
         assert ours.ids(text) == ids, text
         said = theirs.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=True)
         assert ours.decode(torch.tensor(ids, dtype=torch.int64)) == said
-    assert [ours.token(i) for i in range(30522)] == theirs.convert_ids_to_tokens(range(30522))
 
 
 LANGUAGES = (
@@ -111,24 +111,6 @@ def test_a_folder_gives_the_tokens_of_transformers(
             assert decoded == theirs.decode(ids, skip_special_tokens=True)
 
 
-def test_captions_are_written_as_their_readers_expect(make_captioner, tmp_path):
-    """transformers would write a space between any two Chinese characters."""
-    captions = (
-        "一只狗在草地上奔跑，旁边有两个人。",  # noqa: RUF001
-        "“狗”……红3只 cat",
-        "東京タワーの前に、犬がいる",
-        "한국 사람이 자전거를 탄다",
-        "Ein schöner Hund, der über die Straße läuft",
-    )
-    letters = sorted({letter for text in captions for letter in text} - {" "})
-    words = [*SPECIAL_TOKENS, *letters, *(f"##{letter}" for letter in letters)]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    captioner = make_captioner(tokenizer=str(tmp_path), prompt="")
-    for text in captions:
-        assert captioner.caption_text(captioner.tokenizer.encode_prompt(text)) == text
-
-
 WORDS = [*SPECIAL_TOKENS, "a", "man", "", "dog"]  # with an empty line
 
 
@@ -170,21 +152,12 @@ def test_input_and_label_of_the_first_word_become_its_piece(make_captioner, piec
     embeddings = shifted.text_decoder.bert["embeddings"]
     embeddings.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     image = torch.randn(3, 3, 48, 48)
-    logits, labels = shifted.predictions(image, CAPTIONS)
+    _, labels = shifted.predictions(image, CAPTIONS)
     _, unshifted = plain.predictions(image, CAPTIONS)
     words = [plain.tokenizer.token(number) for number in labels[:, 0].tolist()]
     assert words == ["##a", "small", "##the"]  # small has no piece
     assert torch.equal(labels[:, 1:], unshifted[:, 1:])  # the later "a", too
     assert torch.equal(seen[0][:, len(shifted.prompt_ids)], labels[:, 0])
-    expected = shifted.text_decoder.objective(logits, labels).loss
-    torch.testing.assert_close(shifted(image, CAPTIONS).loss, expected)
-
-
-def test_a_vocabulary_without_pieces_is_refused(make_captioner, tmp_path, vocabulary):
-    path = tmp_path / "vocab.txt"
-    path.write_text(vocabulary.read_text().replace("##s\n", ""))
-    with pytest.raises(ValueError, match="first_token_shift: no word of the vocabulary"):
-        make_captioner(tokenizer=str(path), first_token_shift=True)
 
 
 def test_a_shifted_checkpoint_is_built_with_its_prompt_and_not_converted(
@@ -204,3 +177,6 @@ def test_a_shifted_checkpoint_is_built_with_its_prompt_and_not_converted(
     command = ["BLIP.convert", "to-hf", tmp_path / "run.pth", tmp_path / "hf"]
     refused(*command, part="error: the captioner was trained with first_token_shift")
     assert not (tmp_path / "hf").exists()
+    Path(pieces).write_text("\n".join(WORDS))
+    with raises_line(ValueError, "first_token_shift: no word of the vocabulary has a piece"):
+        make_captioner(**settings)

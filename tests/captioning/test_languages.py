@@ -17,7 +17,7 @@ from tests.tiny import SPECIAL_TOKENS, TINY_RUN
 pytestmark = pytest.mark.usefixtures("no_java")
 COLOURS = ("red", "green", "blue", "white")
 CAPTIONS = {
-    "zh": ("一张照片：", ["一只红色的狗", "两个人，一辆绿色的车", "3片海", "白色的 cat"]),  # noqa: RUF001
+    "zh": ("一张照片：", ["一只红色的狗", "两个人，一辆绿色的车", "3片海", "“白”……色的 cat"]),  # noqa: RUF001
     "ko": ("사진 ", ["빨간 개가 달린다", "두 사람과 자동차", "푸른 바다", "고양이 한 마리"]),
     "de": ("Ein Bild von ", ["Ein schöner Hund", "Zwei Männer", "Das Meer", "Eine weiße Katze"]),
 }
