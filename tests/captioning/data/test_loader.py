@@ -2,6 +2,7 @@
 
 import logging
 from contextlib import closing
+from itertools import combinations
 from unittest.mock import Mock
 
 import pytest
@@ -68,10 +69,15 @@ def test_batches_depend_on_seed_and_epoch_but_not_on_workers(make_loader, worker
     for epoch in range(2):
         assert_same_batches(run(loader, epoch), expected[epoch])
     assert torch.equal(torch.get_rng_state(), before)  # the caller's random numbers are untouched
-    loaders = [(make_loader(2), 0), (make_loader(2), 1), (make_loader(2, seed=8), 0)]
-    orders = [[i for batch in run(*each) for i in batch["index"]] for each in loaders]
-    assert all(sorted(order) == list(range(10)) for order in orders)
-    assert len(set(map(tuple, orders))) == 3
+    of_runs = []
+    for seed, epoch in ((7, 0), (7, 1), (8, 0)):
+        batches = run(make_loader(2, seed=seed), epoch)
+        order = [index for batch in batches for index in batch["index"]]
+        images = torch.cat([batch["image"] for batch in batches])[torch.tensor(order).argsort()]
+        assert sorted(order) == list(range(10))
+        of_runs.append((order, images))
+    for (order, images), (other_order, others) in combinations(of_runs, 2):
+        assert order != other_order and (images != others).flatten(1).any(1).all()
 
 
 @pytest.mark.parametrize("world_size", [1, 3, 11])

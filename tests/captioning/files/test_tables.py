@@ -1,4 +1,4 @@
-"""Parquet and Arrow files with images inside, written by pyarrow and by the datasets library."""
+"""Parquet and Arrow files with images inside, on disk and on a server that stands for the hub."""
 
 import json
 
@@ -10,14 +10,19 @@ pytest.importorskip("datasets", reason="the datasets library reads Parquet")
 pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
 
 import datasets
+import fsspec
 import pyarrow as pa
 from pyarrow import parquet
 
 from captioning.data.annotations import read_annotations
 from captioning.data.caption_files import ids_by_name, read_predictions
 from captioning.data.image import load_image
+from captioning.files import stores, tables
+from captioning.files.cache import local
+from captioning.files.images import images_in
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
+from tests.captioning.hub import serving
 from tests.programs import raises_line
 
 
@@ -100,3 +105,43 @@ def test_what_cannot_be_read_is_named_in_one_line(rows, tmp_path):
             read_annotations(tmp_path / name)
     with raises_line(UserError, "b.parquet/1: the row has no image"):
         load_image(f"{tmp_path}/b.parquet/1")
+
+
+DATA = "hf://datasets/owner/birds"
+
+
+@pytest.fixture(scope="module")
+def on_hub(scenes, tmp_path_factory):
+    """Return four photos. The hub has two in each of two Parquet files, and the last as a file."""
+    folder = tmp_path_factory.mktemp("hub")
+    photos, files = sorted((scenes / "images").glob("*.png"))[:4], {}
+    for number in range(2):
+        rows = [{"image": p.read_bytes(), "text": p.name} for p in photos[2 * number :][:2]]
+        parquet.write_table(pa.Table.from_pylist(rows), folder / "part")
+        files[f"data/train-{number}.parquet"] = (folder / "part").read_bytes()
+    files["photos/a.png"] = photos[3].read_bytes()
+    with serving(files) as address, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        patch.setitem(fsspec.config.conf, "hf", {"endpoint": address})
+        yield photos
+
+
+@pytest.mark.parametrize("pattern", [f"{DATA}/data/train-*.parquet", f"{DATA}/**/*.parquet"])
+def test_rows_of_the_hubs_parquet_are_images_with_their_addresses(on_hub, pattern):
+    names, rows = zip(*tables.rows(pattern))
+    assert names == tuple(f"{DATA}/data/train-{n}.parquet/{row}" for n in (0, 1) for row in (0, 1))
+    assert [row["text"] for row in rows] == [photo.name for photo in on_hub]
+    for name, photo in zip(names, on_hub):
+        assert load_image(name).tobytes() == load_image(photo).tobytes()
+    samples = read_annotations(local(pattern))  # as for training
+    assert [sample.captions[0] for sample in samples] == [photo.name for photo in on_hub]
+    assert load_image(samples[3].image).tobytes() == load_image(on_hub[3]).tobytes()
+
+
+def test_photos_of_the_hub_are_read_and_what_it_lacks_is_one_line(on_hub):
+    assert list(images_in(DATA)) == [f"{DATA}/photos/a.png"]
+    assert stores.read_bytes(f"{DATA}/photos/a.png") == on_hub[3].read_bytes()
+    for address in (f"{DATA}/data/test-*.parquet", "hf://datasets/owner/fish/a.parquet"):
+        with raises_line(UserError, "no such file or bucket", start=address):
+            list(tables.rows(address))

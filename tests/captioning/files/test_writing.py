@@ -1,8 +1,6 @@
 """Files that are written whole or not at all."""
 
 import os
-import re
-import signal
 from unittest.mock import Mock
 
 import pytest
@@ -53,18 +51,3 @@ def test_the_file_is_on_disk_before_its_name_is_and_then_the_name(tmp_path, monk
     with writing.atomic_write(path) as file:
         file.write(b"x")
     assert happened == ["file", "name", "folder"]
-
-
-def test_the_unfinished_files_of_a_killed_program_are_found(tmp_path):
-    folder = tmp_path / "result" / "val"
-    folder.mkdir(parents=True)
-    child = os.fork()
-    if child == 0:
-        with writing.atomic_write(folder / "scores.json") as file:
-            file.write(b"half")
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
-    (folder / "own.staged").write_text("a file of the user's")
-    (found,) = writing.unfinished_writes(tmp_path)
-    assert found.parent == folder
-    assert re.fullmatch(rf"\.scores\.json\.{child}\.\w{{8}}\.staged", found.name)
