@@ -8,7 +8,6 @@ import torch
 from captioning.config import load_config
 from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
-from tests.markers import slow
 from tests.programs import raises_line, run_program, unchanged
 from tests.tiny import CLASSIC, log_of
 
@@ -18,43 +17,25 @@ GIVEN = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("more", "parts"),
-    [
-        slow(["model=rnn", "objective={mle: 0.5, smile: 0.5}"], {"mle", "smile"}),
-        slow(["model=attn", "objective=mle", "vocabulary=wordpiece", "prompt='a '"], {"mle"}),
-        (["model=sat", "objective=mle", "attention_penalty=0.5"], {"mle", "attention"}),
-    ],
-)
-def test_a_run_learns_and_its_checkpoint_captions_with_its_own_words(
-    run, more, parts, scenes, scenes_config
-):
-    tuning = run(*more).run()
+def test_a_run_learns_and_its_checkpoint_captions_with_its_own_words(run, scenes_config):
+    settings = ["model=sat", "objective=mle", "attention_penalty=0.5"]
+    tuning = run(*settings).run()
     steps = log_of(tuning.folder, "step")
-    assert len(steps) == 6 and steps[-1]["loss"] < steps[0]["loss"] and parts <= steps[0].keys()
+    assert len(steps) == 6 and steps[-1]["loss"] < steps[0]["loss"]
+    assert {"mle", "attention"} <= steps[0].keys()
     best = tuning.folder / "checkpoint_best.pth"
-    saved = torch.load(best, weights_only=True)
-    if "vocabulary=wordpiece" in more:
-        pieces = len((scenes / "vocab.txt").read_text().split())
-        assert (
-            "vocabulary" not in saved and tuning.captioner.decoder.head.out_features == pieces + 2
-        )
-        return
-    known = saved["vocabulary"]
-    assert known == tuning.captioner.tokenizer.words
+    known = torch.load(best, weights_only=True)["vocabulary"]
     # The training captions of this configuration would make another vocabulary.
-    other = load_config(
-        scenes_config, [*GIVEN, *more, "vocabulary_size=9", "encoder_weights=default"]
-    )
+    more = ["vocabulary_size=9", "encoder_weights=default"]
+    other = load_config(scenes_config, [*GIVEN, *settings, *more])
     captioner, line = captioner_from(other, str(best))
     assert captioner.tokenizer.words == known and "every key matched" in line
     expected = tuning.captioner.state_dict()
     torch.testing.assert_close(captioner.state_dict(), expected, rtol=0, atol=0)
     call = ["--config", scenes_config, "--output_dir", tuning.folder, "--evaluate"]
-    call += ["--eval_split", "test", "--device", "cpu", *GIVEN, *more]
-    assert run_program("captioning.train", *call).code == 0
-    captions = json.loads((tuning.folder / "result/test.json").read_text())
-    assert len(captions) == 7
+    assert run_program("captioning.train", *call, *GIVEN, *settings).code == 0
+    captions = json.loads((tuning.folder / "result/val.json").read_text())
+    assert len(captions) == 5
     assert all(set(entry["caption"].split()) <= {*known} for entry in captions)
 
 
@@ -77,39 +58,26 @@ def test_validation_bleu_lowers_the_rates_of_decoder_and_encoder(run, scored):
 
 def test_a_run_that_ended_early_is_left_as_it_is(run, scored, capsys):
     scored.update(with_bleu(0.3, None, 0.2, 0.4))
-    by_bleu = ["max_epoch=6", "metrics=[coco, length]", "lr_schedule=exponential"]
-    first = run("model=lstm", *by_bleu, "early_stopping=1").run()
-    shown = capsys.readouterr().err
-    ended = "stopped early, after 3 epochs: Bleu_4 was best 1 validations ago"
-    assert shown.count(ended) == 1 and len(log_of(first.folder, "step")) == 9
-    (first.folder / "run.json").write_text("the record of the first run")
+    settings = ["model=lstm", "max_epoch=4", "metrics=[coco, length]", "lr_schedule=exponential"]
+    first = run(*settings, "early_stopping=1").run()
     with unchanged(first.folder):
-        run("model=lstm", *by_bleu, "early_stopping=1", "log_every=2").run()
+        run(*settings, "early_stopping=1", "log_every=2").run()
+    ended = "stopped early, after 3 epochs: Bleu_4 was best 1 validations ago"
     shown = capsys.readouterr().err
-    assert shown.count(ended) == 1 and "resuming" not in shown
+    assert shown.count(ended) == 2 and "resuming" not in shown
     # With more patience it goes on.
-    more = run("model=lstm", *by_bleu, "early_stopping=2", "max_epoch=4").run()
+    more = run(*settings, "early_stopping=2").run()
     assert "resuming from" in capsys.readouterr().err
     assert (more.folder / "checkpoint_03.pth").exists()
-    assert "the first run" not in (more.folder / "run.json").read_text()
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         ("encoder_lr=0", "encoder_weights is none and encoder_lr is 0: the image encoder would ke"),
-        ("image_size=20 encoder=timm/halonet26t", "encoder halonet26t, of timm, does not work wi"),
         ("max_length=1 min_length=1", "max_length is 1; with this prompt, of 1 tok"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line(run, more, message):
     with raises_line(UserError, message):
         run("model=lstm", *more.split()).run()
-
-
-@pytest.mark.slow
-def test_under_compile_the_loop_over_words_stays_as_it_is(run, scored, quick_compiler):
-    small = ["captions_per_image=1", "dropout=0"]
-    captioner = run("model=sat", "compile=true", "max_epoch=1", *small).run().captioner
-    assert captioner.encoder._compiled_call_impl is not None
-    assert captioner.decoder._compiled_call_impl is None

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from captioning.config import load_config
+from captioning.data import sources
 from captioning.models.build import captioner_from, tokenizer_of
 from tests.programs import one_error_line, run_program, unchanged
 from tests.tiny import CAPTIONERS
@@ -13,30 +14,29 @@ from tests.tiny import CAPTIONERS
 
 @pytest.fixture
 def check(tmp_path, scenes, scenes_config):
-    """Return a function that checks files with a row per image, and returns what is said."""
+    """Return a function that checks files with a row per image, and returns what is said.
+
+    missing, empty: the name of a photo.
+    """
     folder = tmp_path / "data"
     folder.mkdir()
 
-    def run(*arguments, code=0, **rows):
+    def run(*arguments, code=0, missing=None, empty=None, **rows):
         for split in ("train", "val", "test"):
             default = [{"image": f"{split}{n}.png", "caption": ["a red star"]} for n in range(9)]
-            rows.setdefault(split, default)
-            (folder / f"scenes_{split}.json").write_text(json.dumps(rows[split]))
-            images = (row["image"] for row in rows[split][:30] if isinstance(row, dict))
-            for image in filter(None, images):
-                (folder / image).write_bytes(b"checked when it is read")
-        for empty in run.empty:
-            (folder / empty).write_bytes(b"")
+            found = rows.get(split, default)
+            (folder / f"scenes_{split}.json").write_text(json.dumps(found))
+            for row in found:
+                if isinstance(row, dict) and row["image"] not in (None, missing):
+                    text = "" if row["image"] == empty else "checked when it is read"
+                    (folder / row["image"]).write_text(text)
         given = (f"image_root={folder}", f"ann_root={folder}", f"tokenizer={scenes}/vocab.txt")
         flags = ("--config", scenes_config, "--output_dir", tmp_path / "run", "--check")
-        if run.remove:
-            (folder / run.remove).unlink()
         with unchanged(tmp_path):
             ended = run_program("captioning.train", *flags, *given, *arguments)
         assert ended.code == code, ended.err
         return ended.err
 
-    run.remove, run.empty = None, []
     return run
 
 
@@ -71,32 +71,23 @@ def test_each_kind_of_flaw_is_a_line_with_a_count_and_an_example(check):
         assert ("training cuts 9 of 9" in log) == is_cut, log
 
 
-@pytest.mark.parametrize("missing", ["train", "val", "test"])
-def test_a_missing_photo_of_any_split_is_told_before_training(check, tmp_path, missing):
-    check.remove = f"{missing}3.png"
-    count = "1 of 27 photos do not exist or are empty"
-    line = f"{count}, such as {tmp_path}/data/{missing}3.png"
-    log = check(code=2)
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_missing_photo_of_any_split_is_told_before_training(check, tmp_path, split):
+    photo = f"{split}3.png"
+    line = f"1 of 27 photos do not exist or are empty, such as {tmp_path}/data/{photo}"
+    log = check(missing=photo, code=2)
     one_error_line(log, f"{line}: correct image_root, or set skip_bad_images=true")
-    assert f"{line}\n" in check("skip_bad_images=true")
-    if missing == "test":
-        check("test_file=")  # not trained on, and not named
-    check.remove, check.empty = None, [f"{missing}3.png"]
-    one_error_line(check(code=2), line)
+    assert f"{line}\n" in check("skip_bad_images=true", missing=photo)
+    if split == "test":
+        check("test_file=", missing=photo)  # not trained on, and not named
+    one_error_line(check(empty=photo, code=2), line)
 
 
-def test_more_than_100_000_photos_are_looked_for_with_a_bar(check, monkeypatch):
-    train = [{"image": f"{n}.png", "caption": "a red star"} for n in range(9)]
-    train += [{"image": f"x{n}.png", "caption": "a red star"} for n in range(100_001)]
-    monkeypatch.setattr(
-        "captioning.data.sources._has_content", lambda path: not path.endswith("x77777.png")
-    )
-    log = check(train=train, code=2)
-    assert "checking photos: 100%" in log
-    assert (
-        "error: 1 of 100,028 photos do not exist or are empty, such as" in log
-        and "x77777.png" in log
-    )
+def test_many_photos_are_looked_for_with_a_bar(check, monkeypatch):
+    assert sources.SHOWN_FROM == 100_000
+    monkeypatch.setattr(sources, "SHOWN_FROM", 26)
+    log = check(missing="train7.png", code=2)
+    assert "checking photos: 100%" in log and "error: 1 of 27 photos do not exist" in log
 
 
 def test_bad_rows_are_left_out_and_counted_on_demand(check):

@@ -44,7 +44,6 @@ def test_dropped_images_and_words_are_as_of_files(run):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        ({"train_file": ["a.tar", "b.json"]}, "train_file: a.tar: only train_file can be tars"),
         ({"val_file": "a.tar"}, "val_file: a.tar: only train_file can be tars"),
         ({"train_file": "a.tar.gz"}, "a.tar.gz is compressed, which"),
         ({"output_dir": "s3://key:S3CR3T@bucket/run"}, "s3://bucket/run: an address with a user"),
