@@ -1,13 +1,11 @@
 """captioning.train from its command line: training, evaluation, and the one line of an error."""
 
-import json
 import pathlib
 
 import pytest
 import torch
 
 from tests.programs import one_error_line, run_program
-from tests.tiny import log_of
 
 pytestmark = pytest.mark.usefixtures("no_java")
 
@@ -23,18 +21,6 @@ def run(scenes_config, tmp_path):
         return outcome.err
 
     return call
-
-
-def test_a_run_is_trained_and_its_best_checkpoint_captions_and_scores_the_test_split(run, tmp_path):
-    folder = tmp_path / "run"
-    run("max_epoch=1", "metrics=[coco]", "--seed", "3")
-    shown = run("--evaluate", "--eval_split", "test", "metrics=[coco]")
-    assert f"loaded {folder / 'checkpoint_best.pth'}" in shown
-    captions = json.loads((folder / "result/test.json").read_text())
-    assert len(captions) == 7 and all(entry["caption"] for entry in captions)
-    (validation,) = log_of(folder, "val")
-    metrics = json.loads((folder / "result/test/metrics.json").read_text())["metrics"]
-    assert {"Bleu_4", "ROUGE_L", "CIDEr"} <= metrics.keys() & validation.keys()
 
 
 def test_weights_that_are_named_are_evaluated_and_the_record_of_the_training_stays(

@@ -46,11 +46,15 @@ SAMPLING = ["model=lstm", *CLASSIC, "image_size=48", "max_epoch=2", "batch_size=
 SAMPLING += ["teacher_forcing=linear", "teacher_forcing_k=3", "sample=true"]
 SAMPLING += ["accumulation_steps=2", "bucket_batches=true"]
 # The first scale is too high for float16: steps overflow and are skipped.
-SCALED = ["precision=fp16", "max_epoch=1", "init_lr=1e-2"]
+SCALED = ["precision=fp16", "max_epoch=1", "init_lr=1e-2", "drop_image=0.4"]
+REWARDED = ["reward={facts: 1.0, cider: 0.5}", "facts_file=scenes.json", "max_tokens=12"]
+REWARDED += ["reward_samples=3", "objective={smile: 0.1}", "max_epoch=1"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("settings", [SAMPLING, SCALED], ids=["sampling", "loss_scaling"])
+@pytest.mark.parametrize(
+    "settings", [SAMPLING, SCALED, REWARDED], ids=["sampling", "loss_scaling", "rewards"]
+)
 def test_random_numbers_and_the_loss_scale_are_resumed(run, finished, tmp_path, settings):
     step = DICE.randrange(2, STEPS)
     print(f"to be stopped at step {step}")

@@ -1,6 +1,6 @@
 """Kill, stop and starve runs for a given time, and count what they survived.
 
-python -m tests.soak [--kills 100] [--seconds 900] [--disks 12] [--steps 2000] [--seed N]
+python -m tests.soak [--kills 100] [--seconds 900] [--disks 12] [--seed N]
 """
 
 import argparse
@@ -19,7 +19,6 @@ import signal
 
 from tests.soak import disks
 from tests.soak.disturbed import STOP_SIGNALS, BrokenPromise, Disturbed
-from tests.soak.flat import check_growth
 
 
 def soak_with_kills(folder: Path, count: int, rng: random.Random) -> None:
@@ -54,7 +53,6 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=100, help="so many by kill -9 (default 100)")
     parser.add_argument("--seconds", type=float, default=900, help="of kills and requests to stop")
     parser.add_argument("--disks", type=int, default=12, help="full disks of so many sizes")
-    parser.add_argument("--steps", type=int, default=2000, help="in which nothing may grow")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--folder", type=Path, help="for what is written (default: a new one)")
     arguments = parser.parse_args()
@@ -62,11 +60,6 @@ def main() -> int:
     print(f"seed {arguments.seed}, in {folder}", flush=True)
     rng = random.Random(arguments.seed)
     try:
-        if arguments.steps:
-            (folder / "flat").mkdir()
-            report(
-                "memory in bytes, and open files", check_growth(folder / "flat", arguments.steps)
-            )
         if arguments.kills:
             soak_with_kills(folder, arguments.kills, rng)
         reason = disks.why_unmountable()

@@ -85,27 +85,6 @@ def run(request, scenes_config, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def resumed(run):
-    """Return a function that stops a run in the second step of its second epoch, and resumes it."""
-
-    def resume(*overrides):
-        broken = run(*overrides, "checkpoint_every=1")
-
-        def fail(step, batches, number):
-            if number == 4:  # the second of the second epoch
-                raise KeyboardInterrupt
-
-        broken.before_step = fail
-        with pytest.raises(KeyboardInterrupt):
-            broken.run()
-        tuning = run(*overrides, "num_workers=2")
-        assert tuning.set_up().number == 4
-        return tuning.run()
-
-    return resume
-
-
-@pytest.fixture
 def scored(monkeypatch):
     """Let validations have the scores that the test puts into a dict, by epoch; CIDEr 0 else."""
     by_epoch, default = {}, {"CIDEr": 0.0, "Bleu_4": 0.0}

@@ -142,10 +142,15 @@ def test_every_epochs_weights_are_kept_load_anywhere_and_may_be_selected_later(r
         assert f"selected: epoch {epoch + 1}, " in capsys.readouterr().err
 
 
-@pytest.mark.slow
 def test_an_epoch_whose_weights_are_gone_cannot_be_taken(run, capsys):
-    folder = run("objective=smile").run().folder
-    run("objective=smile", "select=CIDEr").run()
+    """A resumed run keeps its `select`, and remembers the best epoch."""
+    settings = ["objective=smile", "lr_schedule=exponential"]
+    folder = run(*settings, "select=-cap_len", "max_epoch=2").run().folder
+    run(*settings).run()
+    assert best_of(folder) == 0
+    run(*settings, "select=cap_len").run()
+    assert best_of(folder) == 2
+    run(*settings, "select=CIDEr").run()
     shown = capsys.readouterr().err
     assert "epoch 1 is best by select: CIDEr, but its weights were not kept (keep_check" in shown
     assert best_of(folder) == 1  # the next best

@@ -58,9 +58,8 @@ class Toy(nn.Module):
     def log_likelihoods(self, encoded, ids, temperature):
         before = torch.nn.functional.pad(ids, (1, -1), value=WORDS)
         steps = (self.table[before] / temperature).log_softmax(-1)
-        is_after_end = (ids == END).cumsum(-1) - (ids == END) > 0
         logprobs = steps.gather(-1, ids.unsqueeze(-1)).squeeze(-1)
-        return logprobs.masked_fill(is_after_end, 0.0)
+        return logprobs.masked_fill((before == END).cumsum(-1) > 0, 0.0)
 
 
 def worth_of(text):
