@@ -30,7 +30,6 @@ LIMITS = {
     "max-pixels": (MAX_PIXELS, "pixels per photo"),
     "max-photos": (100, "photos in Batch"),
     "queue": (20, "callers who may wait; further ones are refused"),
-    "max-batch": (16, "photos that a captioner captions at once"),
 }
 
 

@@ -4,7 +4,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
@@ -15,8 +15,7 @@ from pydantic import BaseModel
 from app.checkpoints import Checkpoint
 from app.options import read_options
 from captioning.captioners.interface import Captioner
-from captioning.data.image import decode, open_image
-from captioning.models.build import preprocessing_of
+from captioning.data.image import apply_transform, decode, open_image
 from captioning.models.prompts import prompt_ids
 from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.report.picture import Picture, embed_image
@@ -76,7 +75,17 @@ class CaptionService:
                 answers.append(answer := Answer(Path(path or "").name))
                 try:
                     options = read_options(values)
-                    inputs = self._read(path, options, answer)
+                    chosen = self._chosen(options)
+                    if path is None:
+                        raise UserError("no photo was uploaded: drop one, take one, try an example")
+                    photo = read_photo(Path(path), self.max_pixels)
+                    answer.picture = embed_image(photo, SHOWN_SIDE)
+                    inputs = [
+                        apply_transform(
+                            p.evaluation, photo, answer.name, options.prompt, p.takes_prompt
+                        )
+                        for p in (checkpoint.preprocessing for checkpoint in chosen)
+                    ]
                     batches[options, options.sample and len(answers)].append((answer, inputs))
                 except UserError as error:
                     answer.error = error
@@ -92,32 +101,12 @@ class CaptionService:
             return answers
 
     def _chosen(self, options: BaseModel) -> list[Checkpoint]:
-        """Return the chosen checkpoints, with the visitor's prompt in their configurations.
-
-        The preprocessing may depend on the prompt. Raises UserError.
-        """
+        """Return the chosen checkpoints. Raises UserError."""
         labels = [checkpoint.label for checkpoint in self.checkpoints]
         chosen = labels if options.checkpoints is None else options.checkpoints
         if not chosen or not set(chosen) <= set(labels):
             raise UserError(f"checkpoints: choose one or more of {', '.join(labels)}")
-        prompt = options.model_dump(include={"prompt"}, exclude_none=True)
-        return [
-            replace(checkpoint, config=checkpoint.config.model_copy(update=prompt))
-            for checkpoint in self.checkpoints
-            if checkpoint.label in chosen
-        ]
-
-    def _read(self, path: Optional[str], options: BaseModel, answer: Answer) -> list[Any]:
-        """Read a photo into an answer. Return it as each chosen checkpoint's input.
-
-        Raises UserError.
-        """
-        checkpoints = self._chosen(options)
-        if path is None:
-            raise UserError("no photo was uploaded: drop one, take one, or try an example")
-        photo = read_photo(Path(path), self.max_pixels)
-        answer.picture = embed_image(photo, SHOWN_SIDE)
-        return [preprocessing_of(checkpoint.config).item(photo) for checkpoint in checkpoints]
+        return [checkpoint for checkpoint in self.checkpoints if checkpoint.label in chosen]
 
 
 def read_photo(path: Path, max_pixels: int = MAX_PIXELS) -> Image.Image:
@@ -143,7 +132,7 @@ def _caption(
     Raises UserError for options that the checkpoint does not support.
     """
     captioner, settings = checkpoint.captioner, options.model_dump(exclude={"checkpoints"})
-    images = preprocessing_of(checkpoint.config).collate(inputs)
+    images = checkpoint.preprocessing.collate(inputs)
     try:
         with _prompt(captioner, options.prompt, options.max_length):
             decoding = DecodingSettings(
@@ -151,7 +140,7 @@ def _caption(
             )
             torch.manual_seed(options.seed)
             scored = scored_captions(captioner, images.to(checkpoint.device), decoding)
-            settings["prompt"] = captioner.prompt or checkpoint.config.prompt
+            settings["prompt"] = captioner.prompt or options.prompt or checkpoint.config.prompt
     except (UserError, ValueError) as error:
         raise UserError(f"{checkpoint.label}: {error}") from error
     for details in scored:

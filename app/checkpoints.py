@@ -9,12 +9,13 @@ import torch
 from torch import nn
 
 from captioning.config import Config
-from captioning.files.stores import key_of, without_secrets
+from captioning.data.image import Preprocessing
+from captioning.files.stores import without_secrets
 from captioning.models import checkpoints
-from captioning.models.build import load_trained
+from captioning.models.build import load_trained, preprocessing_of
 from captioning.models.precision import DTYPES, check_precision
 from captioning.report.figures import assign_styles
-from captioning.report.runs import check_unique, make_unique, objective_kind, training_title
+from captioning.report.runs import make_unique, objective_kind, training_title
 from captioning.runtime.errors import UserError
 from captioning.runtime.progress import log_line
 
@@ -31,6 +32,7 @@ class Checkpoint:
     - label: its name in the page, unique there
     - colour: the colour of its card
     - captioner: in evaluation mode, on the device
+    - preprocessing: that of the captioner
     """
 
     source: str
@@ -39,6 +41,7 @@ class Checkpoint:
     config: Config
     captioner: nn.Module
     device: torch.device
+    preprocessing: Preprocessing
 
 
 def find_demo_checkpoints() -> list[str]:
@@ -69,8 +72,6 @@ def load_checkpoints(
     """
     paths = [checkpoints.resolve(source) for source in sources]
     names = [without_secrets(path) for path in paths]
-    if len(set(map(key_of, paths))) < len(paths):
-        check_unique(list(map(key_of, names)), "checkpoint")
     loaded, kinds, labels = [], [], []
     for path, name in zip(paths, names):
         has_run = config is None or Path(name).with_name("config.yaml").exists()
@@ -85,6 +86,6 @@ def load_checkpoints(
     folders = [Path(name).parent.name for name in names]
     labels = make_unique(labels, folders, names, [str(n + 1) for n in range(len(names))])
     return [
-        Checkpoint(name, label, style.colour, run, captioner, device)
+        Checkpoint(name, label, style.colour, run, captioner, device, preprocessing_of(run))
         for (name, run, captioner), label, style in zip(loaded, labels, assign_styles(kinds))
     ]

@@ -22,6 +22,7 @@ HEADER = (
 )
 EMPTY_RESULTS = '<p class="smile-empty">The captions appear here.</p>'
 NUM_EXAMPLES, EXAMPLES_SEED = 6, 11  # scenes like those of the demo
+MAX_BATCH = 16  # calls with the same options that are answered at once
 DELETE_CACHE = 600, 3600  # seconds between two searches for old uploads, and their age
 PRIVATE = {"api_visibility": "private"}  # not in Gradio's description of the API
 
@@ -69,7 +70,7 @@ def build_page(service: CaptionService, limits: Namespace) -> gr.Blocks:
         # The values are validated by `CaptionService`: after an error in Gradio's preprocessing,
         # all calls of a batch would fail. `app.guard` relies on the first two functions.
         options = {"inputs_kwargs": controls, "preprocess": False}
-        batch_options = {**options, "batch": True, "max_batch_size": limits.max_batch}
+        batch_options = {**options, "batch": True, "max_batch_size": MAX_BATCH}
         show = _answering(service, lambda answer: view.render("results.html", answer=answer))
         button.click(show, photo, results, scroll_to_output=True, **batch_options, **PRIVATE)
         gr.Button(visible=False).click(

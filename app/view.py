@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from PIL import Image
 
 from app.captions import Answer
@@ -14,22 +13,16 @@ from captioning.files.writing import json_line
 from captioning.models.score_tokens import ScoredCaption
 from captioning.report.picture import data_uri
 from captioning.report.runs import make_unique
+from captioning.report.templates import read_template
 
 MAP_SIDE = 64  # width and height in pixels; the browser stretches the map over the photo
 MAX_ALPHA = 215  # opacity of a map's maximum; below 255, so that the photo stays visible
 
-templates = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,  # file names and prompts are untrusted
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=jinja2.StrictUndefined,
-)
-
 
 def render(template: str, **values: Any) -> str:
     """Return HTML. template: a file name; its variables are `values`."""
-    return templates.get_template(template).render(values, attention_pictures=attention_pictures)
+    path = Path(__file__).with_name(template)
+    return read_template(path).render(values, attention_pictures=attention_pictures)
 
 
 def write_zip(answers: Sequence[Answer], path: Path) -> None:

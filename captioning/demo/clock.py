@@ -37,13 +37,13 @@ class Clock(Observer):
     ):
         configs = {run.folder: run.config() for run in runs}
         self.batch_sizes = {folder: config.batch_size for folder, config in configs.items()}
-        self.trained_images = {}  # {folder of a run: number of images so far}
         self.data, self.polled_at = data, -POLL_S
         files = [run.folder / "result" / f"{evaluation_name(0)}.json" for run in first_runs]
         # Captions that an earlier call has printed are not printed again.
         self.awaited_files = [] if all(file.exists() for file in files) else files
         self.bar = tqdm(
             total=sum(images * config.max_epoch for config in configs.values()) + SCORING_S * PACE,
+            initial=self._trained_images(),  # by an earlier call, which tells nothing of the pace
             bar_format="{desc}: {percentage:.0f}%, about {remaining} to go in all",
             smoothing=0,
             mininterval=0.5 if sys.stderr.isatty() else 30,
@@ -54,19 +54,20 @@ class Clock(Observer):
         self.bar.start_t -= PRIOR_S
         self.bar.initial -= PRIOR_S * PACE
 
+    def _trained_images(self) -> int:
+        """Return the number of images on which the runs have trained so far."""
+        images = 0
+        for folder, batch_size in self.batch_sizes.items():
+            log = read_log(folder / "log.jsonl")
+            steps = (line["step"] for line in log if line["event"] == "step")
+            images += batch_size * max(steps, default=0)
+        return images
+
     def poll(self) -> None:
         if time.monotonic() - self.polled_at < POLL_S:
             return
         self.polled_at = time.monotonic()
-        for folder, batch_size in self.batch_sizes.items():
-            log = read_log(folder / "log.jsonl")
-            images = max((line["step"] for line in log if line["event"] == "step"), default=0)
-            images *= batch_size
-            # Images of an earlier call do not count for the pace: they took no time in this one.
-            if not self.trained_images.get(folder):
-                self.bar.initial += images
-            self.bar.update(images - self.trained_images.get(folder, 0))
-            self.trained_images[folder] = images
+        self.bar.update(self._trained_images() - self.bar.n)
         if self.awaited_files and all(file.exists() for file in self.awaited_files):
             mle, smile = map(read_predictions, self.awaited_files)
             self.awaited_files = []

@@ -30,8 +30,8 @@ FIRST = ("train_file=scenes_first.json", "max_epoch=1", "eval_every=1", "num_bea
 # The metrics of validation during training. CIDEr and METEOR are left out: they would only be
 # needed to select an epoch, but the demo validates and selects only the last epoch.
 TRAINING_METRICS = "metrics=[length, facts]"
-# Keys that the demo sets for each run. eval_every and max_epoch are among them, because
-# pre-training and fine-tuning need different values.
+# Keys that the demo sets for each run, also in its configurations: pre-training and fine-tuning
+# need different values of eval_every, max_epoch and keep_checkpoints.
 DEMO_KEYS = {
     "objective",
     "pretrained",
@@ -45,6 +45,7 @@ DEMO_KEYS = {
     "output_dir",
     "eval_every",
     "max_epoch",
+    "keep_checkpoints",
 }
 
 
@@ -87,12 +88,9 @@ def train_first(runs: Sequence[SweepRun], data: Path) -> Optional[int]:
         if signals.stop_requested():
             return None
         time.sleep(0.2)
-    if not weights.exists():  # the user has replaced the configuration's keep_checkpoints=all
-        return None
     annotations = read_json(data / "scenes_train.json")
     write_json(annotations[:FIRST_IMAGES], data / "scenes_first.json")
     for run in runs:
-        code = run.train()
-        if code or signals.stop_requested():
+        if (code := run.train()) or signals.stop_requested():
             return code
     return None

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-import jinja2
-
 from captioning.data.caption_files import ImageId
 from captioning.files.writing import write_text
 from captioning.metrics.scoring import skipped_lines
@@ -15,19 +13,12 @@ from captioning.report.figures import assign_styles, draw_curves, draw_lengths
 from captioning.report.picture import load_picture
 from captioning.report.plane import draw_plane
 from captioning.report.runs import Run, differing_settings, recorded_commands, recorded_versions
+from captioning.report.templates import read_template
 from captioning.report.tokens import token_figure
 from captioning.runtime.errors import UserError
 from captioning.scenes.facts import mark_words
 
 NUM_EXAMPLES = 8
-
-_templates = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).parent),
-    autoescape=True,  # captions can contain anything
-    trim_blocks=True,
-    lstrip_blocks=True,
-    undefined=jinja2.StrictUndefined,
-)
 
 
 def write_report(comparison: Comparison, output: Path, note: Optional[str] = None) -> None:
@@ -52,7 +43,7 @@ def render(comparison: Comparison, note: Optional[str] = None) -> str:
         caption = row.captions[image_id]
         return mark_words(caption, scene) if scene else [(caption, None)]
 
-    return _templates.get_template("page.html").render(
+    return read_template(Path(__file__).with_name("page.html")).render(
         comparison=comparison,
         note=note,
         colours={row.label: style.colour for row, style in zip(rows, styles)},

@@ -44,7 +44,6 @@ from captioning.sweep.runs import (
 )
 from smile import OBJECTIVES
 
-QUICK = ("max_epoch=1", "eval_every=1", "num_beams=1")
 ABLATIONS = tuple(variants.ablation_variants())
 
 
@@ -64,7 +63,6 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="train each variant with seeds 0 to N - 1 and average",
     )
-    add("--quick", action="store_true", help="one epoch and greedy captions, to test the sweep")
     add("--pretrain", metavar="CONFIG", help="train this once first; all runs start from its best")
     add("--collect", nargs="+", default=[], metavar="RUN", type=Path,
         help="finished runs to add to the figure, or to draw without a sweep")  # fmt: skip
@@ -91,7 +89,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if distributed.env_world_size() > 1:
         raise UserError("a sweep starts its runs itself, one per GPU: call it without torchrun")
     if arguments.config is None:
-        names = ("mle", "ablation", "objectives", "seeds", "pretrain", "quick", "jobs")
+        names = ("mle", "ablation", "objectives", "seeds", "pretrain", "jobs")
         if unused := [f"--{name}" for name in names if getattr(arguments, name)]:
             raise UserError(f"{', '.join(unused)}: name a configuration to train")
         if not arguments.collect:
@@ -102,13 +100,12 @@ def _run(arguments: argparse.Namespace) -> int:
     own_keys = variants.own_keys(planned) | ({"pretrained"} if arguments.pretrain else set())
     check_overrides(arguments.overrides, own_keys, "the sweep")
     folder = arguments.output_dir or Path(f"output/sweep_{Path(arguments.config).stem}")
-    overrides = [*arguments.overrides, *(QUICK if arguments.quick else ())]
     first, initial = [], []
     if arguments.pretrain:
         pretraining = variants.Variant("pretrain", "", ())
-        first = plan_runs(arguments.pretrain, folder, [pretraining], overrides)
+        first = plan_runs(arguments.pretrain, folder, [pretraining], arguments.overrides)
         initial = [f"pretrained={first[0].folder / checkpoints.BEST}"]
-    runs = plan_runs(arguments.config, folder, planned, overrides, initial)
+    runs = plan_runs(arguments.config, folder, planned, arguments.overrides, initial)
     # What comparison needs at the end is found wrong before runs train.
     require_writable(str(folder))
     scored = runs[0].config()

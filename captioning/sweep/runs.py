@@ -1,7 +1,6 @@
 """Trains and scores the runs of a sweep as jobs, in parallel on all GPUs or on a CPU."""
 
 import os
-import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -144,14 +143,12 @@ class RunLogger(Observer):
     """Logs the start and the end of each run. bar: counts the runs, and estimates the time left."""
 
     def __init__(self, bar: tqdm):
-        self.bar, self.began_at = bar, {}
+        self.bar = bar
 
     def on_start(self, job: Job) -> None:
-        self.began_at[job.name] = time.monotonic()
         gpu = job.environment.get("CUDA_VISIBLE_DEVICES")
         log_line(f"{job.name}: started{f' on GPU {gpu}' if gpu else ''}, see {job.log}")
 
     def on_end(self, name: str, reason: Optional[str]) -> None:
-        seconds = time.monotonic() - self.began_at[name]
-        log_line(f"{name}: {f'failed: {reason}' if reason else f'done in {seconds:.0f} s'}")
+        log_line(f"{name}: {f'failed: {reason}' if reason else 'done'}")
         self.bar.update()

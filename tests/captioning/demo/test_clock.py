@@ -29,9 +29,9 @@ def test_the_time_left_follows_the_pace_of_this_call(tmp_path, monkeypatch):
 
     clock = Clock(runs, 10 * PACE, runs, tmp_path)
     assert seconds_left(clock, 0, 0) == 20 + SCORING_S
-    seconds_left(clock, 1, 1)
-    left = seconds_left(clock, 1 + 2 * PRIOR_S, 6)  # 5 batches in twice PRIOR_S
-    pace = (PRIOR_S + 5) / (3 * PRIOR_S + 1)
-    assert left == pytest.approx((20 + SCORING_S - 6) / pace, abs=1)
+    left = seconds_left(clock, 2 * PRIOR_S, 5)  # 5 batches in twice PRIOR_S
+    pace = (PRIOR_S + 5) / (3 * PRIOR_S)
+    assert left == pytest.approx((20 + SCORING_S - 5) / pace, abs=1)
     # What an earlier call trained tells nothing of the pace.
-    assert seconds_left(Clock(runs, 10 * PACE, runs, tmp_path), 0, 10) == 10 + SCORING_S
+    now[0] = 100.0
+    assert seconds_left(Clock(runs, 10 * PACE, runs, tmp_path), 0, 5) == 15 + SCORING_S

@@ -76,7 +76,7 @@ def test_stopped_and_failed_runs_are_continued_and_finished_ones_kept(
     assert swept(*command, code=130, **{"mle0.5": "stop"}) == ["pretrain", "smile"]
     told = capsys.readouterr().err
     assert "stopped; run the same command again to continue" in told
-    assert f"smile: started, see {folder / 'smile.log'}" in told and "smile: done in" in told
+    assert f"smile: started, see {folder / 'smile.log'}" in told and "smile: done" in told
     refused = {"mle0.5": "the loss is not finite"}
     assert swept(*command, code=2, **refused) == ["pretrain", "mle0.5", without]
     told = capsys.readouterr()
