@@ -2,11 +2,8 @@
 
 import contextlib
 import os
-import re
-import signal
 import subprocess
 import sys
-from importlib.util import find_spec
 
 import pytest
 import torch
@@ -72,8 +69,7 @@ def start_page(run_folders, repository, tmp_path_factory):
     Its arguments are further flags; it gives the address. Gradio fetches from public addresses
     only; all addresses count as public for this server.
     """
-    if find_spec("gradio") is None:
-        pytest.skip("no Gradio: the web page needs Python 3.10 or later")
+    pytest.importorskip("gradio", reason="the web page needs Python 3.10 or later")
     site = tmp_path_factory.mktemp("site")
     (site / "sitecustomize.py").write_text(ALL_ARE_PUBLIC)
 
@@ -82,16 +78,14 @@ def start_page(run_folders, repository, tmp_path_factory):
         folder = tmp_path_factory.mktemp("server")
         command = [sys.executable, "-m", "app", *map(str, run_folders), *FLAGS, *flags]
         env = {**os.environ, "TMPDIR": str(folder), "PYTHONPATH": str(site)}
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-        process = subprocess.Popen(command, cwd=repository, env=env, **pipes)
-        log = ""
-        try:
-            while not (found := re.search(r"open (http://[\d.]+:\d+) in a browser", log)):
-                log += process.stderr.readline() or pytest.fail(log)
-            yield found[1]
-        finally:
-            process.send_signal(signal.SIGTERM)
-            _, errors = process.communicate(timeout=200)
+        options = {"cwd": repository, "env": env, "stderr": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, **options) as process:
+            line = next((line for line in process.stderr if line.startswith("open http://")), "")
+            try:
+                yield line.split()[1]
+            finally:
+                process.terminate()
+                _, errors = process.communicate(timeout=200)
         assert process.returncode == 130, errors
         assert not any(path.is_file() for path in folder.rglob("*"))  # the uploads are removed
 

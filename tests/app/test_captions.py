@@ -30,15 +30,11 @@ def ask(service, files):
     return answer
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"num_beams": 1, "repetition_penalty": 1.5, "length_penalty": 2.0},
-        {"sample": True, "temperature": 3.0, "top_p": 0.5, "top_k": 9},
-        {"prompt": "a large star "},
-    ],
-)
+GREEDY = {"num_beams": 1, "repetition_penalty": 1.5, "length_penalty": 2.0}
+SAMPLE = {"sample": True, "temperature": 3.0, "top_p": 0.5, "top_k": 9}
+
+
+@pytest.mark.parametrize("given", [{}, GREEDY, SAMPLE, {"prompt": "a large star "}], ids=str)
 def test_a_caption_is_the_captioners_own(service, files, ask, monkeypatch, given):
     """A prompt holds for one caption."""
     (record,) = ask(**given, seed=6).record()
@@ -62,24 +58,21 @@ def test_a_caption_is_the_captioners_own(service, files, ask, monkeypatch, given
     assert record["cut"] == (len(record["words"]) == 16 - len(captioner.prompt_ids))
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"prompt": "a zebra"}, "MLE: prompt 'a zebra' has a word that the vocabulary lacks"),
-        ({"max_length": 4, "min_length": 1}, "MLE: prompt of 4 tokens, which leaves no room"),
-        ({"max_length": 21}, "MLE: max_length is 21; it has room for 20 tokens"),
-        ({"min_length": 41}, "MLE: min_length is 41, above max_length, 16"),
-        ({"temperature": float("nan")}, "temperature: found nan"),
-        ({"beams": 3}, "unknown key 'beams'; did you mean 'num_beams'?"),
-        ({"checkpoints": ["GPT"]}, "choose one or more of MLE, SMILE, MLE+SMILE"),
-        ({"name": "notes.jpg"}, "notes.jpg: not a readable image (none of"),
-    ],
-)
-def test_an_error_is_one_line_of_its_own_call(service, files, ask, monkeypatch, given, message):
+def test_an_error_is_one_line_of_its_own_call(service, files, ask, monkeypatch):
     """Photos are named by their file, and the next call is answered."""
     monkeypatch.setattr(service.checkpoints[0].captioner, "max_positions", 20)
-    line = ask(**given).record()["error"]
-    assert message in line and "\n" not in line and str(files) not in line
+    for line, given in {
+        "MLE: prompt 'a zebra' has a word that the vocabulary lacks": {"prompt": "a zebra"},
+        "MLE: prompt of 4 tokens, which leaves no room": {"max_length": 4, "min_length": 1},
+        "MLE: max_length is 21; it has room for 20 tokens": {"max_length": 21},
+        "MLE: min_length is 41, above max_length, 16": {"min_length": 41},
+        "temperature: found nan": {"temperature": float("nan")},
+        "unknown key 'beams'; did you mean 'num_beams'?": {"beams": 3},
+        "choose one or more of MLE, SMILE, MLE+SMILE": {"checkpoints": ["GPT"]},
+        "notes.jpg: not a readable image (none of": {"name": "notes.jpg"},
+    }.items():
+        found = ask(**given).record()["error"]
+        assert line in found and "\n" not in found and str(files) not in found
     assert "caption" in ask().record()[0]
 
 
@@ -95,16 +88,14 @@ def test_calls_share_a_batch_and_a_bad_one_fails_alone(service, files, monkeypat
     calls += [(other, sample), (good, {**beams, "num_beams": 99}), (good, {"prompt": "a zebra"})]
     together = [answer.record() for answer in service.answer(calls)]
     assert sizes == [2, 1, 1]
+    assert [r["label"] for r in together[0]] == ["MLE", "SMILE"] and len(together[2]) == 3
     for found, call in zip(together, calls):
         alone = service.answer([call])[0].record()
-        if isinstance(alone, dict):
-            assert found == alone
-            continue
-        for one, expected in zip(found, alone):
-            for key in ("image", "label", "caption", "settings"):
-                assert one[key] == expected[key]
-            assert one["score"] == pytest.approx(expected["score"], abs=1e-4)
-    assert [r["label"] for r in together[0]] == ["MLE", "SMILE"] and len(together[2]) == 3
+        if isinstance(alone, list):  # a batch may change the last digits
+            for record, expected in zip(found, alone):
+                expected["score"] = pytest.approx(expected["score"], abs=1e-4)
+                expected["words"] = record["words"]
+        assert found == alone
 
 
 def test_one_photo_is_decoded_at_a_time(service, ask, monkeypatch):
