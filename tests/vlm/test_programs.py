@@ -86,4 +86,4 @@ def test_the_prompt_of_the_pages_visitor_is_the_models_question(results, scenes)
     assert found["caption"] == expected.captions[0][0]
     assert found["score"] == pytest.approx(expected.scores.item(), rel=1e-4)
     line = page_record(run, prompt=" ")["error"]
-    assert line.startswith("prompt is empty, but ") and "is a chat model" in line
+    assert ": prompt is empty, but " in line and "is a chat model" in line
