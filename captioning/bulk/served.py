@@ -60,13 +60,7 @@ class ServedModel:
         self.origin = {"checkpoint": self.name, "settings": self.settings}
         self.report = f"captions of {self.name} at {self.server.url}, {self.batch_size} at once"
         self.num_return = self.settings.get("n", 1)
-        models = self.server.list_models()
-        try:
-            replies = self._ask(GREY)
-        except RequestFailed as error:
-            unknown = models and self.name not in models
-            others = f" (its models: {', '.join(models[:5])})" if unknown else ""
-            raise UserError(f"{error}{others}") from None
+        replies = self._ask(GREY)
         if len(replies) != self.num_return:
             few = f"got {len(replies)} captions instead of {self.num_return}"
             raise UserError(f"{self.server.url}: {few}; use --num_return 1")

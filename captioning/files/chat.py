@@ -110,19 +110,13 @@ class ChatServer:
             trust_env=not is_local,  # the environment's proxies
         )
 
-    def list_models(self) -> list[str]:
-        """Return the names of the server's models; [] if the server does not list them.
-
-        Raises RequestFailed if the server does not answer, or refuses the key.
-        """
+    def check_access(self) -> None:
+        """Raise RequestFailed if the server does not answer, or refuses the key."""
         try:
-            return self._fetch(
-                "/models", lambda answer: [str(each["id"]) for each in answer["data"]]
-            )
+            self._fetch("/models", list)
         except RequestFailed as error:
             if error.code in (None, 401, 403):
                 raise
-            return []
 
     @tenacity.retry(
         retry=tenacity.retry_if_exception(lambda error: getattr(error, "is_temporary", False)),

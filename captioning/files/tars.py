@@ -7,7 +7,6 @@ KEY.v2.png may also be KEY.v2.txt and KEY.v2.json.
 """
 
 import os
-import re
 import tarfile
 from collections.abc import Iterator
 from itertools import groupby
@@ -22,8 +21,6 @@ from captioning.runtime.errors import UserError, one_line
 
 SUFFIXES = (".tar", ".tar.gz", ".tgz")
 MAX_BYTES = 1 << 30  # of an image or a text: a small compressed tar can be huge when unpacked
-
-_META = re.compile(r"__[^/]*__(/|$)")  # names of members with webdataset's metadata of the tar
 
 
 class BrokenTar(UserError):
@@ -148,7 +145,7 @@ def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tarfile.TarInfo]]
     for member in tar:
         tar.members = []  # tarfile would keep all
         key, suffix = base_plus_ext(member.name)
-        if key and member.isreg() and not member.issparse() and not _META.match(member.name):
+        if key and member.isreg():
             yield key, suffix.lower(), member
     if not getattr(tar, "has_end", False):
         raise tarfile.ReadError("it has no end marker: it was cut off or is damaged")

@@ -54,7 +54,7 @@ class Judge(Evaluator):
         require_writable(str(self.cache))  # a reply that cannot be kept would be paid for again
 
     def check_requirements(self) -> None:
-        self.server.list_models()
+        self.server.check_access()
 
     @abstractmethod
     def read(self, reply: Any, count: int) -> Any:

@@ -1,7 +1,5 @@
 """The cache's names, and copies of stored files: complete, made once, renewed when they change."""
 
-from unittest.mock import Mock
-
 import pytest
 
 from captioning.files import stores
@@ -62,11 +60,8 @@ def test_paths_on_a_disk_are_returned_as_they_are():
     assert stores.join("s3://bucket/a", "/in/b") == stores.join("/in", "b") == "/in/b"
 
 
-def test_the_cache_folder_is_in_the_users_or_else_one_line_says_what_to_set(tmp_path, monkeypatch):
+def test_the_cache_folder_is_in_the_users(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     for xdg, parent in (str(tmp_path / "xdg"), "xdg"), ("", ".cache"):
         monkeypatch.setenv("XDG_CACHE_HOME", xdg)
         assert cache_folder() == tmp_path / parent / "smile"
-    monkeypatch.setattr("pathlib.Path.home", Mock(side_effect=RuntimeError))
-    with pytest.raises(UserError, match="home folder is unknown; set XDG_CACHE_HOME to a folder"):
-        cache_folder()

@@ -15,8 +15,7 @@ from captioning.runtime.errors import UserError
 from tests.captioning.tar_files import write_members
 from tests.programs import raises_line
 
-MEMBERS = [  # of eight samples, three of which have no image
-    ("__meta__/x.png", b"of no sample"),
+MEMBERS = [  # of eight samples, two of which have no image
     ("in.a/k.left.PNG", b"first"),
     ("in.a/k.right.png", b"second"),
     ("in.a/k.txt", b"\xef\xbb\xbf a dog \r\n\na cat\n"),
