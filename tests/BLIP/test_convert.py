@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from BLIP.checkpoint import read_checkpoint, settings_of
 from BLIP.convert import hf_config, save_hf
@@ -35,58 +34,47 @@ def test_there_and_back_by_the_commands(make_captioner, itm_checkpoint, vocabula
     assert again.prompt_ids.tolist() == captioner.prompt_ids.tolist()
 
 
-def text_config(**changes):
-    def apply(path):
-        config = json.loads((path / "config.json").read_text())
-        config["text_config"].update(changes)
-        (path / "config.json").write_text(json.dumps(config))
+def removed(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def config(**changes):
+    """Return a function that changes a folder's config.json."""
+
+    def apply(folder):
+        content = json.loads((folder / "config.json").read_text())
+        content["text_config"].update(changes.pop("text_config", {}))
+        (folder / "config.json").write_text(json.dumps({**content, **changes}))
 
     return apply
 
 
-# what is said: the change of a folder
-DAMAGE = {
-    "config.json": lambda path: (path / "config.json").unlink(),
-    "the model_type in config.json is git, not blip": lambda path: (
-        path / "config.json"
-    ).write_text('{"model_type": "git"}'),
-    "size mismatch for text_decoder.bert.encoder.layer.0.interm": text_config(intermediate_size=7),
-    "med_config: hidden_size must be a multiple": text_config(num_attention_heads=7),
-    "hf is a folder without model.safetensors": lambda path: (path / "model.safetensors").unlink(),
-    "hf has no image encoder of BLIP": lambda path: save_file(
-        {"a": torch.ones(1)}, path / "model.safetensors"
-    ),
-    "kept.pth: No space left": lambda path: None,
-}
+# the change of a folder, flags, what is said
+FAILURES = [
+    (removed("config.json"), (), "config.json"),
+    (removed("model.safetensors"), (), "hf is a folder without model.safetensors"),
+    (config(model_type="git"), (), "the model_type in config.json is git, not blip"),
+    (config(text_config={"intermediate_size": 7}), (), "size mismatch for text_decoder.bert.encod"),
+    (config(text_config={"num_attention_heads": 7}), (), "med_config: hidden_size must be a multi"),
+    (config(), (), "kept.pth: No space left"),
+    (config(), ("--vit", "huge"), "vit is 'huge'; it must be base, large or a mapping of sizes"),
+    (config(), ("--vit", '{"foo": 1}'), "vit: unknown key 'foo'"),
+    (config(), ("--tokenizer", "\x1b]0;title\x07"), r"tokenizer: \x1b]0;title\x07 is not a BERT"),
+]
 
 
-@pytest.mark.parametrize("message", DAMAGE)
+@pytest.mark.parametrize(("change", "flags", "message"), FAILURES)
 def test_a_failed_conversion_is_one_line_and_leaves_the_target(
-    make_captioner, tmp_path, monkeypatch, message
+    make_captioner, tmp_path, monkeypatch, change, flags, message
 ):
     def full_disk(_, path):
         path.write_bytes(b"half")
         raise RuntimeError("No space left")
 
     save_hf(make_captioner(), tmp_path / "hf")
-    DAMAGE[message](tmp_path / "hf")
+    change(tmp_path / "hf")
     (tmp_path / "kept.pth").write_bytes(b"kept")
     monkeypatch.setattr(torch, "save", full_disk)
     with unchanged(tmp_path):
-        refused("BLIP.convert", "from-hf", tmp_path / "hf", tmp_path / "kept.pth", part=message)
-
-
-@pytest.mark.parametrize(
-    ("flags", "part"),
-    [
-        (["--vit", "huge"], "vit is 'huge'; it must be base, large or a mapping of sizes"),
-        (["--vit", '{"foo": 1}'], "vit: unknown key 'foo'"),
-        (["--tokenizer", "\x1b]0;title\x07"], r"tokenizer: \x1b]0;title\x07 is not a BERT"),
-    ],
-)
-def test_a_checkpoint_that_cannot_be_built_is_one_line(
-    make_captioner, vocabulary, tmp_path, flags, part
-):
-    torch.save({"model": make_captioner().state_dict()}, tmp_path / "a.pth")
-    command = ["to-hf", tmp_path / "a.pth", tmp_path / "b", "--tokenizer", vocabulary, *flags]
-    assert "\x1b" not in refused("BLIP.convert", *command, part=part)
+        command = ["from-hf", tmp_path / "hf", tmp_path / "kept.pth", *flags]
+        assert "\x1b" not in refused("BLIP.convert", *command, part=message)
