@@ -6,7 +6,7 @@
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -113,18 +113,13 @@ class BlipItm(nn.Module):
 
 
 def load_itm(
-    checkpoint: str,
-    image_size: Optional[int] = None,
-    trust_checkpoint: bool = True,
-    **overrides: Any,
+    checkpoint: str, trust_checkpoint: bool = True, **overrides: Any
 ) -> tuple[BlipItm, str]:
     """Return the model of a released retrieval or pre-training checkpoint, in evaluation mode.
 
-    image_size: S; the position embedding is resized to it. None takes the size for which the
-    position embedding was trained. overrides: `tokenizer`, `vit` and `med_config`, see
-    `settings_in`. Without `tokenizer`, a vocab.txt beside the checkpoint is used if there is one.
-    The second result says what was not copied unchanged. Raises CheckpointError, DownloadError and
-    ValueError.
+    overrides: `image_size`, `tokenizer`, `vit` and `med_config`, see `settings_in`. Without
+    `tokenizer`, a vocab.txt beside the checkpoint is used if there is one. The second result says
+    what was not copied unchanged. Raises CheckpointError, DownloadError and ValueError.
     """
     name = without_secrets(checkpoint)
     content = read_checkpoint(checkpoint, trust_checkpoint)
@@ -134,7 +129,7 @@ def load_itm(
             f"{name} has no image-text matching head: give a checkpoint of BLIP's retrieval, "
             "such as model_base_retrieval_coco.pth"
         )
-    settings = settings_in(content, state, name, image_size=image_size, **overrides)
+    settings = settings_in(content, state, name, **overrides)
     vocabulary = Path(checkpoint).with_name("vocab.txt")  # of a released filter, without a network
     if overrides.get("tokenizer") is None and vocabulary.is_file():
         settings["tokenizer"] = str(vocabulary)

@@ -6,7 +6,6 @@ import torch
 import transformers
 from PIL import Image
 
-from BLIP.convert import hf_config, to_hf_names
 from BLIP.itm import load_itm
 from captioning.data.image import evaluation_transform
 from captioning.metrics.itm import ItmScorer
@@ -38,34 +37,13 @@ def test_a_released_file_has_its_vocabulary_beside_it_and_more_weights_than_need
         assert torch.equal(value, state[key]), key
     count = len(state.keys() - model.state_dict().keys())
     assert report.startswith(f"ignored {count} keys (") and not model.training
+    _, report = load_itm(str(tmp_path / "released.pth"), image_size=96)
+    assert report.endswith("resized visual_encoder.pos_embed")
     assert len(model.tokenizer) == len(load_itm(str(itm_checkpoint))[0].tokenizer)
 
 
-@pytest.mark.parametrize("size", [48, 96])
 @torch.no_grad()
-def test_both_heads_are_those_of_transformers(itm_checkpoint, size):
-    if not hasattr(transformers, "BlipForImageTextRetrieval"):
-        pytest.skip(f"transformers {transformers.__version__} has no BLIP")
-    model, report = load_itm(str(itm_checkpoint), size)
-    assert ("resized visual_encoder.pos_embed" in report) == (size != 48)
-    theirs = transformers.BlipForImageTextRetrieval(transformers.BlipConfig(**hf_config(model)))
-    state = {k: v for k, v in to_hf_names(model.state_dict()).items() if "position_ids" not in k}
-    theirs.eval().load_state_dict(state, strict=True)
-    image = torch.randn(3, 3, size, size)
-    encoded = model.encode(image)
-    found = model.match(encoded, GROUPS), model.similarity(encoded, GROUPS)
-    tokens = model.tokenizer.encode([caption for group in GROUPS for caption in group], 35)
-    inputs = {"attention_mask": tokens != model.tokenizer.pad}
-    inputs["pixel_values"] = image.repeat_interleave(2, dim=0)
-    for ours, first, has_match in zip(found, ("[ENC]", "[CLS]"), (True, False)):
-        tokens[:, 0] = model.tokenizer.bert.token_to_id(first)
-        scores = theirs(input_ids=tokens, use_itm_head=has_match, **inputs).itm_score
-        expected = scores.softmax(1)[:, 1] if has_match else scores.diagonal()
-        torch.testing.assert_close(ours.flatten(), expected, atol=1e-5, rtol=0)
-    assert found[0].max() - found[0].min() > 0.1 and found[1].max() - found[1].min() > 0.05
-
-
-def test_there_and_back_by_the_commands(itm_checkpoint, model, tmp_path):
+def test_there_and_back_by_the_commands_and_both_heads(itm_checkpoint, model, tmp_path):
     folder, again = tmp_path / "hf", tmp_path / "hf" / "again.pth"
     for command in (["to-hf", itm_checkpoint, folder], ["from-hf", folder, again]):
         code, out, _ = run_program("BLIP.convert", *command)
@@ -74,14 +52,27 @@ def test_there_and_back_by_the_commands(itm_checkpoint, model, tmp_path):
     torch.testing.assert_close(found.state_dict(), model.state_dict(), **EQUAL)
     assert report == "every key matched"
     assert found.visual_encoder.blocks[0].attn.num_heads == 4
-    if hasattr(transformers, "BlipForImageTextRetrieval"):
-        theirs, problems = transformers.BlipForImageTextRetrieval.from_pretrained(
-            folder, output_loading_info=True
-        )
-        assert not problems["missing_keys"] and not problems["unexpected_keys"]
-        theirs.save_pretrained(tmp_path / "theirs")
-        again = load_itm(str(tmp_path / "theirs"), tokenizer=str(folder))[0]
-        torch.testing.assert_close(again.state_dict(), model.state_dict(), **EQUAL)
+    if not hasattr(transformers, "BlipForImageTextRetrieval"):
+        pytest.skip(f"transformers {transformers.__version__} has no BLIP")
+    theirs, problems = transformers.BlipForImageTextRetrieval.from_pretrained(
+        folder, output_loading_info=True
+    )
+    assert not problems["missing_keys"] and not problems["unexpected_keys"]
+    theirs.save_pretrained(tmp_path / "theirs")
+    again = load_itm(str(tmp_path / "theirs"), tokenizer=str(folder))[0]
+    torch.testing.assert_close(again.state_dict(), model.state_dict(), **EQUAL)
+    image = torch.randn(3, 3, 48, 48)
+    encoded = model.encode(image)
+    found = model.match(encoded, GROUPS), model.similarity(encoded, GROUPS)
+    tokens = model.tokenizer.encode([caption for group in GROUPS for caption in group], 35)
+    inputs = {"attention_mask": tokens != model.tokenizer.pad}
+    inputs["pixel_values"] = image.repeat_interleave(2, dim=0)
+    for ours, first, has_match in zip(found, ("[ENC]", "[CLS]"), (True, False)):
+        tokens[:, 0] = model.tokenizer.bert.token_to_id(first)
+        scores = theirs.eval()(input_ids=tokens, use_itm_head=has_match, **inputs).itm_score
+        expected = scores.softmax(1)[:, 1] if has_match else scores.diagonal()
+        torch.testing.assert_close(ours.flatten(), expected, atol=1e-5, rtol=0)
+        assert ours.max() - ours.min() > 0.05
 
 
 def test_a_scorer_reads_and_resizes_images_and_scores_in_two_precisions(
