@@ -1,12 +1,8 @@
 """Downloads from a test server and from the hub: complete, interrupted and refused."""
 
-import contextlib
 import hashlib
 import json
-import ssl
-import threading
 import time
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -18,6 +14,7 @@ from BLIP.download import DownloadError, download, fetch, without_secrets
 from captioning.files import stores
 from tests.processes import Processes
 from tests.programs import raises_line
+from tests.servers import serving
 
 CONTENT = bytes(range(256)) * 4000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -28,34 +25,18 @@ CERTIFICATE = Path(__file__).with_name("server.pem")
 def server(monkeypatch):
     """A TLS server of `content` that counts `requests`. It announces the length of CONTENT."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            server.requests += 1
-            if self.path.startswith("/absent"):
-                self.send_error(404)
-                return
-            time.sleep(server.delay)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(CONTENT)))
-            self.end_headers()
-            with contextlib.suppress(ConnectionError):  # the client may close the connection early
-                self.wfile.write(server.content)
+    def answer(path, headers, body):
+        server.requests += 1
+        if path.startswith("/absent"):
+            return 404, {}, b""
+        time.sleep(server.delay)
+        return 200, {"Content-Length": len(CONTENT), "Connection": "close"}, server.content
 
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(CERTIFICATE)
-    server.socket = context.wrap_socket(server.socket, server_side=True)
-    server.requests, server.content, server.delay = 0, CONTENT, 0
-    server.url = f"https://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-    yield server
-    server.shutdown()
-    server.server_close()
+    with serving(answer, CERTIFICATE) as server:
+        server.requests, server.content, server.delay = 0, CONTENT, 0
+        yield server
 
 
 @pytest.fixture

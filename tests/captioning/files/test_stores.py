@@ -1,13 +1,11 @@
 """Files in object stores and at https servers whose answers are slow, broken, late or none."""
 
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 
 from captioning.files import store_requests, stores
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
+from tests.servers import serving
 
 
 def test_an_address_that_nobody_answers_is_named_without_secrets(s3, monkeypatch):
@@ -32,30 +30,12 @@ def test_a_library_that_is_missing_is_named(monkeypatch):
         stores.stamp("gs://b/a")
 
 
-FILES = {  # {path: headers}
+FILES = {  # {path: headers}; each has 100 bytes
     "/of_monday": {"Content-Length": 100, "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT"},
     "/of_tuesday": {"Content-Length": 100, "Last-Modified": "Tue, 02 Jan 2024 00:00:00 GMT"},
-    "/of_unknown_size": {},
+    "/of_unknown_size": {"Content-Length": None, "Connection": "close"},
     "/silent": {"Content-Length": 200},
 }
-
-
-class Handler(BaseHTTPRequestHandler):
-    """A server of FILES, of 100 bytes each."""
-
-    def do_GET(self):
-        self.send_response(200 if self.path in FILES else 404)
-        for name, value in FILES.get(self.path, {}).items():
-            self.send_header(name, str(value))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(bytes(100))
-        self.server.over.wait(2 if self.path == "/silent" else 0)
-
-    do_HEAD = do_GET
-
-    def log_message(self, *_):
-        pass
 
 
 def test_files_of_an_https_server_are_read_or_one_line(monkeypatch):
@@ -64,21 +44,20 @@ def test_files_of_an_https_server_are_read_or_one_line(monkeypatch):
     for name, value in {"PAUSE_S": 0.01, "SILENCE_S": 0.2, "TRIES": 2}.items():
         monkeypatch.setattr(store_requests, name, value)
     monkeypatch.setitem(store_requests.LIBRARIES, "http", "aiohttp")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.over = threading.Event()
-    url = f"http://127.0.0.1:{server.server_port}"
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    assert stores.read_bytes(f"{url}/of_unknown_size") == bytes(100)
-    monday, tuesday = (stores.stamp(f"{url}/of_{day}") for day in ("monday", "tuesday"))
-    assert monday != tuesday and monday[0] == tuesday[0] == 100
-    with raises_line(UserError, "size: its server reports neither its size nor range support"):
-        stores.open_file(f"{url}/of_unknown_size")
-    with raises_line(stores.Missing, "none.jpg: no such file or bucket"):
-        stores.read_bytes(f"{url}/none.jpg")
-    with raises_line(stores.StoreError, "silent: 2 requests failed ("):
-        stores.read_bytes(f"{url}/silent")
-    server.over.set()
-    server.shutdown()
-    server.server_close()
+
+    def answer(path, headers, body):
+        return (200, FILES[path], bytes(100)) if path in FILES else (404, {}, b"")
+
+    with serving(answer) as server:
+        url = server.url
+        assert stores.read_bytes(f"{url}/of_unknown_size") == bytes(100)
+        monday, tuesday = (stores.stamp(f"{url}/of_{day}") for day in ("monday", "tuesday"))
+        assert monday != tuesday and monday[0] == tuesday[0] == 100
+        with raises_line(UserError, "size: its server reports neither its size nor range support"):
+            stores.open_file(f"{url}/of_unknown_size")
+        with raises_line(stores.Missing, "none.jpg: no such file or bucket"):
+            stores.read_bytes(f"{url}/none.jpg")
+        with raises_line(stores.StoreError, "silent: 2 requests failed ("):
+            stores.read_bytes(f"{url}/silent")
     with raises_line(stores.StoreError, "of_monday: 2 requests failed ("):
         stores.stamp(f"{url}/of_monday")
