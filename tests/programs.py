@@ -134,19 +134,42 @@ def page_record(run: Path, **settings) -> dict:
     return answer[0] if isinstance(answer, list) else answer
 
 
-def captioned_everywhere(folder: Path) -> dict:
-    """Return `page_record` of the run in `run/`.
+def in_every_program(folder: Path, config: str, photos: Path, *refused: str) -> tuple[str, dict]:
+    """Train a captioner without attention maps, and give it to every program.
 
-    The test split's captions, in `run/`, and the bulk captions, `captions.jsonl`, agree with it.
+    - config: the text of a configuration, whose test split are photos in `photos`
+    - refused: changes of the configuration with which the run does not resume
+
+    Returns what the programs printed, and `page_record`. The captions of the test split, of bulk
+    captioning and of the page agree.
     """
-    split = json.loads((folder / "run/result/test.json").read_text())
-    lines = [json.loads(line) for line in (folder / "captions.jsonl").read_text().splitlines()]
+    run, report = folder / "run", folder / "report.html"
+    (folder / "run.yaml").write_text(config)
+    train = ["train", "--config", folder / "run.yaml", "--output_dir", run, "checkpoint_every=2"]
+    best, out = ("--checkpoint", run / "checkpoint_best.pth"), folder / "captions.jsonl"
+    said = ""
+    for (name, *arguments), code in [
+        ([*train, "max_epoch=1"], 0),
+        ([*train, "max_epoch=2"], 0),
+        *(([*train, "max_epoch=2", change], 2) for change in refused),
+        ([*train, "max_epoch=2", "--evaluate", "--eval_split=test"], 0),
+        (["caption", run, photos, "--out", out, "--batch_size", "3"], 0),
+        (["calibrate", *best], 0),
+        (["report", run, "--output", report], 0),
+        (["attend", *best, min(photos.iterdir())], 2),
+    ]:
+        outcome = run_program(f"captioning.{name}", *arguments)
+        assert outcome.code == code, (name, outcome.err)
+        said += outcome.out + outcome.err
+    assert f"resuming from {run / 'checkpoint_00.pth'}" in said
+    assert "negative log-likelihood" in said and "gives no attention maps" in said
+    split, page = json.loads((run / "result/test.json").read_text()), page_record(run)
+    lines = map(json.loads, out.read_text().splitlines())
     bulk = {os.path.basename(line["image"]): line["caption"] for line in lines}
-    page = page_record(folder / "run")
     assert len(split) == 7 and all(entry["caption"] for entry in split)
     for entry in split:
         assert bulk[f"scene_{entry['image_id']:06d}.png"] == entry["caption"]
-    assert page["caption"] == bulk[page["image"]]
+    assert page["caption"] == bulk[page["image"]] and page["label"] in report.read_text()
     words = [word["word"] for word in page["words"] if word["word"] not in ("(end)", "<END>")]
     assert " ".join(words).split() == page["caption"].split()
-    return page
+    return said, page
