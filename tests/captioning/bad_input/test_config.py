@@ -1,4 +1,4 @@
-"""Impossible configurations: every key refuses values of other types and beyond its limits."""
+"""Impossible configurations: every key refuses other types and limits; files that are not one."""
 
 import pytest
 from ruamel.yaml import YAML
@@ -7,9 +7,9 @@ from BLIP.sizes import MedConfig, read_med_config
 from captioning.config import Config, load_config
 from captioning.metrics import EVALUATORS
 from captioning.runtime.errors import UserError
-from tests.programs import raises_line
+from tests.programs import raises_line, unchanged
 
-MINIMAL = "image_root: a\nann_root: b\n"
+START = b"image_root: a\nann_root: b\n"
 SIZES = "vit={embed_dim: 8, depth: 1, num_heads: 2}"
 # A value in YAML, and the JSON types of keys that may take it.
 VALUES = {
@@ -99,7 +99,7 @@ LINES = [
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     path = tmp_path_factory.mktemp("config") / "least.yaml"
-    path.write_text(MINIMAL)
+    path.write_bytes(START)
     return path
 
 
@@ -187,3 +187,45 @@ def test_an_empty_name_of_an_optional_file_is_none(path):
     optional = [name for name in names if not Config.model_fields[name].is_required()]
     config = load_config(path, [f"{name}=''" for name in optional])
     assert len(optional) >= 7 and not any(getattr(config, name) for name in optional)
+
+
+NO_TAG = "not valid YAML at line 3: could not determine a constructor for the tag '"
+
+
+TENS = [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
+ALIASES = f"prompt: [&a0 [x], {', '.join(TENS)}]".encode()  # of ten lists of ten lists ...
+
+
+CONTENTS = [
+    (b"# later", "expected lines of 'key: value', found None"),
+    (b"image_root: \xe9", "not UTF-8 text at byte 12: convert it"),
+    (b'{"image_root": "a", ', "not valid YAML at line 1: while parsing a flow node, expected the "),
+    (START + b"image_root: c", "not valid YAML at line 3: while constructing a mapping, found dup"),
+    (START + b"prompt: 2020-13-45", "not valid YAML: month must be in 1..12"),
+    (START + b"prompt: " + b"[" * 700 + b"]" * 700, "not valid YAML: it is nested too deeply"),
+    (START + ALIASES, "not valid YAML: more than 20 aliases"),
+    (START + b"metrics: &a [*a]", "metrics: found [[...]]; input should be 'coco', "),
+    (START + b"prompt: !!python/object/apply:os.mkdir [ran]", f"{NO_TAG}tag:yaml.org,2002:python"),
+    (START + b"prompt: !mine a", f"{NO_TAG}!mine'"),
+]
+
+
+@pytest.mark.parametrize(("content", "message"), CONTENTS)
+def test_a_bad_file_is_refused_in_one_line_and_nothing_is_run(
+    tmp_path, monkeypatch, content, message
+):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "run.yaml"
+    path.write_bytes(content)
+    with unchanged(tmp_path), raises_line(UserError, start=f"{path}: {message}"):
+        load_config(path)  # one of the files would make a folder here
+
+
+def test_an_override_is_read_as_safely_and_a_line_names_its_source(path):
+    for override, line in {
+        "reward=!!python/name:os.system": "override 'reward=!!python/name:os.system': not valid",
+        "batch_size=0": "command line: ",
+        "min_lr=1": f"{path}: ",
+    }.items():
+        with raises_line(UserError, start=line):
+            load_config(path, [override])
