@@ -38,7 +38,6 @@ def captioner_from(
     config: Config,
     checkpoint: Optional[str],
     resumed: Optional[Mapping[str, Any]] = None,
-    for_training: bool = False,
 ) -> tuple[nn.Module, str]:
     """Return the captioner, and a log line that says what was loaded. Raises UserError.
 
@@ -46,7 +45,6 @@ def captioner_from(
       seed
     - resumed: if `checkpoint` is None, the content of a checkpoint whose weights the caller will
       load, or None
-    - for_training: whether the captioner will be trained
 
     An adapter in a checkpoint is merged into its base weights, unless `lora` is set.
     """
@@ -57,7 +55,7 @@ def captioner_from(
         if checkpoint:
             content = read_checkpoint(checkpoint, config.trust_checkpoint)
             name = without_secrets(checkpoint)
-        _check_trained(config, content, name, for_training)
+        _check_trained(config, content, name)
         base, base_name = content, name
         has_adapter = config.lora is not None or ADAPTER in content
         if has_adapter:
@@ -92,21 +90,14 @@ def _context(config: Config, content: Mapping[str, Any], name: str = "") -> Buil
     return BuildContext(
         content=content,
         name=name,
-        captions=partial(training_captions, config),
-        word_pieces=partial(word_pieces, content),
+        captions=partial(_training_captions, config),
+        word_pieces=lambda key: CaptionTokenizer(file_content(content, "tokenizer", key)),
         mean=MEAN,
         std=STD,
     )
 
 
-def word_pieces(content: Mapping[str, Any], name: str) -> Tokenizer:
-    """Return the word-piece tokenizer in a checkpoint, else the one with this name."""
-    return CaptionTokenizer(file_content(content, "tokenizer", name))
-
-
-def _check_trained(
-    config: Config, content: Mapping[str, Any], name: str, for_training: bool
-) -> None:
+def _check_trained(config: Config, content: Mapping[str, Any], name: str) -> None:
     """Raise UserError if the run that wrote a checkpoint does not allow this use of its weights.
 
     - It may have been trained on photos that are now in val or test
@@ -122,7 +113,7 @@ def _check_trained(
             f"split is {config.split}: it would be tested on photos that it was trained on; use "
             "the same split, or start from another checkpoint"
         )
-    uses_null = not for_training and (config.guidance_scale != 1 or config.rerank == "mmi")
+    uses_null = config.guidance_scale != 1 or config.rerank == "mmi"
     if uses_null and "null_image" in trained and trained.get("drop_image"):
         raise UserError(
             f"{name} was trained with null_image {trained['null_image']}, which commit 46748d31 "
@@ -130,7 +121,7 @@ def _check_trained(
         )
 
 
-def training_captions(config: Config) -> Iterator[str]:
+def _training_captions(config: Config) -> Iterator[str]:
     """Yield the preprocessed captions of the training split. Raises UserError."""
     for sample in read_split(config, "train"):
         for caption in sample.captions:

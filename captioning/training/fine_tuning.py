@@ -81,7 +81,7 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
     # The model, the optimizer and the step.
     with distributed.first_on_each_machine():
         pretrained = None if resumed else config.pretrained
-        captioner, loaded = captioner_from(config, pretrained, resumed, for_training=True)
+        captioner, loaded = captioner_from(config, pretrained, resumed)
     log_line(f"resuming from {resumed['name']}" if resumed else loaded)
     annotated = samples.with_prompts() if isinstance(samples, Shards) else samples
     check_prompts(annotated, captioner, config, "max_tokens")

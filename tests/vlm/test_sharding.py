@@ -57,6 +57,14 @@ def test_one_process_ddp_and_fsdp_train_the_same_adapter(finished):
     assert_close_runs(finished(*DIVIDED, LORA), alone)
 
 
+def test_in_bf16_it_follows_one_process_and_saves_float32(finished):
+    settings = ("captions_per_image=2", "precision=bf16")
+    divided, alone = finished(*DIVIDED, *settings), finished(*ONE, *settings)
+    for name in ("loss", "grad_norm"):
+        assert each_step(divided, name) == pytest.approx(each_step(alone, name), rel=0.02)
+    assert all(w.dtype == torch.float32 for w in weights(divided).values())
+
+
 def with_a_full_disk(rank):
     """A hook: from the end of the epoch on, rank 0 cannot write files above 20 kB."""
     be_quick(rank)

@@ -78,7 +78,7 @@ def adapted(paths, request):
     """Return the kind, the configuration, the captioner after two steps, and its checkpoint."""
     kind, base = request.param, base_of(paths, request.param)
     config = load_config(paths / f"{kind}.yaml", [LORA, f"pretrained={base or ''}"])
-    captioner, _ = captioner_from(config, base, for_training=True)
+    captioner, _ = captioner_from(config, base)
     ((parameters, _),) = captioner.parameter_groups()
     optimizer = torch.optim.SGD(parameters, lr=1.0)
     for _ in range(2):  # the first one moves half of the layers
@@ -210,7 +210,7 @@ def test_a_resumed_run_is_bit_identical(paths, tmp_path):
 def test_an_adapter_of_four_bits_is_merged_into_whole_weights(paths, tmp_path):
     pytest.importorskip("bitsandbytes", reason="bitsandbytes is an option")
     config = load_config(paths / "vlm.yaml", [LORA, "lora.load_in_4bit=true"])
-    captioner, _ = captioner_from(config, None, for_training=True)
+    captioner, _ = captioner_from(config, None)
     captioner.train()(photos(config), CAPTIONS).loss.backward()
     learns = {name for name, p in captioner.named_parameters() if p.grad is not None}
     assert learns and all("lora_" in name for name in learns)
