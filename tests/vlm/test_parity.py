@@ -13,12 +13,14 @@ from smile import Objective
 from smile.hf import undo
 from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
-from tests.vlm.batches import CAPTIONS, CHATS, batch_of, library_batch
 from tests.vlm.folders import NAMES, with_marks
 from vlm.batch import ImageBatch, collate
 from vlm.library import load_model, load_parts
 from vlm.prompt import GUIDED_FAMILIES, PromptProcessor
 
+CAPTIONS = [["a red disc"], ["two large blue block on sand"], ["a ring"]]
+PLAIN = ("PaliGemma", "Florence2", "Blip2", "Git", "VisionEncoderDecoder")  # without a template
+CHATS = [name for name in NAMES if not name.startswith(PLAIN)]
 KINDS = {kind.replace("_", "") for kind in GUIDED_FAMILIES}
 GUIDED_NAMES = [name for name in NAMES if name.partition("For")[0].lower() in KINDS]
 GREEDY = DecodingSettings(max_length=7, min_length=2, num_beams=1)
@@ -28,6 +30,39 @@ GUIDED_GREEDY = replace(GREEDY, guidance_scale=SCALE)
 SAMPLES = replace(GUIDED_GREEDY, sample=True, num_return=2, top_p=0.95, repetition_penalty=1.2)
 CASES = [*with_marks(CHATS[:1], GREEDY), *with_marks(NAMES, BEAMS)]
 CASES += with_marks(GUIDED_NAMES, SAMPLES)
+
+
+def batch_of(captioner, photos):
+    return ImageBatch([captioner.prompt_processor(photo) for photo in photos])
+
+
+def conversation(photo, prompt, caption=None):
+    asked = [{"type": "image", "image": photo}, {"type": "text", "text": prompt}]
+    said = [{"role": "assistant", "content": [{"type": "text", "text": caption}]}]
+    return [{"role": "user", "content": asked}, *(said if caption else [])]
+
+
+def library_batch(name, vlm_folder, photos, captions=None):
+    """The batch of the library's own processor: prompts, or with captions prompts and answers."""
+    folder, prompt = vlm_folder(name)
+    parts = load_parts(folder)
+    if name == "VisionEncoderDecoderModel":
+        return parts.processor(photos, return_tensors="pt")
+    side = "right" if captions else "left"
+    how = {"padding": True, "padding_side": side, "return_tensors": "pt"}
+    if name in CHATS:
+        said = captions or [None] * len(photos)
+        chats = [conversation(photo, prompt, text) for photo, text in zip(photos, said)]
+        how = {"processor_kwargs": how, "tokenize": True, "return_dict": True}
+        how.update(return_tensors="pt", add_generation_prompt=captions is None)
+        return parts.processor.apply_chat_template(chats, **how)
+    text = f"<image>{prompt}" if name.startswith("PaliGemma") else prompt
+    if captions:
+        how["suffix"] = captions
+    made = parts.processor(text=[text] * len(photos), images=[[x] for x in photos], **how)
+    if name == "GitForCausalLM":  # the processor ends the prompt
+        return {k: v[:, :-1] if v.dim() == 2 else v for k, v in made.items()}
+    return made
 
 
 def sharpened(model):
