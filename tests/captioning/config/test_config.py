@@ -45,6 +45,7 @@ TEXTS = {  # key=value: the value, if it is not the text
     "prompt=a photo of ": None,
     "prompt=it's a: [x] # ": None,
     "prompt=~ ": None,
+    "prompt=[a ": None,
     "pretrained=null": "",
     "pretrained=# none": None,
     "encoder=12": None,
