@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-import torch.nn.functional as F
 import transformers
 
 from smile import Objective
@@ -109,20 +108,6 @@ def test_an_accumulated_step_of_transformers_trainers_is_the_definitions(cls, mo
 )
 def test_the_default_is_smile_and_an_objective_keeps_its_options(cls, objective, tmp_path):
     check(make(cls, tmp_path, objective=objective), objective=objective or Objective("smile"))
-
-
-def test_shift_labels_of_a_collator_are_evaluated_and_trained(tmp_path):
-    pad = transformers.DataCollatorForSeq2Seq(parts.tokenizer())
-
-    def collate(examples):
-        batch = pad(examples)
-        batch["shift_labels"] = F.pad(batch.pop("labels")[:, 1:], (0, 1), value=-100)
-        return batch
-
-    options = {"data_collator": collate, "label_names": ["shift_labels"], **parts.UNEVEN}
-    trainer = make(SmileTrainer, tmp_path, eval_dataset=parts.data_set(), **options)
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(parts.expected()[0], rel=1e-6)
-    check(trainer)
 
 
 def test_a_flattening_collators_row_is_trained_as_separate_captions(tmp_path):
