@@ -171,12 +171,12 @@ def random_words(labels: Tensor, vocabulary: int, size: int, pad_token_id: Optio
     return words, ~(words.unsqueeze(3) == words.unsqueeze(2)).tril(-1).any(3)
 
 
-_ABOVE_0 = 1e-9
+ABOVE_0 = (1e-9, math.inf)
 WEIGHTS = {focal: (0, math.inf), dft: (), mixce: (0, 1), tailr: (0, 1)}
 LOSSES = {
     selective_eos: (0, math.inf),
     unlikelihood: (0, math.inf),
-    gem: (_ABOVE_0, math.inf),
-    scalegrad: (_ABOVE_0, 1),
+    gem: ABOVE_0,
+    scalegrad: (ABOVE_0[0], 1),
 }
 ALTERNATIVES = {loss.__name__: loss for loss in (*LOSSES, *WEIGHTS)}

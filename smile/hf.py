@@ -30,7 +30,7 @@ REFUSED = "XLNet|XLMWithLMHead|Flaubert|ProphetNet|Rag|Csm|CpmAnt"
 # encoder-decoder model may begin; the last ones are Whisper's.
 MEDIA = "(image|video|audio)_token_(id|index)"
 OPENINGS = "(bos|decoder_start|forced_bos|no_timestamps)_token_id|lang_to_id|task_to_id"
-BATCH_KEYS = ("labels", "shift_labels", "segments", "weights")
+BATCH_KEYS = ("labels", "segments", "weights")
 REMEDY = (
     "which is not the objective's. Train with class Mine(SmileLossMixin, SFTTrainer) of smile.hf, "
     "without Liger's fused_linear_cross_entropy, or call undo(model)"
@@ -48,7 +48,6 @@ def use_smile(
 
     The forward accepts these arguments besides labels (B, N):
 
-    - shift_labels (B, N) instead of labels: the label at a position is the next token.
     - segments and weights, aligned with the labels; see `Objective.forward`. Without segments, each
       contiguous run of labels is a caption; a run also ends where `position_ids` restart.
     - num_items_in_batch: the loss is the sum over tokens, divided by this number.
@@ -134,7 +133,9 @@ class _Forward:
         self.objective = objective if isinstance(objective, Objective) else Objective(objective)
         self.set_forward = model.__dict__.get("forward")  # by another library
         self.parameters = [*inspect.signature(type(model).forward).parameters][1:]
-        self.is_shifted = not is_encoder_decoder(model)
+        # The second are decoders that are used alone, such as BartForCausalLM.
+        is_aligned = is_encoder_decoder(model) or hasattr(model.config, "decoder_layers")
+        self.is_shifted = not is_aligned
         decoder = getattr(model, "get_decoder", lambda: None)()
         base = getattr(model, model.base_model_prefix, None)
         parts = (decoder, base, [*model.children()][-1])
@@ -167,7 +168,7 @@ class _Forward:
             return self._run(inputs)
         items, keep_logits = inputs.pop("num_items_in_batch", None), inputs.pop("keep_logits", True)
         batch = {key: inputs.pop(key, None) for key in BATCH_KEYS}
-        labels = batch["shift_labels"] if batch["labels"] is None else batch["labels"]
+        labels = batch["labels"]
         if labels is None or "fused_lm_head" in inputs:  # TRL's own loss
             self.refuse(self.model)
             return self._run(inputs)
@@ -195,37 +196,27 @@ class _Forward:
         finally:
             self.is_running = False
 
-    def targets(self, labels, shift_labels=None, segments=None, weights=None, position_ids=None):
+    def targets(self, labels, segments=None, weights=None, position_ids=None):
         """Return the label that each position predicts, and its segment and weight; (B, N) each."""
-        shift = int(self.is_shifted)
-        # Bart's decoder, and others', are trained alone with labels that are the next tokens.
-        are_next_tokens = shift_labels is not None or hasattr(self.model.config, "decoder_layers")
-        padding = (shift, 0) if are_next_tokens else (0, shift)
-
-        def padded(x, value=0):  # (B, N + 1), aligned with tokens
-            return x if x is None or x.dim() == 1 else F.pad(x, padding, value=value)
-
-        labels = padded(labels if shift_labels is None else shift_labels, IGNORE)
         labels = labels.masked_fill(self._is_one_of(labels, MEDIA), IGNORE)
-        segments, weights = padded(segments), padded(weights)
-        texts = segments
+        texts = torch.zeros_like(labels) if segments is None else segments
         if not self.is_shifted:
             is_opening = self._is_one_of(labels, OPENINGS)
             is_opening &= (is_opening | (labels == IGNORE)).cumprod(1).bool()
             texts = is_opening.cumsum(1) + ~is_opening  # each is a caption for first-token MLE
-        elif segments is None and position_ids is not None:
-            texts = segments_from_position_ids(position_ids).expand(len(labels), -1)
-            texts = torch.cat([texts, texts[:, -1:]], 1)
-        if self.is_shifted and texts is not None:  # nothing predicts the first label of a text
+        else:  # nothing predicts the first label of a text
+            if segments is None and position_ids is not None:
+                texts = segments_from_position_ids(position_ids).expand(len(labels), -1)
             starts = texts.diff(dim=1) != 0
             if segments is not None:  # a prompt may have another number than its caption
                 starts &= labels[:, :-1] != IGNORE
-            labels = labels.masked_fill(F.pad(starts, (1, 0)), IGNORE)
+            labels = labels.masked_fill(F.pad(starts, (1, 0), value=True), IGNORE)
         if segments is None:
             segments = captions_of_turns(labels, texts)
             segments = segments if (segments > 1).any() else None
+        shift = int(self.is_shifted)
         aligned = (labels, segments, weights)
-        return [x if x is None or x.dim() == 1 else x[:, shift:] for x in aligned]
+        return [x if x is None or x.dim() == 1 else x.roll(-shift, 1) for x in aligned]
 
     def _is_one_of(self, labels, keys: str) -> Tensor:
         """Return whether labels are token ids of the configuration. keys: a pattern of names."""
@@ -297,7 +288,7 @@ class SmileLossMixin:
 
         Gradients are averaged over processes, so that their loss is divided by this mean.
         """
-        if not batches or not {"labels", "shift_labels"} & batches[0].keys():
+        if not batches or "labels" not in batches[0]:
             return None
         items = sum(self._smile.tokens(batch) for batch in batches).to(device)
         if self.args.average_tokens_across_devices:

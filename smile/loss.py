@@ -14,6 +14,8 @@ predict labels[b, n], and labels int64 (B, N), IGNORE where nothing is scored. I
 losses (B, N), which are arbitrary where nothing is scored.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -68,12 +70,12 @@ def mle_losses(logits: Tensor, labels: Tensor, label_smoothing: float = 0.0) -> 
     return logits.logsumexp(2) - label
 
 
-def with_first_token_mle(losses: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """Replace the loss (B, N) of each caption's first label by MLE's, as the authors' code does."""
+def with_first_token_mle(logits: Tensor, labels: Tensor, losses: Callable) -> Tensor:
+    """Compute other losses, but MLE for each caption's first label, as the authors' code does."""
     first = (labels != IGNORE).int().argmax(1, keepdim=True)  # (B, 1)
     rows = torch.arange(len(labels), device=labels.device).unsqueeze(1)
     mle = mle_losses(logits[rows, first], labels[rows, first])
-    return mle.where(first_labelled(labels), losses)
+    return mle.where(first_labelled(labels), losses(logits, labels))
 
 
 def first_labelled(labels: Tensor) -> Tensor:

@@ -3,15 +3,15 @@
 import copy
 import math
 from collections.abc import Mapping
-from functools import partial, wraps
+from functools import partial
 from inspect import signature
-from typing import Any, Callable, NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
 
 from smile import alternatives
-from smile.alternatives import ALTERNATIVES, LOSSES, WEIGHTS
+from smile.alternatives import ABOVE_0, ALTERNATIVES, LOSSES, WEIGHTS
 from smile.fused import Term, fused_losses
 from smile.loss import IGNORE, mle_losses, own_words, smile_losses, with_first_token_mle
 from smile.packing import caption_blocks
@@ -57,46 +57,24 @@ def _parse(spec: Spec) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
     for name, value in spec.items():
         if name not in OBJECTIVES:
             raise ValueError(f"objective {name!r} is unknown; choose from {', '.join(OBJECTIVES)}")
-        given = dict(value) if isinstance(value, Mapping) else {"weight": value}
-        weights[name] = given.pop("weight", 1.0)
-        if not _is_between(weights[name], 0, math.inf) or not weights[name]:
-            raise ValueError(
-                f"objective {name!r} has weight {weights[name]!r}; give a number above 0"
-            )
         function = ALTERNATIVES.get(name)
-        known = [*signature(function).parameters] if function else []
-        known = [key for key in known if key not in ("logits", "labels", "mle")]
+        ranges = {"weight": ABOVE_0}
+        for key in signature(function).parameters if function else ():
+            if key not in ("logits", "labels", "mle"):
+                ranges[key] = {**LOSSES, **WEIGHTS}[function]
+        given = dict(value) if isinstance(value, Mapping) else {"weight": value}
         for key, number in given.items():
-            if key not in known:
-                names = ", ".join(["weight", *known])
+            if key not in ranges:
+                names = ", ".join(ranges)
                 raise ValueError(f"objective {name!r} has no parameter {key!r}; it has {names}")
-            low, high = {**LOSSES, **WEIGHTS}[function]
-            is_id = key == "eos_token_id"
-            if not _is_between(number, low, high) or (is_id and not isinstance(number, int)):
+            low, high = ranges[key]
+            is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+            if not is_number or not low <= number <= high or number == math.inf:
                 raise ValueError(
                     f"objective {name!r}: {key} is {number!r}; give a number from {low} to {high}"
                 )
-        options[name] = given
+        weights[name], options[name] = given.pop("weight", 1.0), given
     return weights, options
-
-
-def _is_between(value: Any, low: float, high: float) -> bool:
-    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and low <= value <= high and value < math.inf
-
-
-def _not_compiled(method: Callable) -> Callable:
-    """Give a method a graph break: shapes in it depend on the values of labels.
-
-    `torch.compiler.disable` as a decorator would import torch's compiler, which takes a second.
-    """
-
-    @wraps(method)
-    def call(*args, **kwargs):
-        run = torch.compiler.disable(method) if torch.compiler.is_compiling() else method
-        return run(*args, **kwargs)
-
-    return call
 
 
 class Objective(nn.Module):
@@ -126,7 +104,7 @@ class Objective(nn.Module):
         self.random_subset_size = random_subset_size
         self.pad_token_id = pad_token_id
 
-    @_not_compiled
+    @torch._disable_dynamo  # shapes in it depend on the values of labels
     def forward(
         self,
         logits: Tensor,
@@ -149,25 +127,19 @@ class Objective(nn.Module):
         of the vocabulary or a weight below 0. A compiled program has a graph break here.
         """
         labels, factors, tokens = _prepare(logits, labels, weights, reduction, logits.size(-1))
-        # These zeros depend on the logits: the loss of a batch without labels has a gradient.
-        zeros = factors.flatten() * 0 + logits[:0].sum()
-        losses = [zeros] * len(self.weights)
         terms = self._terms(logits.size(2), segments)
+        # These zeros depend on the logits: the loss of a batch without labels has a gradient.
+        losses = factors.new_zeros(len(terms), factors.numel()) + logits[:0].sum()
         for positions, targets in self._blocks(labels, segments):
-            block_logits = logits if targets is labels else logits.flatten(0, 1)[positions]
+            block = logits if targets is labels else logits.flatten(0, 1)[positions]
             scored = targets != IGNORE
-            for number, term in enumerate(terms):
-                block_losses = term.losses(block_logits, targets)
-                if term.first_token_mle:
-                    block_losses = with_first_token_mle(block_losses, block_logits, targets)
-                block_losses = block_losses[scored].to(zeros.dtype)
-                losses[number] = losses[number].index_put((positions[scored],), block_losses)
-        losses = torch.stack(losses).view(len(losses), *labels.shape)
-        parts = _reduce(losses * factors, reduction)
-        loss = sum(weight * part for weight, part in zip(self.weights.values(), parts))
+            found = torch.stack([term.losses(block, targets)[scored] for term in terms])
+            losses = losses.index_copy(1, positions[scored], found.to(losses.dtype))
+        parts = _reduce(losses.view(len(terms), *labels.shape) * factors, reduction)
+        loss = sum(term.share * part for term, part in zip(terms, parts))
         return ObjectiveOutput(loss, dict(zip(self.weights, parts.detach())), tokens)
 
-    @_not_compiled
+    @torch._disable_dynamo  # shapes in it depend on the values of labels
     def from_hidden(
         self,
         hidden: Tensor,
@@ -223,19 +195,21 @@ class Objective(nn.Module):
                 return Term(share, partial(alternatives.weighed, weigh=function), weigh=function)
             return Term(share, function)
         first = FIRST_TOKEN_MLE[name] if self.first_token_mle is None else self.first_token_mle
-        if name == "smile":
-            return Term(share, smile_losses, subset=own_words, first_token_mle=first)
         if name == "reverse":
             losses = partial(alternatives.reverse, pad_token_id=padding, first_token_mle=first)
             return Term(share, losses)
-        sample = partial(
-            alternatives.random_words,
-            vocabulary=vocabulary,
-            size=self.random_subset_size,
-            pad_token_id=self.pad_token_id,
-        )
-        losses = partial(alternatives.random, sample=sample)
-        return Term(share, losses, subset=sample, first_token_mle=first)
+        losses, subset = smile_losses, own_words
+        if name == "random":
+            subset = partial(
+                alternatives.random_words,
+                vocabulary=vocabulary,
+                size=self.random_subset_size,
+                pad_token_id=self.pad_token_id,
+            )
+            losses = partial(alternatives.random, sample=subset)
+        if first:
+            losses = partial(with_first_token_mle, losses=losses)
+        return Term(share, losses, subset=subset, first_token_mle=first)
 
     def with_tokens(self, pad_token_id: int, eos_token_id: int) -> "Objective":
         """Return a copy with a tokenizer's token ids. An `eos_token_id` in the spec is kept."""

@@ -44,37 +44,28 @@ def assert_step(model, batch, expected):
     torch.testing.assert_close((loss.item(), found), expected, atol=1e-9, rtol=1e-7)
 
 
-def shift_labels(batch):
-    labels = F.pad(batch.pop("labels"), (0, 1), value=-100)
-    return {**batch, "shift_labels": labels[:, 1:]}
-
-
 @hf_steps.needs(LLAMA)
 @settings(deadline=None, max_examples=25)
 @given(
     texts=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=5),
     seed=st.integers(0, 100),
     keep_logits=st.booleans(),
-    shifted=st.booleans(),
 )
-def test_texts_of_a_row_count_as_if_alone(texts, seed, keep_logits, shifted):
+def test_texts_of_a_row_count_as_if_alone(texts, seed, keep_logits):
     """Includes texts without a prompt, whose first token is not scored, and texts of one token."""
     rows, model = rows_of([text for text in [*texts, (1, 1)] if sum(text)], seed), made(LLAMA).model
     expected = hf_steps.each_alone(model, rows, Objective())
     batch, _, positions = packed(rows)
-    batch = {**(shift_labels(batch) if shifted else batch), "position_ids": positions}
-    assert_step(use_smile(model), {**batch, "keep_logits": keep_logits}, expected)
+    batch.update(position_ids=positions, keep_logits=keep_logits)
+    assert_step(use_smile(model), batch, expected)
 
 
 @hf_steps.needs(LLAMA)
-@pytest.mark.parametrize("shifted", [False, True])
-def test_segments_tell_captions_apart_beside_positions_that_go_on(shifted):
+def test_segments_tell_captions_apart_beside_positions_that_go_on():
     """The previous caption does not predict a caption's first token, whatever its positions."""
     model, rows = made(LLAMA).model, rows_of([(0, 5), (2, 3), (0, 4)])
     expected = hf_steps.each_alone(model, rows, ALL)
     batch, number, _ = packed(rows)
-    if shifted:
-        batch, number = shift_labels(batch), number.roll(-1)
     batch.update(segments=number, position_ids=torch.arange(number.size(1))[None])
     assert_step(use_smile(model, ALL), batch, expected)
 

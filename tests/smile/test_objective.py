@@ -59,9 +59,9 @@ def test_random_subset_draws_anew_and_repeats_with_the_seed():
         ("smlie", "'smlie' is unknown; choose from mle, smile, random, reverse"),
         ({}, "objective is {}; give a name, or a mapping"),
         (["focal"], "objective is ['focal']; give a name"),
-        ({"mle": -1}, "'mle' has weight -1; give a number above 0"),
+        ({"mle": -1}, "'mle': weight is -1; give a number from"),
         *(
-            ({"mle": {"weight": wrong}}, f"has weight {wrong!r}; give a number above 0")
+            ({"mle": {"weight": wrong}}, f"weight is {wrong!r}; give a number from")
             for wrong in (0, "much", float("nan"), float("inf"), True)
         ),
         ({"focal": {"alpha": 1}}, "'focal' has no parameter 'alpha'; it has weight, gamma"),
