@@ -25,15 +25,14 @@ from typing import Any
 
 import torch
 
-from captioning.bulk import filtering, ray_engine, served
-from captioning.bulk.filtering import load_filtered
+from captioning.bulk import ray_engine, served
+from captioning.bulk.filtering import load_filtered, normal_filter
 from captioning.bulk.model import CheckpointModel
 from captioning.bulk.request import Request
 from captioning.bulk.run import BulkCaptioning
-from captioning.config import Config, keys_of, parse_overrides
+from captioning.config import keys_of, parse_overrides
 from captioning.files import stores
 from captioning.files.columns import normal_name
-from captioning.files.images import is_image
 from captioning.models import checkpoints
 from captioning.models.precision import DTYPES
 from captioning.runtime import distributed
@@ -45,15 +44,12 @@ from captioning.runtime.program import (
     run_program,
     show_warnings,
 )
-from captioning.runtime.progress import log_line
 
 # An unfinished run continues only if the values of these arguments are the same.
 IDENTITY = (
-    *("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar", "language"),
-    *("write_shards", "shard_size", "glob", "root", "column", "recursive", "filter"),
+    *("config", "num_return", "existing", "captions", "prefix", "suffix", "sidecar"),
+    *("write_shards", "shard_size", "glob", "root", "recursive", "filter"),
 )
-# Flags of earlier versions whose configuration key has another name.
-RENAMED = {"do_sample": "sample", "batch_size": "eval_batch_size"}
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -73,7 +69,6 @@ def build_parser() -> argparse.ArgumentParser:
     _add_output_flags(parser.add_argument_group("what is written").add_argument)
     add = parser.add_argument_group("a served model (CHECKPOINT is its name)").add_argument
     add("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
-    add("--backend", help=argparse.SUPPRESS)  # of earlier versions: --url says it
     add("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
     add("--concurrency", type=_positive, help=f"requests at once; default: {served.CONCURRENCY}")
     return parser
@@ -83,11 +78,9 @@ def _add_input_flags(add) -> None:
     add("--recursive", action=argparse.BooleanOptionalAction, default=True, help="read subfolders")
     add("--glob", help="files of a folder, such as '*.jpg' or 'cats/*'")
     add("--root", type=normal_name, help="folder of a list's paths; default: the list's own")
-    add("--column", help="a list's column of paths; default: image, path, ...")
     add("--existing", choices=("skip", "overwrite"), default="skip", help="captions that exist")
     add("--captions", type=normal_name, help="existing captions, in any training format")
     add("--retry-failed", "--retry_failed", action="store_true", help="retry images that failed")
-    add("--verify", action="store_true", help="leave damaged lines out, and read all tars again")
     add("--restart", action="store_true", help="abandon an unfinished run")
 
 
@@ -95,11 +88,10 @@ def _add_output_flags(add) -> None:
     add("--prefix", default="", help="put before each caption")
     add("--suffix", default="", help="put after each caption")
     add("--sidecar", nargs="?", const=".txt", metavar=".EXT", help="text files beside the photos")
-    add("--language", metavar="TAG", help="of captions in .xmp sidecars, such as en")
     add("--write-shards", "--write_shards", type=normal_name, metavar="FOLDER", help="for tars")
     add("--shard_size", type=_positive, default=256, help="images in a unit of work and a shard")
     add("--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file")
-    add("--itm_model", help="a retrieval checkpoint of BLIP, for --filter and rerank=itm")
+    add("--itm_model", help="a retrieval checkpoint of BLIP, for --filter")
     add("--parquet", type=normal_name, metavar="FILE", help="a table of the lines")
     add("--metadata", type=normal_name, metavar="FILE", help="metadata.jsonl of `datasets`")
 
@@ -113,35 +105,14 @@ def _positive(text: str) -> int:
 def parse_arguments(argv: Sequence[str]) -> Request:
     """Return the arguments; `overrides` has the arguments of the form key=value."""
     parser = build_parser()
-    arguments = parser.parse_intermixed_args(_with_overrides(argv, parser), Request())
+    arguments = parser.parse_intermixed_args(argv, Request())
     words = arguments.sources
     overrides = [word for word in words if re.match(r"\w+=", word) and not os.path.exists(word)]
     arguments.sources = [normal_name(word) for word in words if word not in overrides]
     arguments.overrides = overrides
     if not arguments.sources:
         parser.error("INPUT is missing: a photo, folder, list, .parquet or .tar shards")
-    suffix, language = arguments.sidecar, arguments.language
-    if suffix is not None and (not re.fullmatch(r"\.[^/]*[^/.]", suffix) or is_image(f"a{suffix}")):
-        parser.error(f"--sidecar is {suffix!r}; it has to be a suffix of texts, such as .txt")
-    if language and not re.fullmatch(r"[a-zA-Z]{2,8}(-\w{1,8})*", language):
-        parser.error(f"--language is {language!r}; expected a tag such as en")
     return arguments
-
-
-def _with_overrides(argv: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
-    """Return the arguments with decoding flags of earlier versions as key=value."""
-    words, flags = [], parser._option_string_actions
-    argv = iter(argv)
-    for word in argv:
-        flag, equals, value = word.partition("=")
-        key = flag[2:].replace("-", "_")
-        key = RENAMED.get(key, key)
-        if flag.startswith("--") and flag not in flags and key in Config.model_fields:
-            value = value if equals else "true" if key == "sample" else next(argv, "")
-            log_line(f"{flag} becomes {key}={value}: flags of configuration keys go")
-            word = f"{key}={value}"
-        words.append(word)
-    return words
 
 
 def checkpoint_loader(arguments: Request, changes: dict[str, Any], device: torch.device):
@@ -169,15 +140,8 @@ def _model_settings(key: str, model: str) -> dict[str, Any]:
 def caption(arguments: Request) -> None:
     """Caption the input. Raises UserError, Stopped."""
     changes = parse_overrides(arguments.overrides)
-    if arguments.filter:
-        arguments.filter = f"itm>{filtering.threshold_of(arguments.filter):.12g}"
-        if not arguments.itm_model:
-            raise UserError("--filter needs --itm_model, a retrieval checkpoint of BLIP")
-    if arguments.itm_model:
-        if changes.get("rerank") == "itm":
-            changes.setdefault("itm_model", arguments.itm_model)
-        elif not arguments.filter:
-            raise UserError("--itm_model needs --filter")
+    if bool(arguments.filter) != bool(arguments.itm_model):
+        raise UserError("--filter and --itm_model, a retrieval checkpoint of BLIP, go together")
     cluster_device = None
     if arguments.engine == "ray":
         cluster_device = device = ray_engine.connect(arguments.device)
@@ -189,6 +153,7 @@ def caption(arguments: Request) -> None:
     else:
         settings, load = checkpoint_loader(arguments, changes, device)
     if arguments.filter:
+        arguments.filter = normal_filter(arguments.filter)
         precision = changes.get("precision", "int8")
         dtype = torch.float32 if precision == "int8" else DTYPES[precision]
         load = partial(load_filtered, load, arguments.filter, arguments.itm_model, device, dtype)

@@ -20,28 +20,27 @@ def shared_counters(name: str) -> Add:
     return dist.PrefixStore(name, store).add
 
 
-def caption_claimed(worker: Worker, units: list[int], suspects: list[int], add: Add) -> None:
-    """Caption units, one after another, as long as other processes do not take them.
+def caption_claimed(worker: Worker, add: Add) -> None:
+    """Caption units of the worker's plan, one after another, that no other process takes.
 
-    - units, suspects: the same in all processes. Suspects are units during which a process has
-      ended before. They come last, each alone, so that they do not end a process that has begun
-      other units
+    Units during which a process has ended before come last, each alone, so that they do not end a
+    process that has begun other units. If this process is asked to stop, the others stop after the
+    units that they have begun. Raises Stopped, UserError.
 
-    If this process is asked to stop, the others stop after the units that they have begun. Raises
-    Stopped, UserError.
+    The worker's plan is the same in all processes.
     """
+    left = worker.plan.left()
+    suspects = [unit for unit in left if worker.plan.tries(unit)]
 
     def claimed(units: list[int], name: str) -> Iterator[int]:
-        while (place := add(name, 1) - 1) < len(units):
+        while not add("stopped", 0) and (place := add(name, 1) - 1) < len(units):
             yield units[place]
 
     try:
-        worker.caption(claimed(units, "unit"))
+        worker.caption(claimed(sorted({*left} - {*suspects}), "unit"))
         for unit in claimed(suspects, "suspect"):
             worker.caption([unit], read_ahead=False)
     except signals.Stopped:
-        add("unit", len(units))
-        add("suspect", len(suspects))
         add("stopped", 1)
     add("finished", 1)
     # Not a barrier, which would end after its timeout: a unit of another process may take hours.

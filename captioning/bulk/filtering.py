@@ -4,12 +4,12 @@ The ITM score is the probability, by BLIP's image-text matching model, that imag
 """
 
 import re
-from functools import cache
-from typing import Any, BinaryIO, Callable, NamedTuple, Optional
+from itertools import compress
+from typing import Any, BinaryIO, Callable, Optional
 
 import torch
 
-from captioning.bulk.plan import captions_of
+from captioning.bulk.plan import Line, captions_of
 from captioning.data.image import apply_transform, load_image
 from captioning.files.stores import without_secrets
 from captioning.runtime.errors import UserError
@@ -19,45 +19,41 @@ DIGITS = 5  # scores are rounded to this many decimals
 AT_ONCE = 16  # images that are scored in one batch
 
 
-class SplitLine(NamedTuple):
-    """An output line for the kept captions, and one for the dropped; None without captions."""
-
-    kept: Optional[dict[str, Any]]
-    dropped: Optional[dict[str, Any]] = None
-
-
-def split_by_score(line: dict[str, Any], threshold: float) -> SplitLine:
-    """Split a line with ITM scores: keep captions with scores above the threshold."""
-    scores = line.get("itms", [line["itm"]])
-    kept = [index for index, score in enumerate(scores) if score > threshold]
-    dropped = [index for index in range(len(scores)) if index not in kept]
-    return SplitLine(_with_captions_at(kept, line), _with_captions_at(dropped, line))
-
-
-def _with_captions_at(indices: list[int], line: dict[str, Any]) -> Optional[dict[str, Any]]:
-    """Return the line with only the captions at these indices; None if there are none.
-
-    Each list under a plural key, such as "itms", keeps the same indices.
-    """
-    if not indices:
-        return None
-    filtered = dict(line)
-    for name in [name for name in line if isinstance(line.get(f"{name}s"), list)]:
-        values = [filtered[f"{name}s"][index] for index in indices]
-        filtered[name] = values[0]
-        filtered[f"{name}s"] = values
-        if len(values) == 1:
-            del filtered[f"{name}s"]
-    return filtered
-
-
-@cache  # called for each line
-def threshold_of(expression: str) -> float:
-    """Return the threshold of an expression such as "itm>0.5". Raises UserError."""
-    match = re.fullmatch(r"\s*itm\s*>\s*(\d*\.?\d+)\s*", expression)
-    if not match or float(match[1]) >= 1:
+def normal_filter(expression: str) -> str:
+    """Return an expression such as " itm > .50" in its one form, "itm>0.5". Raises UserError."""
+    match = re.fullmatch(r"\s*itm\s*>\s*(0?\.\d+|0)\s*", expression)
+    if not match:
         raise UserError(f"--filter is {expression!r}; write it as 'itm>0.5', from 0 to below 1")
-    return float(match[1])
+    return f"itm>{float(match[1]):.12g}"
+
+
+def split(line: Line, expression: Optional[str]) -> tuple[Optional[Line], Optional[Line]]:
+    """Return a line with the captions that the filter keeps, and one with those that it drops.
+
+    Each is None without captions; both are None for a line with an error. expression: from
+    `normal_filter`, or None to keep all.
+    """
+    if "error" in line:
+        return None, None
+    if expression is None:
+        return line, None
+    threshold = float(expression.partition(">")[2])
+    is_kept = [score > threshold for score in line.get("itms", [line["itm"]])]
+    return _selected(line, is_kept), _selected(line, [not kept for kept in is_kept])
+
+
+def _selected(line: Line, is_wanted: list[bool]) -> Optional[Line]:
+    """Return the line with only the wanted captions and their values; None if there are none."""
+    if not any(is_wanted):
+        return None
+    selected = dict(line)
+    for name in line:
+        if isinstance(line.get(f"{name}s"), list):
+            selected[name], *others = values = list(compress(line[f"{name}s"], is_wanted))
+            selected[f"{name}s"] = values
+            if not others:
+                del selected[f"{name}s"]
+    return selected
 
 
 class ItmFilter:
@@ -79,15 +75,16 @@ class ItmFilter:
             data.seek(0)
         return apply_transform(self.scorer.preprocess, load_image(name, data), name)
 
-    def add_scores(self, pairs: list[tuple[dict[str, Any], torch.Tensor]]) -> None:
+    def add_scores(self, lines: list[Line], images: list[Optional[torch.Tensor]]) -> None:
         """Add "itm" to lines with captions, with several captions also "itms".
 
-        pairs: each line with the scorer's input for its image.
+        images: for each line the scorer's input for its image, None if it cannot be read.
         """
+        pairs = [pair for pair in zip(lines, images) if "error" not in pair[0]]
         for start in range(0, len(pairs), AT_ONCE):
-            lines, images = zip(*pairs[start : start + AT_ONCE])
-            scores = self.scorer.scores(torch.stack(images), list(map(captions_of, lines)))
-            for line, line_scores in zip(lines, scores.tolist()):
+            captioned, inputs = zip(*pairs[start : start + AT_ONCE])
+            scores = self.scorer.scores(torch.stack(inputs), list(map(captions_of, captioned)))
+            for line, line_scores in zip(captioned, scores.tolist()):
                 rounded = [round(score, DIGITS) for score in line_scores]
                 line.update(itm=rounded[0], settings={**line["settings"], **self.settings})
                 if len(rounded) > 1:

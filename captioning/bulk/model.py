@@ -7,7 +7,6 @@ from typing import Any, BinaryIO, Optional, Union
 import torch
 
 from captioning.bulk.work import Batch
-from captioning.captioners.interface import Images
 from captioning.data.image import apply_transform, load_image
 from captioning.data.randomness import derived_seed
 from captioning.files.stores import without_secrets
@@ -16,7 +15,6 @@ from captioning.models.precision import Precision, check_precision
 from captioning.models.prompts import caption_lists, prompt_ids
 from captioning.models.reranking import Reranker, load_model
 from captioning.runtime.errors import UserError, value_errors_as_user_errors
-from captioning.runtime.progress import log_line
 from decoding import DecodingSettings
 
 # Settings without an effect on greedy and beam search, and without reranking.
@@ -76,7 +74,7 @@ class CheckpointModel:
         if reranking is not None:
             self.generator = Reranker(self.captioner, reranking, device)
         self.settings, self.device, self.num_workers = settings, device, run.num_workers
-        self.batch_size = run.eval_batch_size or run.batch_size  # lowered when GPU memory runs out
+        self.batch_size = run.eval_batch_size or run.batch_size
         self.preprocessing = preprocessing_of(run)
         self.collate = self.preprocessing.collate
         recorded = {**recorded_settings(used, run.seed), "precision": run.precision}
@@ -106,38 +104,23 @@ class CheckpointModel:
     def lines(self, batch: Batch) -> list[dict[str, Any]]:
         """Return a line for each entry of a batch, with captions or an error. Raises UserError.
 
-        Sampled captions depend on the seed, the unit, the offset and the batch size. If GPU memory
-        runs out, fewer images are captioned at once, so that sampled captions change.
+        Sampled captions depend on the seed, the unit, the offset and the batch size.
         """
         captions = []
         if batch.image is not None:
             prompts = [entry.get("prompt") for entry in batch.entries if "error" not in entry]
             seed = derived_seed("caption", self.config.seed, batch.unit, batch.offset)
             torch.manual_seed(seed)
-            captions = self._generate(batch.image, prompts)
+            given = (batch.image.to(self.device, non_blocking=True), self.settings, prompts)
+            try:
+                with self.precision.autocast():
+                    captions = caption_lists(self.generator, self.captioner, *given)
+            except torch.OutOfMemoryError:
+                raise UserError(
+                    f"out of GPU memory with {len(prompts)} images at once: lower eval_batch_size, "
+                    "num_beams or max_length"
+                ) from None
         return output_lines(batch.entries, captions, self.origin)
-
-    def _generate(self, images: Images, prompts: list[Optional[str]]) -> list[list[dict[str, Any]]]:
-        """Return the captions of each image, see `caption_lists`. Raises UserError."""
-        try:
-            with self.precision.autocast():
-                images = images.to(self.device, non_blocking=True)
-                return caption_lists(self.generator, self.captioner, images, self.settings, prompts)
-        except torch.OutOfMemoryError:
-            half = len(images) // 2
-        # Outside of the `except`, whose traceback keeps the failed attempt's tensors in memory.
-        if not half:
-            raise UserError(
-                "out of GPU memory with a single image; lower num_beams or max_length, or use "
-                "another device"
-            )
-        torch.cuda.empty_cache()
-        if half < self.batch_size:
-            self.batch_size = half
-            log_line(f"out of GPU memory with {len(images)} images at once; from now on {half}")
-        halves = slice(None, half), slice(half, None)
-        first, second = (self._generate(images[part], prompts[part]) for part in halves)
-        return first + second
 
 
 def output_lines(
@@ -174,10 +157,8 @@ def recorded_settings(settings: DecodingSettings, seed: int) -> dict[str, Any]:
     The names are those of transformers' `generate` where it has such an argument.
     """
     values = dataclasses.asdict(settings)
-    sample = values.pop("sample")
-    values.pop("seeds")
     values["num_return_sequences"] = values.pop("num_return")
-    unused = {name for name in OFF_BY_DEFAULT if values[name] == getattr(DecodingSettings, name)}
-    unused.update(["num_beams"] if sample else SAMPLING)
+    unused = {"sample", "seeds", *(["num_beams"] if settings.sample else SAMPLING)}
+    unused.update(n for n in OFF_BY_DEFAULT if values[n] == getattr(DecodingSettings, n))
     used = {name: value for name, value in values.items() if name not in unused}
-    return {"do_sample": True, "seed": seed, **used} if sample else used
+    return {"do_sample": True, "seed": seed, **used} if settings.sample else used

@@ -6,9 +6,9 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from typing import Any, NamedTuple
 
+from captioning.bulk.filtering import split
 from captioning.bulk.plan import Line, Plan, captions_of
 from captioning.bulk.request import Request
 from captioning.bulk.sidecars import Sidecars
@@ -22,77 +22,64 @@ from captioning.runtime.errors import UserError
 ROWS = 10_000  # rows that are held in memory while the Parquet file is written
 
 
-@dataclass(frozen=True)
-class Earlier:
+class Earlier(NamedTuple):
     """What earlier calls have done.
 
-    - done: {key (see `key_of`) of an image whose captions are kept: hash of its prompt}
-    - again: the keys of images in tars that are captioned again, because they failed, or because
-      another filter dropped their captions
-    - failed: the keys of images that are not captioned again, because they failed
+    - done: {key (see `key_of`) of an image that is not captioned again: hash of its prompt}
     - tars: {key: stamp} of tars whose images are all done
     - settings: the settings of the last run
     """
 
-    done: dict[str, int] = field(default_factory=dict)
-    again: set[str] = field(default_factory=set)
-    failed: set[str] = field(default_factory=set)
-    tars: dict[str, stores.Stamp] = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
+    done: dict[str, int]
+    tars: dict[str, stores.Stamp]
+    settings: dict[str, Any]
 
 
-def lines_of(request: Request, name: str) -> Iterator[Line]:
-    """Yield the lines of an output file, each image once. Yields nothing without the file.
-
-    Raises UserError for a line that is damaged or repeats an image; --verify leaves it out.
-    """
+def lines_of(name: str) -> Iterator[Line]:
+    """Yield the lines of an output file; nothing without the file. Raises UserError."""
     if not stores.exists(name):
         return
-    seen = set()
     with stores.open_file(name) as file:
         for number, text in enumerate(file, 1):
             line = parse_line(text) or {}
-            image = line.get("image")
-            if isinstance(image, str) and ("error" in line or isinstance(line.get("caption"), str)):
-                key = key_of(image)
-                if key not in seen:
-                    seen.add(key)
-                    yield line
-                    continue
-            if not request.verify:
-                raise UserError(
-                    f"{name}: line {number} is damaged, or repeats an image: --verify leaves such "
-                    "lines out"
-                )
+            if not ("image" in line and ("error" in line or "caption" in line)):
+                raise UserError(f"{name}: line {number} is damaged: remove it")
+            yield line
 
 
 def read_earlier(request: Request, settings: dict[str, Any]) -> Earlier:
     """Return what earlier calls have done. Raises UserError."""
-    marker = json.loads(stores.read_if_any(request.marker) or b"{}")
-    lines = lines_of(request, request.out)
-    done = {key_of(line["image"]): hash(line.get("prompt")) for line in lines}
-    again, failed = set(), set()
-    for line in lines_of(request, request.filtered):
-        used, key = line.get("settings") or {}, key_of(line["image"])
-        is_same = all(used.get(name) == settings.get(name) for name in ("filter", "itm_model"))
-        if is_same:
-            done.setdefault(key, hash(line.get("prompt")))
-        elif key not in done:
-            again.add(key)
-    for line in lines_of(request, request.failed):
-        key = key_of(line["image"])
-        if key not in done:
-            (again if request.retry_failed else failed).add(key)
-    read = {} if request.verify else marker.get("tars", {})
-    known = {key_of(url): stamp for url, stamp in read.items()}
-    return Earlier(done, again, failed, known, marker.get("settings", {}))
+
+    def is_done(name: str, line: Line) -> bool:
+        used = line.get("settings") or {}
+        is_same = all(used.get(key) == settings.get(key) for key in ("filter", "itm_model"))
+        return (
+            not request.retry_failed if name == request.failed else is_same or name == request.out
+        )
+
+    done, again = {}, False
+    for name in request.outputs:
+        for line in lines_of(name):
+            key = key_of(line["image"])
+            if key not in done and is_done(name, line):
+                done[key] = hash(line.get("prompt"))
+            again |= key not in done
+    marker = _marker(request)
+    # Images that are captioned again may be in any tar.
+    return Earlier(done, {} if again else marker["tars"], marker["settings"])
+
+
+def _marker(request: Request) -> dict[str, Any]:
+    """Return the content of the marker, which counts only beside captions."""
+    content = stores.read_if_any(request.marker) if stores.exists(request.out) else b""
+    return json.loads(content or b'{"settings": {}, "tars": {}}')
 
 
 def first_tar(request: Request) -> int:
     """Return the number of the first output tar: one more than the highest in the folder."""
     names = stores.names_in(request.write_shards) if request.write_shards else ()
-    numbers = (int(name[:-4]) for name in names if name[:-4].isdecimal() and name.endswith(".tar"))
-    return max(numbers, default=-1) + 1
+    stems = (name[:-4] for name in names if name.endswith(".tar"))
+    return max((int(stem) for stem in stems if stem.isdecimal()), default=-1) + 1
 
 
 def tar_of(plan: Plan, unit: int) -> str:
@@ -100,12 +87,23 @@ def tar_of(plan: Plan, unit: int) -> str:
     return stores.join(folder, f"{plan.header['first_tar'] + unit:05d}.tar")
 
 
+def remove_tars(plan: Plan) -> None:
+    """Remove the output tars of a plan that is abandoned, unless all units are done.
+
+    Its captions are merged, or are about to be, if they are.
+    """
+    if plan.left() and plan.header["settings"]["write_shards"]:
+        for unit in range(len(plan)):
+            stores.remove(tar_of(plan, unit))
+
+
 def write_tar(request: Request, plan: Plan, unit: int, last: list[Line]) -> None:
     """Write the output tar of a unit. last: its last lines, which are not kept yet."""
-    kept = (request.split(line).kept for line in itertools.chain(plan.lines(unit), last))
+    lines = itertools.chain(plan.lines(unit), last)
+    kept = filter(None, (split(line, request.filter)[0] for line in lines))
     with stores.create(tar_of(plan, unit)) as file:
         number = plan.header["first_tar"] + unit
-        write_samples(file, number, list(filter(None, kept)), plan.unit(unit).get("tar"))
+        write_samples(file, number, list(kept), plan.unit(unit).get("tar"))
 
 
 def merge(request: Request, plan: Plan) -> Counter:
@@ -114,52 +112,45 @@ def merge(request: Request, plan: Plan) -> Counter:
     All units must be done. Lines of images that are in the plan replace earlier lines, so that a
     repeated call, such as after a kill, writes the same files. Raises UserError.
     """
-    counts, finished = Counter(), plan.header["tars"].copy()
-    earlier, planned = list(filter(stores.exists, request.outputs)), set(map(key_of, finished))
-    if earlier:
+    counts, finished, marker = Counter(), plan.header["tars"].copy(), _marker(request)
+    planned = set(finished)
+    if any(map(stores.exists, request.outputs)):
         planned.update(key_of(line["image"]) for line in plan.all_lines())
-    with contextlib.ExitStack() as files:
-        opened: dict[str, BinaryIO] = {}
-
-        def write(name: str, line: Line) -> None:
-            if name not in opened:
-                opened[name] = files.enter_context(stores.create(name))
-            opened[name].write(json_line(line))
-
-        opened[request.out] = files.enter_context(stores.create(request.out))
-        for name in earlier:
-            for line in lines_of(request, name):
+    with contextlib.ExitStack() as stack:
+        files = {name: stack.enter_context(stores.create(name)) for name in request.outputs}
+        for name, file in files.items():
+            for line in lines_of(name):
                 if key_of(line["image"]) not in planned:
-                    write(name, line)
+                    file.write(json_line(line))
         for line in plan.all_lines():
-            kept, dropped = request.split(line)
+            kept, dropped = split(line, request.filter)
             if "error" in line:
-                write(request.failed, line)
-                finished.pop(line["image"], None)  # the tar itself
+                files[request.failed].write(json_line(line))
+                finished.pop(key_of(line["image"]), None)  # the tar itself
             if kept:
-                write(request.out, kept)
+                files[request.out].write(json_line(kept))
                 counts["cut"] += sum(kept.get("cuts", [kept.get("cut", False)]))
             if dropped:
-                write(request.filtered, dropped)
+                files[request.filtered].write(json_line(dropped))
             counts["captioned" if kept else "filtered" if dropped else "failed"] += 1
-        for name in set(request.outputs) - opened.keys():
-            stores.remove(name)
-    marker = json.loads(stores.read_if_any(request.marker) or b"{}")
-    known = {**marker.get("tars", {}), **finished}
-    used = plan.header["settings"] if len(plan) or not marker else marker["settings"]
-    stores.put(json_line({"settings": used, "tars": known}), request.marker)
+        empty = [name for name, file in files.items() if not file.tell()]
+    for name in {*empty} - {request.out}:
+        stores.remove(name)
+    tars = {**marker["tars"], **finished}
+    stores.put(json_line({"settings": plan.header["settings"], "tars": tars}), request.marker)
     return counts
 
 
 def export(request: Request, plan: Plan) -> None:
     """Write sidecars, metadata.jsonl and the Parquet file from `out`. Raises UserError."""
     if request.sidecar:
-        again = (request.split(line).kept for line in plan.all_lines())
-        lines = lines_of(request, request.out) if request.skips_existing else filter(None, again)
-        Sidecars(request).write(lines)
+        again = (split(line, request.filter)[0] for line in plan.all_lines())
+        Sidecars(request).write(
+            lines_of(request.out) if request.skips_existing else filter(None, again)
+        )
     if request.metadata:
         with stores.create(request.metadata) as file:
-            for line in lines_of(request, request.out):
+            for line in lines_of(request.out):
                 name = path_beside(line["image"], request.metadata)
                 file.write(json_line({"file_name": name, "text": line["caption"]}))
     if request.parquet:
@@ -194,23 +185,13 @@ def _write_parquet(request: Request) -> None:
     numbers = ("score", "itm") if request.filter else ("score",)
     columns = [*((name, pa.string()) for name in text), ("captions", pa.list_(pa.string()))]
     schema = pa.schema([*columns, *((name, pa.float64()) for name in numbers)])
-    lines = lines_of(request, request.out)
+    lines = lines_of(request.out)
     with stores.create(request.parquet) as file, parquet.ParquetWriter(file, schema) as writer:
         while rows := [_parquet_row(line) for line in itertools.islice(lines, ROWS)]:
             writer.write_table(pa.Table.from_pylist(rows, schema))
 
 
 def _parquet_row(line: Line) -> Line:
-    image_id = line.get("image_id")
-    return {
-        **line,
-        "image": printable(line["image"]),
-        "image_id": None if image_id is None else str(image_id),
-        "captions": captions_of(line),
-        "settings": json.dumps(line.get("settings")),
-    }
-
-
-def printable(text: str) -> str:
-    """Return the text with escapes for bytes that are not valid UTF-8, as in some file names."""
-    return text.encode(errors="backslashreplace").decode()
+    image_id = str(line["image_id"]) if "image_id" in line else None
+    settings = json.dumps(line.get("settings"))
+    return {**line, "image_id": image_id, "captions": captions_of(line), "settings": settings}

@@ -15,7 +15,7 @@ unit, so that two processes that caption one unit write the same lines. Their fi
 
 import json
 import secrets
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any, NamedTuple
@@ -49,32 +49,25 @@ class Plan:
 
     def __init__(self, folder: str):
         address = stores.join(folder, HEADER)
-        try:
-            self.header = json.loads(stores.read_bytes(address))
-            is_ours = self.header["version"] == VERSION
-        except (ValueError, LookupError, TypeError):
-            is_ours = False
-        if not is_ours:
+        self.header = json.loads(stores.read_bytes(address))
+        if self.header.get("version") != VERSION:
             raise UserError(
-                f"{address} is damaged or of another version of this program: finish the run with "
-                "that version, or abandon it with --restart"
+                f"{address} is of another version of this program: finish the run with that "
+                "version, or abandon it with --restart"
             )
         self.folder, self._offsets = stores.join(folder, self.header["id"]), self.header["offsets"]
-        self._parts, self._tries = defaultdict(set), defaultdict(int)
-        self.add(stores.names_in(self.folder))
-
-    def __len__(self) -> int:
-        return len(self._offsets) - 1
-
-    def add(self, names: Iterable[str]) -> None:
-        """Take note of files that a listing, or the process that wrote them, has named."""
-        for name in names:
-            unit, *numbers = name.split(".")
-            if unit.isdigit() and name.endswith(".try"):
+        self._parts, self._tries = defaultdict(set), Counter()
+        for name in stores.names_in(self.folder):
+            unit, *numbers, kind = name.split(".")
+            if kind == "try":
                 self._tries[int(unit), int(numbers[0])] += 1
             elif unit.isdigit():
                 part = Part(int(numbers[0]), int(numbers[1]), "last" in numbers)
                 self._parts[int(unit)].add(part)
+        self.has_lines = bool(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
 
     def unit(self, number: int) -> Unit:
         first, end = self._offsets[number : number + 2]
@@ -94,14 +87,16 @@ class Plan:
         """Return the number of lines of a unit that are kept."""
         return max((part.end for part in self.parts(unit)), default=0)
 
-    def is_done(self, unit: int) -> bool:
-        return any(part.is_last for part in self.parts(unit))
+    def left(self) -> list[int]:
+        """Return the units that are not done."""
+        units = range(len(self))
+        return [unit for unit in units if not any(part.is_last for part in self.parts(unit))]
 
     def lines(self, unit: int) -> Iterator[Line]:
         """Yield the kept lines of a unit, in order."""
         number = 0
         for part in self.parts(unit):
-            content = stores.read_bytes(stores.join(self.folder, _name(unit, part)))
+            content = stores.read_bytes(self._address(unit, part))
             yield from map(json.loads, content.splitlines()[number - part.first :])
             number = part.end
 
@@ -109,16 +104,15 @@ class Plan:
         """Yield the kept lines of all units, in order."""
         return chain.from_iterable(map(self.lines, range(len(self))))
 
-    def names(self, unit: int) -> list[str]:
-        """Return the names of the files of `parts`, for `add` in another process."""
-        return [_name(unit, part) for part in self.parts(unit)]
-
     def keep(self, unit: int, first: int, lines: list[Line], is_last: bool) -> None:
         """Keep further lines of a unit, from the line `first`."""
         part = Part(first, first + len(lines), is_last)
-        content = b"".join(map(json_line, lines))
-        stores.put(content, stores.join(self.folder, _name(unit, part)))
+        stores.put(b"".join(map(json_line, lines)), self._address(unit, part))
         self._parts[unit].add(part)
+
+    def _address(self, unit: int, part: Part) -> str:
+        name = f"{unit:07d}.{part.first}.{part.end}{'.last' * part.is_last}.jsonl"
+        return stores.join(self.folder, name)
 
     def tries(self, unit: int) -> int:
         """Return how many processes have ended during the unit since its last kept line."""
@@ -135,10 +129,6 @@ class Plan:
         return address
 
 
-def _name(unit: int, part: Part) -> str:
-    return f"{unit:07d}.{part.first}.{part.end}{'.last' * part.is_last}.jsonl"
-
-
 def exists(folder: str) -> bool:
     return stores.exists(stores.join(folder, HEADER))
 
@@ -150,12 +140,6 @@ def remove(folder: str) -> None:
     """
     stores.remove(stores.join(folder, HEADER))
     stores.remove_folder(folder)
-
-
-def remove_unless_begun(folder: str) -> None:
-    """Remove a plan if nothing of it has been captioned, by any process."""
-    if not Plan(folder)._parts:
-        remove(folder)
 
 
 def make(folder: str, header: dict[str, Any], units: Iterable[Unit]) -> None:

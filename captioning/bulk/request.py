@@ -5,18 +5,15 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
-from glob import escape
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
-from captioning.bulk.filtering import SplitLine, split_by_score, threshold_of
 from captioning.files import stores
+from captioning.files.images import is_image
 from captioning.files.writing import SUFFIX
 from captioning.runtime.errors import UserError
-
-METADATA = "metadata.jsonl"
 
 
 class Request(argparse.Namespace):
@@ -26,7 +23,7 @@ class Request(argparse.Namespace):
 
     - failed: a line per image that failed
     - filtered: a line per image with captions that the filter dropped
-    - marker: written last; {"settings", "tars": {tar: stamp}} of the last run
+    - marker: written last; {"settings", "tars": {key: stamp}} of the last run
     - parts: the folder of an unfinished run, see `captioning.bulk.plan`
     """
 
@@ -51,6 +48,17 @@ class Request(argparse.Namespace):
         return self.out, self.filtered, self.failed
 
     @property
+    def written(self) -> list[str]:
+        """The files that the flags name."""
+        return [name for name in (self.out, self.parquet, self.metadata) if name]
+
+    @property
+    def folders(self) -> set[str]:
+        """The folders of all outputs but sidecars."""
+        folders = {os.path.dirname(name) or "." for name in self.written}
+        return folders | ({self.write_shards} - {None})
+
+    @property
     def skips_existing(self) -> bool:
         """Whether images that already have a caption are skipped (--existing skip)."""
         return self.existing == "skip"
@@ -64,34 +72,22 @@ class Request(argparse.Namespace):
             affixed["captions"] = [f"{self.prefix}{text}{self.suffix}" for text in line["captions"]]
         return affixed
 
-    def split(self, line: dict[str, Any]) -> SplitLine:
-        """Split a line into a line for `out`, `kept`, and one for `filtered`, `dropped`.
-
-        Both are None for a line with an error.
-        """
-        if "error" in line:
-            return SplitLine(None)
-        return split_by_score(line, threshold_of(self.filter)) if self.filter else SplitLine(line)
-
     def check(self) -> None:
         """Raise UserError if an output cannot be written. Called before the work starts."""
-        files = {"--parquet": self.parquet, "--metadata": self.metadata, "--out": self.out}
-        files = {flag: name for flag, name in files.items() if name}
-        names = filter(None, (*self.sources, self.captions, *files.values()))
-        keys = list(map(stores.key_of, names))
-        for flag, name in files.items():
-            stores.check_can_hold(flag, name)
-            if os.path.isdir(name) or keys.count(stores.key_of(name)) > 1:
-                raise UserError(f"{flag} is {name}; name another file")
-        stores.check_can_hold("--write-shards", self.write_shards or "")
         if not self.out.endswith(".jsonl"):
             raise UserError(f"--out is {self.out}; it has to be a file that ends in .jsonl")
-        if self.metadata and os.path.basename(self.metadata) != METADATA:
-            raise UserError(f"--metadata is {self.metadata}; its name has to be {METADATA}")
+        # A sidecar with the suffix of an image would replace photos.
+        if (end := self.sidecar) and (os.path.splitext(f"a{end}")[1] != end or is_image(f"a{end}")):
+            raise UserError(f"--sidecar is {end!r}; it has to be a suffix of texts, such as .txt")
+        read = {stores.key_of(name) for name in (*self.sources, self.captions) if name}
+        for name in self.written:
+            if stores.key_of(name) in read:
+                raise UserError(f"{name} would be replaced; name another output than the input")
+            read.add(stores.key_of(name))
         if self.parquet and importlib.util.find_spec("pyarrow") is None:
             raise UserError("--parquet needs the pyarrow library: pip install pyarrow")
-        folders = {os.path.dirname(name) or "." for name in files.values()}
-        for folder in {*folders, self.write_shards} - {None}:
+        for folder in self.folders:
+            stores.check_can_hold("an output", folder)
             stores.require_writable(folder)
 
     @contextlib.contextmanager
@@ -109,12 +105,12 @@ class Request(argparse.Namespace):
         except Timeout:
             raise UserError(f"{self.out}: another program is writing it; wait for it") from None
         try:
-            names = [*self.outputs, self.marker, self.parquet, self.metadata]
-            names.append(self.write_shards and f"{self.write_shards}/*.tar")
-            for path in map(Path, filter(None, names)):  # of a store none is found
-                pattern = path.name if path.name == "*.tar" else escape(path.name)
-                for name in (pattern, ".writable"):
-                    for left in path.parent.glob(f".{name}.*{SUFFIX}"):
+            names = (*self.outputs, *self.written, self.marker, ".writable")
+            names = set(map(os.path.basename, names))
+            for folder in map(Path, self.folders):  # of a store none is found
+                for left in folder.glob(f".*{SUFFIX}"):
+                    name = left.name[1:].rsplit(".", 3)[0]  # see `writing.atomic_write`
+                    if name in names or name.endswith(".tar"):
                         left.unlink(missing_ok=True)
             yield
         finally:

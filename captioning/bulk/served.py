@@ -118,10 +118,8 @@ class ServedModel:
         ]
         is_any_cut = any(reply.is_cut for reply in replies)
         if len(captions) != self.num_return:
-            has_thoughts = not captions and any(reply.has_thoughts for reply in replies)
-            number = f"{len(captions)} of {self.num_return} captions"
             advice = ": raise max_length" if is_any_cut else ""
-            return f"{name}: the answer has {'only thoughts' if has_thoughts else number}{advice}"
+            return f"{name}: the answer has {len(captions)} of {self.num_return} captions{advice}"
         return captions if is_any_cut else [{"caption": each["caption"]} for each in captions]
 
     def _ask(self, image: str, name: str = "", prompt: Optional[str] = None) -> list[Reply]:
@@ -173,7 +171,6 @@ def loader(
     The server's address and key do not identify a run, since they change no caption, so that it can
     continue on another server. Raises UserError.
     """
-    ChatServer(arguments.url, "--url", KEY_VARIABLE)
     values = {"seed": Config.model_fields["seed"].default, "sample": False, **DEFAULTS, **changes}
     seed, sample, readers = map(values.pop, ("seed", "sample", "num_workers"))
     settings = {"prompt": arguments.prompt or PROMPT, "max_tokens": values.pop("max_length")}

@@ -26,30 +26,19 @@ class Sidecars:
     """
 
     def __init__(self, request: Request):
-        self.request, self.suffix = request, request.sidecar
-        self.is_xmp = self.suffix.lower() == xmp.EXTENSION
-        protected = (*request.sources, *request.outputs, request.marker)
-        self.protected = set(map(os.path.abspath, protected))
+        self.request, self.is_xmp = request, request.sidecar.lower() == xmp.EXTENSION
         self.images: dict[str, str] = {}  # {sidecar: image}
         self._names = lru_cache(64)(_names_in)
 
     def path_of(self, image: str) -> str:
-        return os.path.splitext(image)[0] + self.suffix
+        return os.path.splitext(image)[0] + self.request.sidecar
 
     def check(self, image: str) -> bool:
         """Return whether an image has a sidecar with a caption, see `has_caption`.
 
-        Raises UserError if the sidecar would replace an input, an output or the sidecar of another
-        image, or if its folder is not writable.
+        Raises UserError if another image has the same sidecar, or its folder is not writable.
         """
         sidecar = self.path_of(image)
-        # If a photo has the suffix of sidecars, its sidecar would replace the photo.
-        is_photo = image.lower().endswith(self.suffix.lower())
-        if is_photo or os.path.abspath(sidecar) in self.protected:
-            raise UserError(
-                f"{image}: its sidecar {sidecar} would replace an input or output file: choose "
-                f"another --sidecar than {self.suffix}"
-            )
         owner = self.images.setdefault(sidecar, image)
         if owner != image:
             raise UserError(
@@ -61,10 +50,9 @@ class Sidecars:
         """Return whether there is a sidecar, with a caption if it is XMP or on disk."""
         if os.path.basename(sidecar) not in self._names(os.path.dirname(sidecar) or "."):
             return False
-        with stores.read_errors(sidecar):  # it may be a folder
-            if self.is_xmp:
-                return xmp.has_description(stores.read_bytes(sidecar), sidecar)
-            return stores.is_store(sidecar) or bool(Path(sidecar).read_bytes().strip())
+        if self.is_xmp:
+            return xmp.has_description(stores.read_bytes(sidecar), sidecar)
+        return stores.is_store(sidecar) or bool(stores.read_bytes(sidecar).strip())
 
     def write(self, lines: Iterable[dict[str, Any]]) -> None:
         """Write the sidecars of lines, each atomically; see `_write`. Raises UserError."""
@@ -87,12 +75,11 @@ class Sidecars:
             return
         text = "".join(f"{caption}\n" for caption in captions)
         if self.is_xmp:
-            language = self.request.language or xmp.DEFAULT
-            text = xmp.with_description(captions[0], language, stores.read_if_any(sidecar), sidecar)
+            text = xmp.with_description(captions[0], stores.read_if_any(sidecar), sidecar)
         if stores.is_store(sidecar):
             stores.put(text.encode(), sidecar)
         else:
-            with user_errors(Path(sidecar)):
+            with user_errors(sidecar):
                 replace_text(text, Path(sidecar))
 
 

@@ -1,9 +1,8 @@
-"""Captions the units of a plan in one process: claims, reads, captions, keeps."""
+"""Captions the units of a plan in one process: reads, captions, keeps."""
 
 import io
 import time
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, BinaryIO, Callable, NamedTuple, Optional
@@ -12,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from captioning.bulk import outputs
-from captioning.bulk.inputs import entries_of
-from captioning.bulk.plan import TRIES, Plan
+from captioning.bulk.inputs import Entry, entries_of
+from captioning.bulk.plan import TRIES, Line, Plan
 from captioning.bulk.request import Request
 from captioning.files import stores, tables
 from captioning.runtime import signals
@@ -30,13 +29,13 @@ class Batch(NamedTuple):
       read
     - is_last: whether it marks the end of the unit; there are no entries then
     - image: the batched images of the entries without an "error"; None if there are none
-    - for_filter: the inputs of the model's filter for these images
-    - failure: why the store of the images can no longer be read; there are no entries then
+    - for_filter: for each entry the input of the model's filter, if it has one
+    - failure: why the store of the images can no longer be read
     """
 
     unit: int
     offset: int
-    entries: list[dict[str, Any]]
+    entries: list[Entry]
     is_last: bool = False
     image: Any = None
     for_filter: Any = None
@@ -48,7 +47,6 @@ class Worker:
     """Captions units in this process.
 
     - on_images: called with a number of images that are captioned or have failed
-    - done: the names of the files of units that are done
     - left_out: the names of files in tars that were not captioned, see `tars.samples`
     """
 
@@ -56,7 +54,6 @@ class Worker:
     plan: Plan
     model: Any
     on_images: Callable[[int], None]
-    done: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
 
     def caption(self, units: Iterable[int], read_ahead: bool = True) -> None:
@@ -66,31 +63,24 @@ class Worker:
         made until then are kept.
         """
         begun: dict[int, str] = {}
-        try:
-            with ThreadPoolExecutor(1) as pool:
-                batches = self._batches(units, begun)
-                self._caption(_ahead(batches, pool) if read_ahead else batches, begun, read_ahead)
-        finally:  # a process that is killed does not reach this, see `Plan.begin`
-            for address in begun.values():
-                stores.remove(address)
-
-    def _caption(self, batches: Iterable[Batch], begun: dict[int, str], read_ahead: bool) -> None:
         loader = DataLoader(
             _Images(self.model),
             batch_size=None,
-            sampler=batches,
+            sampler=self._batches(units, begun),
             collate_fn=_identity,
             num_workers=self.model.num_workers if read_ahead else 0,
             worker_init_fn=signals.ignore,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # otherwise DataLoader draws from the global generator
         )
-        lines, kept_at = [], time.monotonic()
+        lines, first, kept_at = [], 0, time.monotonic()
         try:
             for batch in self.model.prefetch(loader):
                 if batch.failure:
-                    raise stores.StoreError(batch.failure)
-                new = self._lines(batch)
+                    raise UserError(batch.failure)
+                new = self.model.lines(batch)
+                if self.model.filter:
+                    self.model.filter.add_scores(new, batch.for_filter)
                 self.on_images(len(new))
                 lines += map(self.request.with_affixes, new)
                 first = batch.offset + len(new) - len(lines)
@@ -100,27 +90,16 @@ class Worker:
                 if batch.is_last:
                     stores.remove(begun.pop(batch.unit))
                 signals.raise_if_requested()
-        except (signals.Stopped, UserError) as stop:
+        finally:
             if lines:  # they are of one unit, see `Batch.is_last`
                 self._keep(batch.unit, first, lines, False)
-            if isinstance(stop, stores.StoreError):
-                raise UserError(f"{stop}; nothing is lost: run the same command again") from None
-            raise
+            for address in begun.values():  # a process that is killed does not reach this
+                stores.remove(address)
 
-    def _lines(self, batch: Batch) -> list[dict[str, Any]]:
-        lines = self.model.lines(batch)
-        if self.model.filter:
-            read = [line for line, entry in zip(lines, batch.entries) if "error" not in entry]
-            pairs = zip(read, batch.for_filter or ())
-            self.model.filter.add_scores([pair for pair in pairs if "error" not in pair[0]])
-        return lines
-
-    def _keep(self, unit: int, first: int, lines: list[dict[str, Any]], is_last: bool) -> None:
+    def _keep(self, unit: int, first: int, lines: list[Line], is_last: bool) -> None:
         if is_last and self.request.write_shards:
             outputs.write_tar(self.request, self.plan, unit, lines)
         self.plan.keep(unit, first, lines, is_last)
-        if is_last:
-            self.done += self.plan.names(unit)
 
     def _batches(self, units: Iterable[int], begun: dict[int, str]) -> Iterator[Batch]:
         """Yield the batches of the units without images. begun: gets the units' files of `begin`.
@@ -128,33 +107,21 @@ class Worker:
         Where batches begin depends only on the unit and on what is kept of it.
         """
         for number in units:
+            unit, tries = self.plan.unit(number), self.plan.tries(number)
             offset = kept = self.plan.kept(number)
-            unit = self.plan.unit(number)
-            tries = self.plan.tries(number)
             begun[number] = self.plan.begin(number)
-            entries = islice(entries_of(unit, self.left_out), kept, None)
-            if tries >= TRIES:
-                entries = _set_aside(unit, kept, tries)
+            if tries < TRIES:
+                entries = islice(entries_of(unit, self.left_out), kept, None)
+            else:
+                rest = unit["images"][kept:] if "images" in unit else [{"image": unit["tar"]}]
+                reason = (
+                    f"set aside: {tries} processes ended while they captioned it or images near it"
+                )
+                entries = ({**entry, "error": f"{entry['image']}: {reason}"} for entry in rest)
             while batch := list(islice(entries, self.model.batch_size)):
                 yield Batch(number, offset, batch)
                 offset += len(batch)
             yield Batch(number, offset, [], is_last=True)
-
-
-def _set_aside(unit: dict[str, Any], kept: int, tries: int) -> Iterator[dict[str, Any]]:
-    """Yield entries with an error for the rest of a unit that has ended several processes."""
-    entries = unit["images"][kept:] if "images" in unit else [{"image": unit["tar"]}]
-    error = f"set aside: {tries} processes ended while they captioned it or images near it"
-    for entry in entries:
-        yield {**entry, "error": f"{entry['image']}: {error}"}
-
-
-def _ahead(batches: Iterator[Batch], pool: ThreadPoolExecutor) -> Iterator[Batch]:
-    """Yield the batches; the next one is made in a thread of the pool."""
-    following = pool.submit(next, batches, None)
-    while (batch := following.result()) is not None:
-        following = pool.submit(next, batches, None)
-        yield batch
 
 
 @dataclass
@@ -168,42 +135,39 @@ class _Images(Dataset):
     last_read: Optional[str] = None
 
     def __getitem__(self, batch: Batch) -> Batch:
-        images, for_filter, entries, failure = [], [], [], None
+        images, for_filter, failure = [], [], None
         for entry in batch.entries:
-            content = {key: entry.pop(key) for key in ("data", "span") if key in entry}
-            name = entry["image"]
+            name, filter_input = entry["image"], None
             try:
                 if "error" not in entry:
-                    data = self._content(name, **content)
+                    data = self._content(name, entry.pop("data", None))
                     image = self.model.read(name, data, entry.get("prompt"))
                     if self.model.filter:
-                        for_filter.append(self.model.filter.read(name, data))
+                        filter_input = self.model.filter.read(name, data)
                     images.append(image)
             except UserError as error:
                 entry["error"] = str(error)
                 # Addresses at https are of many servers, so that the error concerns one file.
                 if isinstance(error, stores.StoreError) and not name.startswith("https:"):
-                    failure = error
+                    failure = str(error)
             except Exception as error:  # a broken image must not end the run
                 entry["error"] = f"{type(error).__name__}: {error}"
-            entries.append(entry)
-        if failure and not self._store_answers():
-            return batch._replace(entries=[], failure=str(failure))
+            for_filter.append(filter_input)
+        if failure and self._store_answers():
+            failure = None
         image = self.model.collate(images) if images else None
-        return batch._replace(entries=entries, image=image, for_filter=for_filter)
+        return batch._replace(image=image, for_filter=for_filter, failure=failure)
 
-    def _content(self, name: str, data: Optional[bytes] = None, span=None) -> Optional[BinaryIO]:
-        """Return an image file's content; None if `read` opens it. data, span: see `entries_of`."""
-        if span is not None:
-            data = stores.read_range(*span)
-        elif data is None and stores.is_store(name) and not tables.is_row(name):
+    def _content(self, name: str, data: Optional[bytes]) -> Optional[BinaryIO]:
+        """Return an image file's content; None if `read` opens it. data: of an image in a tar."""
+        if data is None and stores.is_store(name) and not tables.is_row(name):
             data, self.last_read = stores.read_bytes(name), name
         return None if data is None else io.BytesIO(data)
 
     def _store_answers(self) -> bool:
         """Return whether the file that was last read can still be read."""
         try:
-            return bool(self.last_read) and stores.stamp_if_any(self.last_read) is not None
+            return self.last_read is not None and stores.exists(self.last_read)
         except stores.StoreError:
             return False
 

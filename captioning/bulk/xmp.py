@@ -5,7 +5,6 @@ A caption is stored as dc:description, which has a text per language (XMP specif
 
 import io
 import re
-from collections.abc import Iterator
 from contextlib import suppress
 from xml.etree import ElementTree
 from xml.etree.ElementTree import Element, SubElement
@@ -24,9 +23,12 @@ _IN_RDF = f"{{{NAMES['rdf']}}}"
 RDF, RDF_DESCRIPTION, ABOUT = _IN_RDF + "RDF", _IN_RDF + "Description", _IN_RDF + "about"
 ALT, ITEM = _IN_RDF + "Alt", _IN_RDF + "li"
 DC_DESCRIPTION = f"{{{NAMES['dc']}}}description"
+TAGS = (RDF, RDF_DESCRIPTION, DC_DESCRIPTION, ALT)  # from the root to the texts
 LANGUAGE = "{http://www.w3.org/XML/1998/namespace}lang"
 _PACKET = '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>\n{}\n<?xpacket end="w"?>\n'
 _NOT_IN_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ufffe\uffff]")
+for _prefix, _uri in NAMES.items():
+    ElementTree.register_namespace(_prefix, _uri)
 
 
 def has_description(sidecar: bytes, name: str) -> bool:
@@ -39,49 +41,40 @@ def has_description(sidecar: bytes, name: str) -> bool:
     return any((item.text or "").strip() for item in items)
 
 
-def with_description(caption: str, language: str, sidecar: bytes, name: str) -> str:
-    """Return the new content of a sidecar, which has the caption in `language` and as the default.
+def with_description(caption: str, sidecar: bytes, name: str) -> str:
+    """Return the new content of a sidecar, which has the caption as its default description.
 
-    All other metadata in the file is kept.
+    All other metadata in the file is kept, also descriptions in other languages.
 
-    - language: a tag such as "en" or "pt-BR"
     - sidecar: the present content of the file, or b""
     - name: the file's name, for the error
 
     Raises UserError if the present content is not XML.
     """
-    for prefix, uri in (*NAMES.items(), *_namespaces(sidecar)):
-        with suppress(ValueError):  # prefixes such as ns0 are reserved
-            ElementTree.register_namespace(prefix, uri)
     root = _parsed(sidecar, name)
-    rdf = next(root.iter(RDF), None)
-    rdf = SubElement(root, RDF) if rdf is None else rdf
-    element = next(rdf.iter(DC_DESCRIPTION), None)
-    if element is None:
-        described = rdf.find(RDF_DESCRIPTION)
-        if described is None:
-            described = SubElement(rdf, RDF_DESCRIPTION, {ABOUT: ""})
-        element = SubElement(described, DC_DESCRIPTION)
-    texts = {item.get(LANGUAGE): item.text for item in element.iter(ITEM)}
-    caption = _NOT_IN_XML.sub("", caption)
-    texts = {DEFAULT: caption, **texts, **dict.fromkeys((DEFAULT, language), caption)}
-    element[:] = [Element(ALT)]
-    for tag, text in texts.items():
-        SubElement(element[0], ITEM, {LANGUAGE: tag or DEFAULT}).text = text
+    described = next(root.iter(DC_DESCRIPTION), None)
+    element = root if described is None else described
+    for tag in TAGS if described is None else TAGS[-1:]:
+        found = next(element.iter(tag), None)
+        attributes = {ABOUT: ""} if tag == RDF_DESCRIPTION else {}
+        element = SubElement(element, tag, attributes) if found is None else found
+    item = next((item for item in element if item.get(LANGUAGE) == DEFAULT), None)
+    if item is None:
+        item = Element(ITEM, {LANGUAGE: DEFAULT})
+        element.insert(0, item)
+    item.text = _NOT_IN_XML.sub("", caption)
     return _PACKET.format(ElementTree.tostring(root, encoding="unicode"))
 
 
-def _namespaces(sidecar: bytes) -> Iterator[tuple[str, str]]:
-    """Yield the (prefix, URI) pairs of a sidecar's namespaces, so that the prefixes can be kept."""
-    with suppress(ElementTree.ParseError):
-        for _, pair in ElementTree.iterparse(io.BytesIO(sidecar), events=["start-ns"]):
-            yield pair
-
-
 def _parsed(sidecar: bytes, name: str) -> Element:
+    """Return the root of a sidecar, and register its namespaces, so that their prefixes stay."""
     if not sidecar.strip():
         return Element(ROOT)
     try:
-        return ElementTree.fromstring(sidecar)
+        parser = ElementTree.iterparse(io.BytesIO(sidecar), events=["start-ns"])
+        for _, (prefix, uri) in parser:
+            with suppress(ValueError):  # prefixes such as ns0 are reserved
+                ElementTree.register_namespace(prefix, uri)
+        return parser.root
     except ElementTree.ParseError as error:
         raise UserError(f"{name}: not an XMP sidecar ({error}): remove or correct it") from None

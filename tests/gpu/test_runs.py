@@ -1,15 +1,11 @@
 """Whole runs: stopped and resumed, and short of memory."""
 
-import contextlib
 import os
 import signal
 from unittest import mock
 
 import torch
 
-from captioning.bulk.model import CheckpointModel
-from captioning.bulk.work import Batch
-from captioning.data.image import evaluation_transform, load_image
 from captioning.models import checkpoints
 from captioning.scenes.make import make_scenes
 from captioning.training.step import TrainingStep
@@ -71,53 +67,3 @@ def test_a_resumed_run_has_the_loss_curve_of_one_that_was_never_stopped(card):
     equal, apart = sum(a == b for a, b in pairs), relative_error(weights(parted), weights(whole))
     print(f"{equal} of {len(pairs)} losses to the bit, weights {apart:.1e} apart")
     assert len(pairs) == 6 and all(abs(a - b) < 2e-2 * abs(a) for a, b in pairs), pairs
-
-
-def test_bulk_captioning_that_runs_out_of_memory_takes_half_and_goes_on(card):
-    folder = card.folder / "bulk"
-    trained(card, folder, "max_epoch=1")
-    count = 8 if card.tiny else 4096
-    given = {"eval_batch_size": count, "precision": "fp32"}
-    model = CheckpointModel(str(checkpoints.best(folder)), None, given, 1, card.device)
-    image = evaluation_transform(model.config.image_size)
-    photos = sorted((card.folder / "scenes" / "images").glob("*.png"))[:8]
-    images = torch.stack([image(load_image(path)) for path in photos])
-    images = images.repeat(count // len(images), 1, 1, 1)
-    entries = [{"image": str(number)} for number in range(count)]
-    batch = Batch(0, 0, entries, image=images)
-    whole = model.lines(batch)
-    with short_of_memory(card, model, lambda: model.lines(batch)):
-        lines = model.lines(batch)
-    assert model.batch_size < count, "memory did not run out"
-    print(f"{count} images at once did not fit, {model.batch_size} did")
-    equal = sum(a["caption"] == b["caption"] for a, b in zip(lines, whole))
-    assert len(lines) == count and equal >= 0.99 * count
-
-
-@contextlib.contextmanager
-def short_of_memory(card, model, work):
-    """Leave too little memory for `work`. In a rehearsal, the captioner raises the error."""
-    if not card.on_gpu:
-        generate, most = model.captioner.generate_details, model.batch_size // 2
-
-        def refuse(image, settings):
-            if len(image) > most:
-                raise torch.OutOfMemoryError("CUDA out of memory")
-            return generate(image, settings)
-
-        model.captioner.generate_details = refuse
-        yield
-        return
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_reserved()
-    work()
-    needed = torch.cuda.max_memory_reserved() - before
-    torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(card.device).total_memory
-    fraction = (torch.cuda.memory_reserved() + 0.6 * needed) / total
-    torch.cuda.set_per_process_memory_fraction(fraction, card.device)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, card.device)

@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import sys
 from unittest import mock
 
 import pytest
@@ -13,7 +12,6 @@ import torch
 
 from captioning import caption
 from captioning.bulk import model
-from captioning.bulk.work import Worker
 from captioning.config import load_config
 from captioning.data.image import evaluation_transform, load_image
 from captioning.models.build import captioner_from, load_trained
@@ -48,41 +46,33 @@ def photos(scenes, tmp_path):
 
 
 def read_lines(path):
-    """Return the objects of a file of JSON lines."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    """Return the objects of a file of JSON lines; [] without the file."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def killed_at(name):
-    """Return a hook that kills the process (-9) before a file is renamed to that name."""
-
-    def hook(rank):
-        def audit(event, given):
-            if event == "os.rename" and str(given[1]).endswith(name):
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(audit)
-
-    return hook
+def contents(folder):
+    """The bytes of each file in a folder by its name."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 @contextlib.contextmanager
-def stopped_after(batches):
+def stopped_after(batches, of=model.CheckpointModel):
     """Within the block, this process gets SIGTERM after so many batches.
 
     Yields a list of the images that are captioned.
     """
-    caption, captioned, images = Worker._lines, 0, []
+    caption, counted, images = of.lines, [], []
 
     def caption_and_count(self, batch):
-        nonlocal captioned
         lines = caption(self, batch)
         images.extend(line["image"] for line in lines)
-        captioned += 1
-        if captioned == batches:
+        counted.append(batch)
+        if len(counted) == batches:
             os.kill(os.getpid(), signal.SIGTERM)
         return lines
 
-    with mock.patch.object(Worker, "_lines", caption_and_count):
+    with mock.patch.object(of, "lines", caption_and_count):
         yield images
 
 
@@ -113,35 +103,32 @@ def start(given, tmp_path, request):
 
 
 @pytest.fixture
-def call(given, start):
-    """Return a function that calls the program, which has to end with `code`: what it prints.
+def run(given, tmp_path):
+    """Return a function that captions an input, and returns the lines and the log.
 
-    hook: kills (-9) a process, in which the program is called then; see `tests.processes`.
+    out: a file in a store. folder: of the output otherwise, in the test's folder.
     """
 
-    def wait(*flags, hook=None, code=0, **named):
-        if hook is None:
-            found, out, log = run_program("captioning.caption", *given(*flags, **named))
-            log = out + log
-        else:
-            process, code = start(*flags, hook=hook, **named), -signal.SIGKILL
-            (found,), log = process.wait(), process.said()
+    def captioned(source, *arguments, code=0, folder="out", out=None):
+        file = tmp_path / folder / "captions.jsonl"
+        words = given(*arguments, source=source, out=out or file)
+        found, said, log = run_program("captioning.caption", *words)
+        log = said + log
         assert found == code and "Traceback" not in log and "S3CR3T" not in log, log
-        return log
+        return (read_lines(file) if code == 0 else []), log
 
-    return wait
+    return captioned
 
 
 @pytest.fixture
-def run(call, tmp_path):
-    """Return a function that captions an input, and returns the lines and the log."""
+def failed(tmp_path):
+    """Return a function that reads the reasons of the images that failed: {file name: reason}."""
 
-    def captioned(source, *arguments, code=0, folder="out"):
-        out = tmp_path / folder / "captions.jsonl"
-        log = call(*arguments, source=source, out=out, code=code)
-        return (read_lines(out) if code == 0 and out.exists() else []), log
+    def read(folder="out"):
+        lines = read_lines(tmp_path / folder / "captions.failed.jsonl")
+        return {os.path.basename(line["image"]): line["error"] for line in lines}
 
-    return captioned
+    return read
 
 
 @pytest.fixture

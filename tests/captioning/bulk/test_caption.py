@@ -11,11 +11,7 @@ from PIL import Image
 from captioning.bulk.model import CheckpointModel
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.data.caption_formats import write_captions
-from tests.programs import run_program
-
-
-def by_name(lines):
-    return {os.path.basename(line["image"]): line for line in lines}
+from tests.programs import refused, run_program
 
 
 def test_every_photo_has_the_captioners_caption(run, photos, expected, checkpoint):
@@ -30,34 +26,26 @@ def test_every_photo_has_the_captioners_caption(run, photos, expected, checkpoin
         **{"num_beams": 2, "max_length": 9, "min_length": 5, "length_penalty": 1.0},
         **{"repetition_penalty": 1.0, "num_return_sequences": 1, "precision": "fp32"},
     }
-    assert "10/10" in log and "img/s" in log
-    assert "done 10 (" in log and "images per second), skipped 0, failed 0" in log
+    assert "10/10" in log and "img/s" in log and "done 10, skipped 0, failed 0" in log
     assert len({line["caption"] for line in lines}) == 10
 
 
-def test_decoding_settings_of_the_command_line_are_used_and_recorded(run, photos, expected):
-    flags = ["num_beams=3", "--num_return", "2", "--max_length", "7", "--prefix", "<"]
-    lines, _ = run(photos, *flags, "length_penalty=0.5", "--suffix", ">")
+@pytest.mark.parametrize("settings", [{"max_length": 7}, {"guidance_scale": 2.0}])
+def test_decoding_settings_of_the_command_line_are_used_and_recorded(
+    run, photos, expected, settings
+):
+    settings = {"num_beams": 3, "length_penalty": 0.5, **settings}
+    words = [f"{key}={value}" for key, value in settings.items()]
+    lines, _ = run(photos, *words, "--num_return", "2", "--prefix", "<", "--suffix", ">")
     for line in lines:
-        captions, scores = expected(
-            line["image"], num_beams=3, num_return=2, max_length=7, length_penalty=0.5
-        )
+        captions, scores = expected(line["image"], num_return=2, **settings)
         assert line["captions"] == [f"<{text}>" for text in captions]
         assert line["caption"] == line["captions"][0]
         assert line["scores"] == pytest.approx(scores, abs=1e-4)
-        assert line["settings"]["num_return_sequences"] == 2
-
-
-def test_guided_captions_have_the_captioners_own_scores_too(run, photos, expected):
-    guided, _ = run(photos, "guidance_scale=2.0", "--num_return", "2")
-    for line in guided:
-        found = expected(photos / line["image"], guidance_scale=2.0, num_return=2)
-        assert (line["captions"], line["scores"]) == (found[0], pytest.approx(found[1], abs=1e-4))
-        assert len(line["own_scores"]) == 2 and line["own_score"] == line["own_scores"][0]
-        assert line["own_scores"] != line["scores"]
-        assert line["settings"]["guidance_scale"] == 2
-    plain, _ = run(photos, "--existing", "overwrite")
-    assert "guidance_scale" not in plain[0]["settings"]
+        assert {"num_return_sequences": 2, **settings}.items() <= line["settings"].items()
+        # Scores of a guided caption are those of the guided model, and the captioner's own.
+        assert ("own_scores" in line) == ("guidance_scale" in settings)
+        assert line.get("own_scores") != line["scores"]
 
 
 def test_samples_depend_on_the_seed_alone(run, photos):
@@ -72,6 +60,18 @@ def test_samples_depend_on_the_seed_alone(run, photos):
     assert any(one != two for one, two in first)
 
 
+def test_reranked_captions_come_in_the_order_of_their_scores(run, photos):
+    flags = ["rerank=mmi", "num_candidates=4", "top_k=0", "--num_return", "3"]
+    lines, _ = run(photos, *flags, "eval_batch_size=3")
+    recorded = {"rerank": "mmi", "rerank_weight": 0.5, "num_return_sequences": 4}
+    for line in lines:
+        assert len(line["captions"]) == len(line["scores"]) == 3
+        assert line["rerank_scores"] == sorted(line["rerank_scores"], reverse=True)
+        assert line["rerank_score"] == line["rerank_scores"][0]
+        assert line["caption"] == line["captions"][0]
+        assert {**recorded, "do_sample": True}.items() <= line["settings"].items()
+
+
 def test_captions_that_end_at_max_length_are_marked_and_counted(run, photos):
     """Greedy captions are the beginnings of longer ones."""
     greedy = ["num_beams=1", "min_length=1", "--existing", "overwrite"]
@@ -82,53 +82,33 @@ def test_captions_that_end_at_max_length_are_marked_and_counted(run, photos):
     assert 0 < sum(differ) <= sum(cut) < 10
     assert all(is_cut for is_cut, differs in zip(cut, differ) if differs)
     assert f"{sum(cut)} captions were cut at max_length; their lines have cut: true" in log
-    assert "captions are the same" not in log
 
 
-def test_one_caption_for_most_images_is_named(run, photos, tmp_path):
-    (tmp_path / "alike").mkdir()
-    for number in range(3):
-        shutil.copy(min(photos.rglob("*.png")), tmp_path / "alike" / f"{number}.png")
-    _, log = run(tmp_path / "alike")
-    assert "warning: 3 of 3 captions are the same, " in log
-
-
-def damage(photos):
-    """Add files that are no photos, and two unusual photos."""
+def test_bad_images_are_reported_and_do_not_end_the_run(run, photos, failed, monkeypatch):
     content = next(photos.glob("*.png")).read_bytes()
     (photos / "cut.png").write_bytes(content[: len(content) // 2])
     (photos / "empty.jpg").write_bytes(b"")
-    (photos / "text.jpg").write_text("no image")
     (photos / "gone.jpg").symlink_to(photos / "nowhere.jpg")
     (photos / "zeros.jpg").symlink_to("/dev/zero")
     os.mkfifo(photos / "pipe.jpg")
     Image.new("CMYK", (40, 30), (10, 20, 30, 40)).save(photos / "cmyk.jpg")
     Image.new("L", (1, 300)).save(photos / "thin.png")
-    (photos / "notes.txt").write_text("not meant")
     (photos / ".hidden.jpg").write_text("not meant")
-
-
-def test_bad_images_are_reported_and_do_not_end_the_run(run, photos, tmp_path, monkeypatch):
-    damage(photos)
     lines, log = run(photos)
-    assert len(lines) == 12 and {"cmyk.jpg", "thin.png"} < set(by_name(lines))
-    failed = by_name(read_lines(tmp_path / "out" / "captions.failed.jsonl"))
-    assert "truncated" in failed["cut.png"]["error"]
-    assert "no such image" in failed["gone.jpg"]["error"]
-    bad = {"cut.png", "empty.jpg", "text.jpg", "gone.jpg", "zeros.jpg", "pipe.jpg"}
-    assert set(failed) == bad
+    assert len(lines) == 12 and "failed 5" in log and "--retry-failed" in log
+    reasons = {"cut.png": "truncated", "empty.jpg": "not a readable", "gone.jpg": "no such image"}
     for name in ("zeros.jpg", "pipe.jpg"):  # and do not block
-        assert "not a readable image (not a regular file)" in failed[name]["error"]
-    assert "failed 6" in log and "--retry-failed" in log
+        reasons[name] = "not a readable image (not a regular file)"
+    assert failed().keys() == reasons.keys()
+    assert all(reason in failed()[name] for name, reason in reasons.items())
     with monkeypatch.context() as patch:
         patch.setattr(CheckpointModel, "__init__", lambda *a: pytest.fail("nothing is to be done"))
         again, log = run(photos)
-    assert again == lines and "done 0, skipped 12, failed 6" in log
+    assert again == lines and "done 0, skipped 17, failed 5" in log
     shutil.copy(photos / "thin.png", photos / "cut.png")
     lines, log = run(photos, "--retry-failed")
     assert len(lines) == 13 and lines[-1]["image"].endswith("cut.png")
-    assert "cut.png" not in by_name(read_lines(tmp_path / "out" / "captions.failed.jsonl"))
-    assert "done 1 (" in log and "skipped 12, failed 5" in log
+    assert "cut.png" not in failed() and "done 1, skipped 12, failed 4" in log
 
 
 def test_the_program_fails_if_no_image_has_a_caption(run, tmp_path):
@@ -136,7 +116,6 @@ def test_the_program_fails_if_no_image_has_a_caption(run, tmp_path):
     for _ in range(2):
         _, log = run(tmp_path / "bad.png", code=2)
         assert "done 0" in log and "error: none of 1 images has a caption" in log
-        assert log.count("failed.jsonl says why") == 2
 
 
 @pytest.mark.parametrize("existing", ["skip", "overwrite"])
@@ -147,7 +126,7 @@ def test_existing_captions_are_kept_or_replaced(run, photos, existing):
     kept = {line["image"] for line in lines if not line["caption"].startswith("<")}
     assert kept == ({line["image"] for line in before} if existing == "skip" else set())
     assert len(lines) == 11 and str(new) in {line["image"] for line in lines} - kept
-    assert f"done {1 if existing == 'skip' else 11} (" in log
+    assert f"done {1 if existing == 'skip' else 11}," in log
 
 
 @pytest.mark.parametrize("name", ["captions.txt", "folder with metadata.csv"])
@@ -164,26 +143,6 @@ def test_images_with_captions_in_another_file_are_skipped(run, photos, tmp_path,
     assert len(found) == 8 and not {str(one), str(two)} & found and "skipped 2" in log
 
 
-@pytest.mark.parametrize(
-    ("captions", "line"),
-    [
-        ("other.jpg,a cat\n", "names other.jpg, and no image of"),
-        ("scene.png,a cat\n", "scene.png in {file} may be {a} or {b}: use longer names there"),
-    ],
-)
-def test_a_captions_file_that_names_no_image_or_two_is_refused(
-    run, tmp_path, captions, line, loaded
-):
-    file = tmp_path / "captions.txt"
-    file.write_text("image,caption\n" + captions)
-    photos = [tmp_path / "photos" / folder / "scene.png" for folder in "ab"]
-    for photo in photos:
-        photo.parent.mkdir(parents=True)
-        photo.touch()
-    _, log = run(tmp_path / "photos", "--captions", str(file), code=2)
-    assert line.format(file=file, a=photos[0], b=photos[1]) in log and loaded == []
-
-
 def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expected):
     tagged, empty = sorted(photos.glob("*.png"))[:2]
     tagged.with_suffix(".caption").write_text("two\nlines\n")
@@ -191,73 +150,51 @@ def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expect
     lines, log = run(photos, "--sidecar", ".caption")
     assert len(lines) == 9 and "skipped 1" in log  # its sidecar is a caption
     for line in lines:
-        sidecar = os.path.splitext(line["image"])[0] + ".caption"
-        assert Path(sidecar).read_text() == expected(line["image"])[0][0] + "\n"
-    assert tagged.with_suffix(".caption").read_text() == "two\nlines\n"
+        sidecar = Path(line["image"]).with_suffix(".caption")
+        assert sidecar.read_text() == expected(line["image"])[0][0] + "\n"
+    sidecar.unlink()
+    run(photos, "--sidecar", ".caption")  # it is made again
+    assert sidecar.exists() and tagged.with_suffix(".caption").read_text() == "two\nlines\n"
     run(photos, "--sidecar", ".caption", "--existing", "overwrite", "--num_return", "2")
     captions = expected(tagged, num_return=2)[0]
     assert tagged.with_suffix(".caption").read_text() == "".join(f"{c}\n" for c in captions)
 
 
 def test_a_file_of_weights_needs_a_configuration_and_a_runs_folder_none(
-    run, photos, checkpoint, scenes_config, tmp_path
+    given, photos, checkpoint, scenes_config, tmp_path
 ):
-    released = tmp_path / "released.pth"
+    released, out = tmp_path / "released.pth", tmp_path / "out/captions.jsonl"
     torch.save({"model": torch.load(checkpoint)["model"]}, released)
-    out = tmp_path / "captions.jsonl"
-
-    def code_of(of, *more):
-        given = [of, photos, "--out", out, "--device", "cpu", *more]
-        return run_program("captioning.caption", *given).code
-
-    assert code_of(released) == 2
-    assert code_of(released, "--config", scenes_config, "--max_length", "9", "--num_beams=1") == 0
+    _, *rest = given("--existing", "overwrite")
+    refused("captioning.caption", released, *rest)
+    config = ["--config", scenes_config, "max_length=9"]
+    assert run_program("captioning.caption", released, *rest, *config).code == 0
     assert len(read_lines(out)) == 10
     # A run's folder stands for its best checkpoint; another folder for none.
-    assert code_of(checkpoint.parent, "--existing", "overwrite") == 0
+    assert run_program("captioning.caption", checkpoint.parent, *rest).code == 0
     assert read_lines(out)[0]["checkpoint"] == str(checkpoint)
-    assert code_of(photos) == 2
+    refused("captioning.caption", photos, *rest)
 
 
-def test_a_file_name_that_is_not_utf8_is_kept(run, photos, tmp_path):
-    odd = os.fsencode(photos) + b"/caf\xe9.png"
+def test_a_file_name_that_is_not_utf8_is_kept(run, photos):
+    odd = os.fsencode(photos) + b"/z\xe9.png"
     shutil.copy(min(photos.glob("*.png")), odd)
-    lines, _ = run(photos, "--sidecar", "--parquet", str(tmp_path / "a.parquet"))
-    assert os.fsencode(by_name(lines)[os.fsdecode(b"caf\xe9.png")]["image"]) == odd
-    again, _ = run(photos, "--sidecar", "--parquet", str(tmp_path / "a.parquet"))
-    assert again == lines
+    lines, _ = run(photos, "--sidecar")
+    assert os.fsencode(lines[-1]["image"]) == odd
+    assert run(photos, "--sidecar")[0] == lines
 
 
 def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
-    photos, checkpoint, tmp_path, monkeypatch
+    given, checkpoint, tmp_path, monkeypatch
 ):
     shown = "https://host/models/checkpoint_best.pth"
     address = f"{shown.replace('host', 'me:SECRET@host')}?X-Signature={'SECRET' * 100}"
-
-    def fetch(source):
-        assert source == address
-        return checkpoint
-
-    monkeypatch.setattr("BLIP.checkpoint.fetch", fetch)
+    sources = {address: checkpoint}
+    monkeypatch.setattr("BLIP.checkpoint.fetch", sources.__getitem__)
     monkeypatch.setattr("captioning.bulk.plan.remove", lambda folder: None)
-    out = tmp_path / "signed" / "captions.jsonl"
-    given = [address, photos, "--out", out, "--device", "cpu"]
-    code, _, log = run_program("captioning.caption", *given)
+    code, _, log = run_program("captioning.caption", address, *given()[1:])
     assert code == 0 and f"loaded {shown}: every key matched" in log
-    assert {line["checkpoint"] for line in read_lines(out)} == {shown}
-    written = [path.read_text() for path in out.parent.rglob("*") if path.is_file()]
+    assert {line["checkpoint"] for line in read_lines(tmp_path / "out/captions.jsonl")} == {shown}
+    written = [path.read_text() for path in (tmp_path / "out").rglob("*") if path.is_file()]
     assert any("checkpoint_time" in text for text in written)  # the plan
     assert "SECRET" not in "".join([log, *written])
-
-
-def test_reranked_captions_come_in_the_order_of_their_scores(run, photos):
-    flags = ["rerank=mmi", "num_candidates=4", "top_k=0", "--num_return", "3"]
-    lines, _ = run(photos, *flags, "eval_batch_size=3")
-    for line in lines:
-        assert len(line["captions"]) == len(line["scores"]) == 3
-        assert line["rerank_scores"] == sorted(line["rerank_scores"], reverse=True)
-        assert line["rerank_score"] == line["rerank_scores"][0]
-        assert line["caption"] == line["captions"][0]
-        settings = line["settings"]
-        assert (settings["rerank"], settings["rerank_weight"]) == ("mmi", 0.5)
-        assert settings["num_return_sequences"] == 4 and settings["do_sample"]

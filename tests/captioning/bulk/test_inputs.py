@@ -1,19 +1,22 @@
 """Which images a call captions: folders, lists of every format, several inputs."""
 
 import os
+import re
 
 import pytest
 
 from captioning.bulk.inputs import Inputs
 from captioning.bulk.outputs import Earlier
-from captioning.caption import parse_arguments
+from captioning.caption import build_parser, parse_arguments
+from captioning.files.columns import normal_name
+from captioning.files.images import SUFFIXES
 from captioning.runtime.errors import UserError
 
 
 def entries(*sources_and_flags):
     """Return the entries of a call that has no earlier one, and the files that it left out."""
     words = ["run", "--out", "out.jsonl", *map(str, sources_and_flags)]
-    inputs = Inputs(parse_arguments(words), Earlier())
+    inputs = Inputs(parse_arguments(words), Earlier({}, {}, {}))
     return [entry for unit in inputs.units() for entry in unit["images"]], inputs.left_out
 
 
@@ -28,14 +31,14 @@ def test_a_folder_may_have_the_name_of_the_home_folder(tmp_path, monkeypatch):
 def test_a_list_names_images_once_of_its_folder_or_of_root(tmp_path):
     """tests/captioning/files/test_rows.py has all kinds of lists."""
     path = tmp_path / "a.csv"
-    path.write_text("id,photo\n7,one.jpg\n8,within/two.jpg\n7,./one.jpg\n")
+    path.write_text("id,path\n7,one.jpg\n8,within/two.jpg\n7,./one.jpg\n")
     for root, flags in ((tmp_path, []), ("/photos", ["--root", "/photos"])):
-        found, _ = entries(path, "--column", "photo", *flags)
+        found, _ = entries(path, *flags)
         images = [f"{root}/one.jpg", f"{root}/within/two.jpg"]
         assert found == [{"image": i, "image_id": n} for i, n in zip(images, (7, 8))]
-    path.write_text("photo,prompt\nx,a\n./x,b\n")
+    path.write_text("path,prompt\nx,a\n./x,b\n")
     with pytest.raises(UserError, match="x has two ids or prompts: give an image one"):
-        entries(path, "--column", "photo")
+        entries(path)
 
 
 @pytest.fixture
@@ -58,14 +61,9 @@ def tree(tmp_path):
         (["--no-recursive"], ["a.png", "b.JPG"], {".xcf": 2, ".txt": 1}),
         (["--glob", "*.t*"], ["cats/x/d.tiff", "notes.txt"], None),
         (["--glob", "cats/*"], ["cats/c.webp", "cats/x/d.tiff"], None),
-        (["--glob", "*.jpg"], [], None),
     ],
 )
 def test_a_folder_has_the_photos_that_the_flags_choose(tree, flags, names, left_out):
-    if not names:
-        with pytest.raises(UserError, match="found no images"):
-            entries(tree, *flags)
-        return
     found, counted = entries(tree, *flags)
     assert [os.path.relpath(entry["image"], tree) for entry in found] == names
     assert left_out is None or counted == left_out
@@ -87,3 +85,30 @@ def test_several_inputs_are_captioned_in_their_order(run, photos, tmp_path):
     within = next((photos / "within").iterdir())
     wanted = [paths[3], paths[1], paths[0], paths[4], within]
     assert [line["image"] for line in lines] == list(map(str, wanted))
+
+
+def test_names_of_one_photo_are_one_image(run, photos, tmp_path, monkeypatch):
+    """In one call, and in calls one after another."""
+    monkeypatch.chdir(tmp_path)
+    names = ["photos", "./photos/", str(photos), "photos/within/../within"]
+    lines, _ = run(*names)
+    paths = sorted(photos.rglob("*.png"))
+    wanted = [normal_name(f"photos/{path.relative_to(photos)}") for path in paths]
+    assert [line["image"] for line in lines] == wanted
+    for name in names:
+        again, log = run(name)
+        assert again == lines and "done 0" in log
+    monkeypatch.chdir(photos)
+    here, _ = run(".", folder="here")
+    assert [f"photos/{line['image']}" for line in here] == wanted
+
+
+def test_the_page_names_flags_that_exist_and_the_suffixes_that_are_read(repository):
+    page = (repository / "docs" / "captioning.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(--[\w-]+)", page))
+    actions = build_parser()._actions
+    assert all(action.help for action in actions)
+    flags = {flag for action in actions for flag in action.option_strings}
+    assert len(named) > 10 and named <= flags
+    listed = page.split("a folder of")[1].split("files (")[0]
+    assert set(re.findall(r"`(\.\w+)`", listed)) == SUFFIXES

@@ -119,10 +119,10 @@ def test_a_unit_that_ends_its_process_three_times_is_set_aside_and_named(
     def hook(rank):
         content = work._Images._content
 
-        def trap(self, name, **named):
+        def trap(self, name, *data):
             if name == str(deadly):
                 os.kill(os.getpid(), signal.SIGKILL)
-            return content(self, name, **named)
+            return content(self, name, *data)
 
         work._Images._content = trap
 

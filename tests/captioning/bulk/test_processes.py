@@ -30,7 +30,7 @@ def test_two_processes_write_the_file_of_one(run, launch, photos, tmp_path):
     whole, _ = run(photos, folder="whole")
     launched = launch()
     assert launched.wait() == [0], launched.said()
-    assert "11/11" in launched.said() and "done 10 (" in launched.said()
+    assert "11/11" in launched.said() and "done 10, " in launched.said()
     assert read_lines(tmp_path / "out" / "captions.jsonl") == whole
 
 

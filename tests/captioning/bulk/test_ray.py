@@ -6,54 +6,37 @@ import signal
 import pytest
 
 from captioning.bulk import ray_engine, work
+from tests.captioning.bulk.conftest import contents
 from tests.programs import one_error_line
 
 ray = pytest.importorskip("ray", reason="the extra cluster has it")
 
 pytestmark = pytest.mark.slow
-
-
-class Nodes:
-    """One node without a CPU, where the driver is, and others that tests add and remove."""
-
-    def __init__(self):
-        from ray.cluster_utils import Cluster
-
-        quick = {"health_check_period_ms": 300, "health_check_failure_threshold": 12}
-        self._own = {"include_dashboard": False, "object_store_memory": 80 << 20}
-        head = {**self._own, "num_cpus": 0, "_system_config": quick}
-        self.cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.nodes = []
-
-    def add(self):
-        """Add a node with room for one task; returns its id."""
-        self.nodes.append(self.cluster.add_node(num_cpus=1, **self._own))
-        return self.nodes[-1].node_id
-
-    def lose(self, node_id):
-        """Remove a node as a power failure would."""
-        (node,) = (node for node in self.nodes if node.node_id == node_id)
-        self.nodes.remove(node)
-        self.cluster.remove_node(node, allow_graceful=False)
+QUICK = {"health_check_period_ms": 300, "health_check_failure_threshold": 12}
+SMALL = {"include_dashboard": False, "object_store_memory": 80 << 20}
+FLAGS = ["--shard_size", 2, "eval_batch_size=1", "num_workers=0"]
 
 
 @pytest.fixture(scope="module")
-def nodes():
-    nodes = Nodes()
-    yield nodes
-    nodes.cluster.shutdown()
+def cluster():
+    """A cluster of one node without a CPU, where the driver is."""
+    from ray.cluster_utils import Cluster
+
+    head = {**SMALL, "num_cpus": 0, "_system_config": QUICK}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    yield cluster
+    cluster.shutdown()
 
 
 @pytest.fixture(autouse=True)
-def joined(nodes, monkeypatch):
-    monkeypatch.setenv("RAY_ADDRESS", nodes.cluster.address)
-    yield
+def nodes(cluster, monkeypatch):
+    """Two nodes with room for one task each."""
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    nodes = [cluster.add_node(num_cpus=1, **SMALL) for _ in range(2)]
+    yield nodes
     ray.shutdown()
-    for node in list(nodes.nodes):
-        nodes.lose(node.node_id)
-
-
-FLAGS = ["--shard_size", 2, "eval_batch_size=1", "num_workers=0"]
+    for node in nodes:
+        cluster.remove_node(node, allow_graceful=False)
 
 
 def slowly(caption, held=None):
@@ -80,53 +63,33 @@ def slowly(caption, held=None):
     return task
 
 
-def contents(folder):
-    """The bytes of each file by its name."""
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
-def test_with_lost_and_added_nodes_the_files_are_those_of_one_process(
-    call, photos, nodes, tmp_path, monkeypatch
+def test_with_a_lost_node_the_files_are_those_of_one_process(
+    run, photos, cluster, nodes, tmp_path, monkeypatch
 ):
-    """A node joins, captions, and is lost in the middle of a unit."""
+    """It is lost, as in a power failure, in the middle of a unit."""
     (photos / "bad.png").write_bytes(b"no image")
-    alone, disturbed, held = (tmp_path / name for name in ("alone", "disturbed", "held"))
-    call(*FLAGS, "--write-shards", alone / "tars", out=alone / "captions.jsonl")
-    _, lost = nodes.add(), nodes.add()
-    held.write_text(lost)
-
+    held, lost = tmp_path / "held", nodes[1]
+    run(photos, *FLAGS, "--write-shards", tmp_path / "alone" / "tars", folder="alone")
+    held.write_text(lost.node_id)
     monkeypatch.setattr(ray_engine, "_caption", slowly(ray_engine._caption, held))
     wait = ray.wait
 
     def wait_and_lose(*given, **named):
-        if held.with_suffix(".reached").exists() and lost in [n.node_id for n in nodes.nodes]:
-            nodes.lose(lost)
+        if held.with_suffix(".reached").exists() and lost in nodes:
+            nodes.remove(lost)
+            cluster.remove_node(lost, allow_graceful=False)
         return wait(*given, **named)
 
     monkeypatch.setattr(ray, "wait", wait_and_lose)
-    log = call(
-        *FLAGS,
-        "--engine",
-        "ray",
-        "--write-shards",
-        disturbed / "tars",
-        out=disturbed / "captions.jsonl",
-    )
-    assert "done 10 (" in log and "failed 1 (" in log
-    assert lost not in [node.node_id for node in nodes.nodes]
-    expected = {
-        name: data.replace(b"/disturbed/", b"/alone/") for name, data in contents(disturbed).items()
-    }
-    assert expected == contents(alone)
+    tars = ["--write-shards", tmp_path / "disturbed" / "tars"]
+    _, log = run(photos, *FLAGS, "--engine", "ray", *tars, folder="disturbed")
+    assert "done 10, skipped 0, failed 1" in log and lost not in nodes
+    found = contents(tmp_path / "disturbed").items()
+    expected = {name: data.replace(b"/disturbed/", b"/alone/") for name, data in found}
+    assert expected == contents(tmp_path / "alone")
 
 
-def test_killed_and_stopped_the_same_command_goes_on(call, start, photos, nodes, tmp_path):
-    nodes.add()
-
+def test_killed_and_stopped_the_same_command_goes_on(run, start, photos):
     def stop(number):
         def hook(rank):
             wait, ray_engine._caption = ray.wait, slowly(ray_engine._caption)
@@ -146,17 +109,16 @@ def test_killed_and_stopped_the_same_command_goes_on(call, start, photos, nodes,
     process = start(*FLAGS, "--engine", "ray", hook=stop(signal.SIGTERM))
     assert process.wait() == [0], process.said()
     assert "stopped by SIGTERM; run the same command again to continue" in process.said()
-    log = call(*FLAGS, "--engine", "ray")
-    assert "continuing" in log and "done 10 (" in log and "failed 0" in log
+    _, log = run(photos, *FLAGS, "--engine", "ray")
+    assert "continuing" in log and "done 10, skipped 0, failed 0" in log
 
 
-def test_cuda_on_a_cluster_without_gpus_is_refused(call, photos, nodes):
-    nodes.add()
-    log = call("--engine", "ray", "--device", "cuda", code=2)
-    assert "no machine has a GPU; add one or use cpu" in one_error_line(log, "error: ")
-
-
-def test_an_error_in_a_task_ends_the_run_in_one_line(call, photos, nodes, monkeypatch):
-    nodes.add()
-    log = call("--engine", "ray", "num_beams=0", code=2)
-    assert "num_beams" in one_error_line(log, "error: ")
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--device", "cuda"], "no machine has a GPU; add one or use cpu"),
+        (["num_beams=0"], "num_beams"),  # found by a task
+    ],
+)
+def test_an_error_ends_the_run_in_one_line(run, photos, flags, line):
+    one_error_line(run(photos, "--engine", "ray", *flags, code=2)[1], line)

@@ -4,7 +4,6 @@ import base64
 import io
 import threading
 import time
-from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -52,13 +51,13 @@ def server(monkeypatch, photos, loaded):
 def run(server, tmp_path):
     """Return a function that captions an input, and returns the lines and the log."""
 
-    def call(source, *arguments, code=0, url=server.url):
+    # One request at a time: the server looks at the last one.
+    def call(source, *arguments, code=0, url=server.url, at_once=1):
         out = tmp_path / "out" / "captions.jsonl"
         given = ["tiny-vlm", source, "--out", out, "--url", url, "num_workers=0", *arguments]
-        # One request at a time: the server looks at the last one.
-        found, _, log = run_program("captioning.caption", *given, "--concurrency", "1")
+        found, _, log = run_program("captioning.caption", *given, "--concurrency", at_once)
         assert found == code and SECRET not in log, log
-        return (read_lines(out) if code == 0 and out.exists() else []), log
+        return (read_lines(out) if code == 0 else []), log
 
     return call
 
@@ -102,18 +101,7 @@ def test_sampling_fields_and_columns_are_sent_with_a_seed_per_image(run, server,
     assert len(seeds) == 18 and all(0 <= seed < 2**31 for seed in seeds)
 
 
-def test_an_answer_that_fails_takes_no_other_photos_score(run, server, photos, itm_checkpoint):
-    (photos / "scene_000002a.png").write_bytes(b"no image")
-    server.faults["scene_000001"] = [said(None)]
-    lines, log = run(photos, "--itm_model", itm_checkpoint, "--filter", "itm>0")
-    assert len(lines) == 9 and "failed 2" in log
-    scorer = ItmScorer(str(itm_checkpoint))
-    for line in lines:
-        score = scorer.scores(scorer.read(line["image"])[None], [[line["caption"]]]).item()
-        assert line["itm"] == pytest.approx(score, abs=1e-4)
-
-
-def test_the_concurrency_is_used_and_not_exceeded(server, photos, tmp_path):
+def test_the_concurrency_is_used_and_not_exceeded(run, server, photos):
     """The server answers only once four requests are there."""
     together, now, most = threading.Barrier(4), [], []
 
@@ -129,29 +117,29 @@ def test_the_concurrency_is_used_and_not_exceeded(server, photos, tmp_path):
     server.usual = answer
     for path in sorted(photos.glob("*.png"))[:2]:
         path.unlink()
-    given = ["m", photos, "--out", tmp_path / "c.jsonl", "--url", server.url, "--concurrency", "4"]
-    assert run_program("captioning.caption", *given, "--shard_size", "1").code == 0
-    assert len(read_lines(tmp_path / "c.jsonl")) == 8 and max(most) == 4
+    lines, _ = run(photos, "--shard_size", "1", at_once=4)
+    assert len(lines) == 8 and max(most) == 4
 
 
-def test_images_that_fail_do_not_end_the_run(run, server, photos, tmp_path):
+def test_images_that_fail_do_not_end_the_run(run, server, photos, failed, itm_checkpoint):
+    """They take no other photo's score."""
     (photos / "broken.png").write_bytes(b"no image")
     faults = {
         "scene_000001": ((400, {}, "cannot identify image"), "400 cannot identify image"),
         "scene_000002": ((500, {}, "crash"), "500 crash, after 5 tries"),
         "scene_000003": (said(None), "the answer has 0 of 1 captions"),
-        "scene_000004": (
-            said("<think>Is", **CUT),
-            "the answer has only thoughts: raise max_length",
-        ),
+        "scene_000004": (said("<think>Is", **CUT), "has 0 of 1 captions: raise max_length"),
     }
     server.faults = {name: [fault] for name, (fault, _) in faults.items()}
-    lines, log = run(photos)
+    lines, log = run(photos, "--itm_model", itm_checkpoint, "--filter", "itm>0")
     assert len(lines) == 6 and "failed 5" in log
-    failed = read_lines(tmp_path / "out" / "captions.failed.jsonl")
-    reasons = {Path(line["image"]).stem: line["error"].partition(": ")[2] for line in failed}
-    assert "not a readable image" in reasons.pop("broken")
-    assert all(reasons[name].endswith(reason) for name, (_, reason) in faults.items())
+    reasons = failed()
+    assert "not a readable image" in reasons.pop("broken.png")
+    assert all(reasons[f"{name}.png"].endswith(reason) for name, (_, reason) in faults.items())
+    scorer = ItmScorer(str(itm_checkpoint))
+    for line in lines:
+        score = scorer.scores(scorer.read(line["image"])[None], [[line["caption"]]]).item()
+        assert line["itm"] == pytest.approx(score, abs=1e-4)
 
 
 def test_an_image_is_tried_again_after_an_outage_and_a_cut_caption_is_marked(run, server, photos):
@@ -171,7 +159,7 @@ def test_a_server_that_goes_away_loses_nothing_and_another_continues(run, server
     for changed, name in ((["--prompt", "Why?"], "prompt"), (["max_length=9"], "max_tokens")):
         assert f"the unfinished run has {name}" in run(photos, *changed, code=2)[1]
     server.asked.clear()
-    with stopped_after(1):
+    with stopped_after(1, served.ServedModel):
         assert "stopped by SIGTERM" in run(photos)[1]
     elsewhere = server.url.replace("127.0.0.1", "localhost").replace("/v1", "")  # which is added
     lines, log = run(photos, url=elsewhere)
@@ -194,39 +182,42 @@ def test_a_stop_awaits_no_answer_and_cancels_the_requests_that_wait(server, monk
     assert len(server.asked) == 2  # the grey image, and the request in flight
 
 
-def test_a_server_that_refuses_all_is_one_line_at_once(run, server, photos):
-    few = "got 1 captions instead of 3; use --num_return 1"
-    unknown = "404 no such model"
-    for answer, line in (((404, {}, "no such model"), unknown), (said("one"), few)):
-        server.faults["grey"] = [answer]
-        server.asked.clear()
-        _, log = run(photos, "sample=true", "--num_return", "3", code=2)
-        assert one_error_line(log, f"{server.url}: {line}") and len(server.asked) == 1
-
-
-def test_settings_without_a_meaning_are_one_line(run, server, photos, tmp_path):
-    for given, reason in {
-        ("num_beams=3",): "num_beams does not apply to a served model",
-        ("temperature=0.7",): "temperature has no effect without sample=true",
-        ("--num_return", "2"): "--num_return needs sample=true",
-        ("--url", "https://me:secret@host/v1"): "--url has to be an address",
-    }.items():
-        with unchanged(tmp_path):
-            _, log = run(photos, *given, code=2)
-        assert "secret" not in one_error_line(log, reason) and not server.asked
+@pytest.mark.parametrize(
+    ("given", "reason", "requests"),
+    [
+        (["num_beams=3"], "num_beams does not apply to a served model", 0),
+        (["temperature=0.7"], "temperature has no effect without sample=true", 0),
+        (["--num_return", "2"], "--num_return needs sample=true", 0),
+        (["--url", "https://me:secret@host/v1"], "--url has to be an address", 0),
+        (["sample=true"], "404 no such model", 1),
+        (
+            ["sample=true", "--num_return", "3"],
+            "got 1 captions instead of 3; use --num_return 1",
+            1,
+        ),
+    ],
+)
+def test_what_a_server_cannot_do_is_one_line_at_once(
+    run, server, photos, tmp_path, given, reason, requests
+):
+    answer = said("one") if "--num_return" in given else (404, {}, "no such model")
+    server.faults["grey"] = [answer]
+    (tmp_path / "out").mkdir()
+    with unchanged(tmp_path):
+        _, log = run(photos, *given, code=2)
+    assert "secret" not in one_error_line(log, reason) and len(server.asked) == requests
 
 
 def test_photos_are_sent_upright_without_metadata_on_white_and_shrunk(tmp_path):
+    """tests/captioning/data has every kind of photo."""
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (20, 40), (200, 100, 50)).save(tmp_path / "turned.jpg", exif=exif)
-    packet = b'<x:xmpmeta xmlns:x="adobe:ns:meta/" tiff:Orientation="6"/>'
-    Image.new("RGB", (20, 40), (200, 100, 50)).save(tmp_path / "xmp.webp", xmp=packet)
     alpha = Image.new("RGBA", (40, 20), (0, 0, 0, 0))
     alpha.paste((200, 100, 50, 255), (0, 0, 20, 20))
     alpha.save(tmp_path / "alpha.png")
     Image.new("RGB", (3 * MAX_SIDE, 300), (200, 100, 50)).save(tmp_path / "large.png")
-    for name in ("turned.jpg", "xmp.webp", "alpha.png", "large.png"):
+    for name in ("turned.jpg", "alpha.png", "large.png"):
         kind, _, content = as_data_url(str(tmp_path / name)).partition(";base64,")
         image = Image.open(io.BytesIO(base64.b64decode(content)), formats=["JPEG"])
         assert kind == "data:image/jpeg" and not image.getexif()

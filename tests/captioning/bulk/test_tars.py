@@ -1,21 +1,17 @@
 """Tar shards in and out, compared with webdataset and tarfile."""
 
+import gzip
 import json
 import shutil
-import tracemalloc
-from types import SimpleNamespace
 
 import pytest
-import torch
 import webdataset
 
-from captioning.bulk import inputs, outputs
+from captioning.bulk import outputs
 from captioning.bulk.plan import Plan
-from captioning.bulk.work import Batch, _Images
 from captioning.data.augmentation import training_transform
 from captioning.data.shards import ShardDataset, Shards
 from captioning.files import tars
-from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.tar_files import write_members, write_tar
 
 
@@ -31,13 +27,8 @@ def shards(photos, tmp_path):
     return f"{folder}/{{00..02}}.tar"
 
 
-@pytest.fixture
-def no_tar_is_read(monkeypatch):
-    monkeypatch.setattr(tars, "samples", lambda *given: pytest.fail("read again"))
-
-
 def test_every_image_of_every_tar_is_captioned_once(
-    run, photos, shards, expected, tmp_path, request
+    run, photos, shards, expected, failed, monkeypatch
 ):
     lines, log = run(shards, "num_workers=2")
     by_id = {line["image_id"]: line for line in lines}
@@ -45,49 +36,29 @@ def test_every_image_of_every_tar_is_captioned_once(
     for path in photos.rglob("*.png"):
         assert by_id[path.stem]["caption"] == expected(path)[0][0]
     assert lines[0]["image"] == shards.replace("{00..02}", "00") + "/scene_000000.png"
-    (failed,) = read_lines(tmp_path / "out/captions.failed.jsonl")
-    assert failed["image"].endswith("01.tar/bad.jpg") and "not a readable" in failed["error"]
-    assert "BytesIO" not in failed["error"] and "done 10 (" in log and "failed 1" in log
-    request.getfixturevalue("no_tar_is_read")
-    again, log = run(shards)
-    assert again == lines and "skipped 10, failed 1" in log
+    (error,) = failed().values()
+    assert "01.tar/bad.jpg: not a readable" in error and "BytesIO" not in error
+    assert "done 10, skipped 0, failed 1" in log
+    with monkeypatch.context() as patch:
+        patch.setattr(tars, "samples", lambda *given: pytest.fail("read again"))
+        again, log = run(shards)
+    assert again == lines and "skipped 11, failed 1" in log
+    after, _ = run(shards, "--existing", "overwrite", "--prefix", "<")
+    assert [f"<{line['caption']}" for line in lines] == [line["caption"] for line in after]
 
 
-@pytest.mark.parametrize("name", ["a.tar", "{0..1}.tar", "a::b.tar"])
-def test_a_tar_has_one_name_which_may_have_braces(run, photos, tmp_path, monkeypatch, name):
+@pytest.mark.parametrize("name", ["a.tar.gz", "{0..1}.tar", "a::b.tar"])
+def test_a_tar_has_one_name_and_may_be_packed(run, photos, expected, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    write_tar(tmp_path / name, sorted(photos.glob("*.png"))[:2])
+    paths = sorted(photos.glob("*.png"))[:2]
+    write_tar(tmp_path / name, paths)
+    if name.endswith(".gz"):
+        (tmp_path / name).write_bytes(gzip.compress((tmp_path / name).read_bytes()))
     lines, _ = run(name, f"./{name}", tmp_path / name)
-    assert [line["image"] for line in lines] == [
-        f"{name}/scene_000000.png",
-        f"{name}/scene_000001.png",
-    ]
+    assert [line["image"] for line in lines] == [f"{name}/{path.name}" for path in paths]
+    assert [line["caption"] for line in lines] == [expected(path)[0][0] for path in paths]
     _, log = run(tmp_path / name)
     assert "done 0, skipped 2" in log
-
-
-def test_packed_tars_and_uncompressed_ones_have_the_same_captions(run, photos, tmp_path):
-    import gzip
-
-    write_tar(tmp_path / "a.tar", sorted(photos.rglob("*.png")))
-    (tmp_path / "b.tar.gz").write_bytes(gzip.compress((tmp_path / "a.tar").read_bytes()))
-    one, _ = run(tmp_path / "a.tar")
-    two, _ = run(tmp_path / "b.tar.gz", folder="packed")
-    assert [line["caption"] for line in one] == [line["caption"] for line in two]
-
-
-def test_a_batch_holds_no_more_files_than_two(tmp_path):
-    """The one that is decoded, and the next."""
-    write_members(tmp_path / "a.tar", [(f"{n}.png", bytes(1 << 22)) for n in range(8)])
-    unit = {"tar": str(tmp_path / "a.tar"), "skip": [], "prompt": None}
-    model = SimpleNamespace(read=lambda *given: torch.zeros(1), collate=torch.stack, filter=None)
-    images = _Images(model)
-    tracemalloc.start()
-    entries = list(inputs.entries_of(unit, []))
-    batch = images[Batch(0, 0, entries)]
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert len(batch.image) == 8 and peak < 5 << 22
 
 
 def test_files_in_tars_that_are_not_captioned_are_counted(run, photos, expected, tmp_path):
@@ -105,24 +76,19 @@ def test_files_in_tars_that_are_not_captioned_are_counted(run, photos, expected,
     assert [sample["__key__"] for sample in read] == ["a", "b", "c"]
 
 
-@pytest.mark.parametrize("of_photos", [True, False])
-def test_a_folder_may_have_the_name_of_a_tar(run, photos, tmp_path, of_photos):
+def test_a_folder_may_have_the_name_of_a_tar(run, photos, tmp_path):
     """A folder of photos, or of tars."""
-    folder = tmp_path / "photos.tar"
-    if of_photos:
-        photos.rename(folder)
-        (folder / "bad.png").write_bytes(b"no image")
-    else:
-        folder.mkdir()
-        write_tar(folder / "00.tar", sorted(photos.rglob("*.png")), [("bad.jpg", b"no image")])
-    source = folder if of_photos else folder / "00.tar"
-    lines, log = run(source)
-    assert len(lines) == 10 and "failed 1" in log
-    again, log = run(source, "--retry-failed")
-    assert again == lines and "skipped 10, failed 1" in log
+    of_photos, of_tars = photos.rename(tmp_path / "photos.tar"), tmp_path / "tars.tar"
+    of_tars.mkdir()
+    write_tar(of_tars / "00.tar", sorted(of_photos.rglob("*.png")), [("bad.jpg", b"no image")])
+    for source, number in ((of_photos, 0), (of_tars / "00.tar", 1)):
+        lines, log = run(source, folder=source.name)
+        assert len(lines) == 10 and f"failed {number}" in log
+        again, log = run(source, "--retry-failed", folder=source.name)
+        assert again == lines and f"skipped 10, failed {number}" in log
 
 
-def test_prompts_of_a_tar_are_those_of_a_list(run, photos, tmp_path):
+def test_prompts_of_a_tar_are_those_of_a_list(run, photos, failed, tmp_path):
     """In a batch as one by one; the field may come before the image or after it."""
     prompts = ["the", None, "a big", "on the", None]
     found = sorted(photos.rglob("*.png"))[: len(prompts)]
@@ -139,44 +105,22 @@ def test_prompts_of_a_tar_are_those_of_a_list(run, photos, tmp_path):
     assert len(lines) == len(expected) == 5
     for line, one in zip(lines, expected):
         assert (line["caption"], line.get("prompt")) == (one["caption"], one.get("prompt"))
-    failed = read_lines(tmp_path / "out/captions.failed.jsonl")
-    assert "a.tar/x.png: not valid JSON at line 1" in failed[-1]["error"]
+    assert "a.tar/x.png: not valid JSON at line 1" in failed()["x.png"]
 
 
-def test_a_truncated_tar_is_continued_when_it_is_whole(run, shards, tmp_path):
+def test_a_truncated_tar_is_continued_when_it_is_whole(run, shards, failed, tmp_path):
     tar = tmp_path / "shards" / "00.tar"
     whole = tar.read_bytes()
     tar.write_bytes(whole[: len(whole) * 2 // 5])
     lines, log = run(shards)
     assert 6 <= len(lines) < 10 and "failed 2" in log
-    failed = read_lines(tmp_path / "out/captions.failed.jsonl")
-    [error] = [line["error"] for line in failed if line["image"] == str(tar)]
-    assert error.startswith(f"{tar}: cannot be read further: ")
+    assert failed()["00.tar"].startswith(f"{tar}: cannot be read further: ")
     tar.write_bytes(whole)
     more, log = run(shards, "--retry-failed")
     assert more[: len(lines)] == lines
-    images = [line["image"] for line in more]
-    assert len(images) == len(set(images)) == 10
-    assert f"done {10 - len(lines)} (" in log and f"skipped {len(lines)}, failed 1" in log
-    failed = read_lines(tmp_path / "out/captions.failed.jsonl")
-    assert str(tar) not in [line["image"] for line in failed]
-
-
-def test_captions_of_tars_are_replaced(run, shards):
-    before, _ = run(shards)
-    after, _ = run(shards, "--existing", "overwrite", "--prefix", "<")
-    assert [f"<{line['caption']}" for line in before] == [line["caption"] for line in after]
-
-
-def test_a_gap_in_a_tar_is_found(run, shards, tmp_path):
-    lines, _ = run(shards)
-    out = tmp_path / "out" / "captions.jsonl"
-    out.write_text("".join(json.dumps(line) + "\n" for line in lines[:3] + lines[4:]))
-    again, log = run(shards)
-    assert len(again) == 9  # the marker says that this tar is done
-    again, log = run(shards, "--verify")
-    assert "done 1 (" in log and "skipped 9, failed 1" in log
-    assert again == lines[:3] + lines[4:] + [lines[3]]
+    assert len({line["image"] for line in more}) == len(more) == 10
+    assert f"done {10 - len(lines)}, skipped {len(lines)}, failed 1" in log
+    assert "00.tar" not in failed()
 
 
 def test_a_tar_replaced_while_it_is_captioned_is_read_by_the_next_call(
