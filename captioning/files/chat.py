@@ -46,12 +46,10 @@ class Reply(NamedTuple):
 
     - text: the content without thoughts
     - is_cut: whether the content ended at the limit of tokens
-    - has_thoughts: whether the content or a field beside it has thoughts
     """
 
     text: str
     is_cut: bool
-    has_thoughts: bool
 
 
 def _pause_s(state: tenacity.RetryCallState) -> float:
@@ -164,9 +162,8 @@ def _replies(answer: Any) -> list[Reply]:
             content = "".join(part["text"] for part in content if part["type"] == "text")
         # JSON may contain half of a surrogate pair, which cannot be written to a file.
         content = content.encode("utf-8", "replace").decode()
-        text = without_thoughts(content)
-        thoughts = message.get("reasoning") or message.get("reasoning_content") or text != content
-        replies.append(Reply(text, choice.get("finish_reason") == "length", bool(thoughts)))
+        is_cut = choice.get("finish_reason") == "length"
+        replies.append(Reply(without_thoughts(content), is_cut))
     if not replies:
         raise ValueError
     return replies

@@ -35,15 +35,12 @@ class Row(dict):
     where: str
 
 
-def row_of(
-    columns: Any, where: str, column: Optional[str] = None, needs: Collection[str] = ()
-) -> Row:
+def row_of(columns: Any, where: str, needs: Collection[str] = ()) -> Row:
     """Return the row of an object, or of a file name.
 
-    column: the name of the column with the image. needs: keys that the row must have. Raises
-    UserError.
+    needs: keys that the row must have. Raises UserError.
     """
-    columns = {column or "image": columns} if isinstance(columns, str) else columns
+    columns = {"image": columns} if isinstance(columns, str) else columns
     if not isinstance(columns, dict):
         raise UserError(f"{where} is not an object: expected {{image, caption}}")
     for name in CHATS:
@@ -53,7 +50,6 @@ def row_of(
     row.where = where
     values = {**{name.lower(): value for name, value in columns.items()}, **columns}
     for key, names in COLUMNS.items():
-        names = (column,) if column and key == "image" else names
         typed = (_typed(key, values.get(name)) for name in names)
         row[key] = next((value for value in typed if value is not None), None)
         if row[key] is None:

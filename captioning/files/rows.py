@@ -48,14 +48,12 @@ def is_list(path: StrPath) -> bool:
 def read(
     path: StrPath,
     split: Optional[str] = None,
-    column: Optional[str] = None,
     needs: Collection[str] = (),
     bad: Optional[list[str]] = None,
 ) -> Iterator[Row]:
     """Yield the rows of a file or folder. Only `.json` files are read at once.
 
     - split: the split to read from a file in Karpathy's format; None for all
-    - column: the name of the column with the image, if it is not in COLUMNS
     - needs: keys of COLUMNS that every row must have
     - bad: gets the errors of rows that cannot be used; None to raise the first
 
@@ -66,7 +64,7 @@ def read(
     path = next(filter(os.path.isfile, metadata), path)
     for place, columns in _rows(path, split):
         try:
-            row = row_of(columns, f"{path}: {place}", column, needs)
+            row = row_of(columns, f"{path}: {place}", needs)
         except UserError as error:
             if bad is None:
                 raise
