@@ -9,7 +9,6 @@ from captioning.bulk.inputs import Inputs
 from captioning.bulk.outputs import Earlier
 from captioning.caption import build_parser, parse_arguments
 from captioning.files.columns import normal_name
-from captioning.files.images import SUFFIXES
 from captioning.runtime.errors import UserError
 
 
@@ -103,12 +102,10 @@ def test_names_of_one_photo_are_one_image(run, photos, tmp_path, monkeypatch):
     assert [f"photos/{line['image']}" for line in here] == wanted
 
 
-def test_the_page_names_flags_that_exist_and_the_suffixes_that_are_read(repository):
+def test_the_page_names_flags_that_exist(repository):
     page = (repository / "docs" / "captioning.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`(--[\w-]+)", page))
     actions = build_parser()._actions
     assert all(action.help for action in actions)
     flags = {flag for action in actions for flag in action.option_strings}
     assert len(named) > 10 and named <= flags
-    listed = page.split("a folder of")[1].split("files (")[0]
-    assert set(re.findall(r"`(\.\w+)`", listed)) == SUFFIXES
