@@ -25,8 +25,6 @@ STOP_CHECK_S = 1  # between two checks of stop_requested
 TIMEOUT_S = 300  # until the answer begins, and between its parts
 CONNECT_S = 60
 
-_LOCAL = r"(localhost|127\.0\.0\.1|\[::1\])(:|$)"
-
 
 class RequestFailed(UserError):
     """A request has no usable answer.
@@ -82,21 +80,21 @@ class ChatServer:
 
     def __init__(self, url: str, setting: str, key_variable: str):
         host = r"(?:[\w.-]+|\[[\w:.]+\])(?::\d+)?"
-        parts = re.fullmatch(rf"((https?)://({host}))(/[^\s?#@]*|)", url, re.ASCII)
+        parts = re.fullmatch(rf"((https?)://{host})(/[^\s?#@]*|)", url, re.ASCII)
         if not parts:  # the address is not shown, because it may contain the key
             raise UserError(
                 f"{setting} has to be an address such as https://host/v1, without a password or "
                 f"key: put the key into the environment variable {key_variable}"
             )
-        server, scheme, host, path = parts.groups()
+        server, scheme, path = parts.groups()
         self.url, self.key_variable = server + (path.rstrip("/") or "/v1"), key_variable
         self.api_key = os.environ.get(key_variable, "").strip()
         if not (self.api_key.isascii() and self.api_key.isprintable()):
             raise UserError(f"{key_variable} in the environment has characters that no key has")
-        headers, is_local = {"Content-Type": "application/json"}, bool(re.match(_LOCAL, host))
+        headers = {"Content-Type": "application/json"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
-            if scheme == "http" and not is_local:
+            if scheme == "http":
                 log_once(
                     f"warning: {key_variable} is sent unencrypted, because {setting} is http://"
                 )
@@ -105,7 +103,6 @@ class ChatServer:
             timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
             limits=httpx.Limits(),  # the callers limit the number of requests at once
             verify=ssl.create_default_context(),  # the system's certificates
-            trust_env=not is_local,  # the environment's proxies
         )
 
     def check_access(self) -> None:

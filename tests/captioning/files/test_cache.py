@@ -47,17 +47,12 @@ def test_a_folder_is_no_file_and_a_name_that_leads_out_of_a_folder_is_refused(st
         local("s3://bucket/within/../../x")
 
 
-def test_copies_of_two_patterns_in_one_folder_are_kept_apart(store):
-    store.files.pipe_file("bucket/within/b.bin", b"b")
-    first, second = (local(f"s3://bucket/within/{name}*.bin") for name in "ab")
-    copies = [next(path.parent.glob(path.name)) for path in (first, second)]
-    assert [copy.read_bytes() for copy in copies] == [DATA, b"b"]
-
-
 def test_paths_on_a_disk_are_returned_as_they_are():
     assert local("a/b") == local(local("a/b")) and str(local("a/b")) == "a/b"
     assert stores.join("s3://bucket/within/", "a.bin") == stores.join("/in", ADDRESS) == ADDRESS
     assert stores.join("s3://bucket/a", "/in/b") == stores.join("/in", "b") == "/in/b"
+    with raises_line(UserError, start=".: cannot be read: Is a directory"):
+        stores.read_bytes(".")
 
 
 def test_the_cache_folder_is_in_the_users(tmp_path, monkeypatch):

@@ -75,14 +75,6 @@ def test_an_error_tells_what_the_server_said_and_how_often(server, answer, reaso
     assert len(server.asked) == tries and caught.value.is_temporary == (tries == 5)
 
 
-def test_proxies_are_for_other_machines(server, monkeypatch):
-    monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
-    assert ask(server)
-    server.url = "http://host.example"
-    with raises_line(RequestFailed, "/v1: [Errno 111] Connection refused, after 5 tries"):
-        ask(server)
-
-
 def test_the_key_is_sent_to_no_other_server(server):
     with serving() as other:
         server.usual = lambda: (307, {"Location": f"{other.url}/chat/completions"}, "")
@@ -128,14 +120,11 @@ def test_answers_that_are_cut_say_so(server):
     assert ask(server) == [Reply(text, True) for text in ("A st", "", "?")]
 
 
-def test_a_key_over_http_to_another_host_is_one_warning(server, capfd):
+def test_a_key_over_http_is_one_warning(server, capfd):
     log_once.cache_clear()
-    ask(server)
-    assert not capfd.readouterr().err
-    server.url = server.url.replace("127.0.0.1", "127.1")  # the same address
     ask(server), ask(server)
     line = f"warning: {KEY} is sent unencrypted, because --url is http://\n"
-    assert capfd.readouterr().err == line and len(server.asked) == 3
+    assert capfd.readouterr().err == line and len(server.asked) == 2
 
 
 def test_an_address_or_key_that_cannot_be_used_is_one_line_without_it(monkeypatch):
