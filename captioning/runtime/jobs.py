@@ -99,8 +99,7 @@ def run_jobs(
     If this process is asked to stop, starts no further jobs, waits until the running jobs have
     saved, then raises Stopped. Raises KeyboardInterrupt at once when Ctrl-C is pressed twice.
     """
-    waiting, free_slots, running = list(jobs), list(slots), []
-    failures = {}
+    waiting, free_slots, running, failures = list(jobs), list(slots), [], {}
     stopping = None  # why the running jobs have been asked to stop
     with signals.watch():
         try:
@@ -112,8 +111,8 @@ def run_jobs(
                 for each in [each for each in running if each.process.exitcode is not None]:
                     running.remove(each)
                     free_slots.append(each.slot)
-                    stopped = each.process.exitcode == STOPPED
-                    if stopped and (stopping or signals.stop_requested()):
+                    requested = stopping or signals.stop_requested()
+                    if requested and each.process.exitcode == STOPPED:
                         continue
                     if reason := each.reason():
                         failures[each.job.name] = reason
@@ -135,8 +134,7 @@ def run_jobs(
             for each in running:  # after a second Ctrl-C or an error
                 each.process.kill()
                 each.process.join()
-        if signals.stop_requested():
-            raise signals.Stopped
+        signals.raise_if_requested()
     if stopping:
         raise UserError(stopping)
     return failures

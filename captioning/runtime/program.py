@@ -11,9 +11,11 @@ import gc
 import logging
 import multiprocessing
 import os
+import re
 import sys
 import time
 import traceback
+from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional
 
 import torch.distributed as dist
@@ -45,14 +47,10 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
-        words = sys.argv[1:] if args is None else args
-        return super().parse_known_args([_expanded(str(word)) for word in words], namespace)
-
-
-def _expanded(word: str) -> str:
-    """Expand ~/PATH and --FLAG=~/PATH. A shell expands only the first."""
-    flag, separator, value = word.partition("=") if word.startswith("--") else ("", "", word)
-    return flag + separator + (os.path.expanduser(value) if value.startswith("~/") else value)
+        words = map(str, sys.argv[1:] if args is None else args)
+        # A shell expands ~/PATH, but not --FLAG=~/PATH.
+        words = [re.sub("^(--[^=]+=)?~(?=/)", rf"\1{Path.home()}", word) for word in words]
+        return super().parse_known_args(words, namespace)
 
 
 def run_program(program: Callable[[], Optional[int]], interrupted: Optional[str] = None) -> int:

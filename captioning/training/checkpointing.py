@@ -170,11 +170,9 @@ class Checkpointing:
         optimizer: torch.optim.Optimizer,
         precision: Precision,
         num_items: int,
-        epoch_steps: int,
     ):
         self.config, self.output, self.captioner = config, output, captioner
-        self.optimizer, self.scaler = optimizer, precision.scaler
-        self.num_items, self.epoch_steps = num_items, epoch_steps
+        self.optimizer, self.scaler, self.num_items = optimizer, precision.scaler, num_items
 
     def restore(self, content: dict[str, Any]) -> None:
         """Load the content of a checkpoint. Raises UserError."""
@@ -188,27 +186,20 @@ class Checkpointing:
                 f"({one_line(error, 150)}); {ADVICE}"
             ) from error
 
-    def is_due(self, progress: Progress) -> bool:
-        """Return whether to save within an epoch."""
-        every, step = self.config.checkpoint_every, self._step(progress)
-        return every is not None and step % every == 0 and step % self.epoch_steps != 0
-
-    def _step(self, progress: Progress) -> int:
-        return progress.epoch * self.epoch_steps + progress.steps
-
-    def save(self, progress: Progress) -> None:
+    def save(self, progress: Progress, step: int = 0) -> None:
         """Write a checkpoint of a finished epoch, or within one if `progress` has steps.
 
         With `keep_checkpoints: all`, the weights of a finished epoch are also written alone. This
         is done first, so that after a crash each epoch with a full checkpoint has both. All ranks
-        call this. Raises UserError on all ranks.
+        call this. step: the number of finished steps of the run, for the name of a checkpoint
+        within an epoch. Raises UserError on all ranks.
         """
         is_main, folder = distributed.is_main(), self.output.folder
         keep = self.config.keep_checkpoints
         keeps_all = keep == "all"
         epoch, within = progress.epoch, {}
         if progress.steps:
-            path = checkpoints.step_path(folder, epoch, self._step(progress))
+            path = checkpoints.step_path(folder, epoch, step)
             within["within"] = {"steps": progress.steps, "sums": progress.sums}
         else:
             epoch -= 1

@@ -26,6 +26,7 @@ from captioning.training.log import RunLog, record_run
 from captioning.training.output_folder import OutputFolder
 from captioning.training.schedule import build_optimizer, scheduled_rate
 from captioning.training.selection import count_plateaus, reason_finished, summary
+from captioning.training.self_critical import SelfCritical, build_rewards
 from captioning.training.step import NotFiniteError, TrainingStep, token_means
 from captioning.training.validation import Validation
 
@@ -52,8 +53,6 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
             f"{len(loader)} batches; lower accumulation_steps or batch_size"
         )
     distributed.run_on_main(lambda: check_data(config, samples, validation.samples))
-    if config.reward:
-        from captioning.training.self_critical import SelfCritical, build_rewards
     if check_only:
         distributed.run_on_main(lambda: check_captions(config, samples, tokenizer_of(config)))
         if config.reward:
@@ -92,7 +91,7 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
     model = distribute(learner, captioner, config, device, precision.dtype)
     optimizer, rate_factors = build_optimizer(captioner, config)
     checkpointing = Checkpointing(
-        config, output, captioner, optimizer, precision, len(loader.dataset), epoch_steps
+        config, output, captioner, optimizer, precision, len(loader.dataset)
     )
     if resumed:
         checkpointing.restore(resumed)
@@ -126,7 +125,7 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
                         result = take_step(batches, step)
                     except NotFiniteError as error:
                         if position.steps:  # else the state is saved, or that of the start
-                            checkpointing.save(position)
+                            checkpointing.save(position, step)
                         raise UserError(f"{error}; the same command repeats the step") from error
                     stop_requested = result.sums.pop("stop_requested")
                     sums.update(result.sums)
@@ -137,8 +136,10 @@ def fine_tune(config: Config, device: torch.device, check_only: bool = False) ->
                     if (step + 1) % config.log_every == 0:
                         values = {**means, "learning_rate": rate, **result.values}
                         log.write("step", step + 1, values, epoch=epoch)
-                    if stop_requested or checkpointing.is_due(position):
-                        checkpointing.save(position)
+                    every = config.checkpoint_every
+                    is_due = every and (step + 1) % every == 0 and position.steps < epoch_steps
+                    if stop_requested or is_due:
+                        checkpointing.save(position, step + 1)
                     if stop_requested:
                         raise signals.Stopped
             means, skipped = token_means(sums), int(sums["skipped_images"])

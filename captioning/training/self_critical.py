@@ -4,8 +4,7 @@ The baseline is the reward of the greedy caption (SCST, Rennie et al. 2017, arXi
 mean reward of the image's other samples (arXiv 2003.09971).
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -53,34 +52,28 @@ class SelfCritical(nn.Module):
         captions.
         """
         config, captioner = self.config, self.captioner
-        with _evaluation_mode(captioner):
-            encoded = captioner.encode(image)
-            sampled = captioner.generate_from(encoded, self.sampling)
-            sampled_captions = self._captions(sampled)
-            if config.reward_baseline == "greedy":
-                greedy_captions = self._captions(captioner.generate_from(encoded, self.greedy))
-            # Generation has filled autocast's cache with casts of the weights that have no
-            # gradient. Clear the cache, so that the gradient reaches the weights.
-            torch.clear_autocast_cache()
-            ids = sampled.token_ids.clone()
-            temperature = config.reward_temperature
-            logprobs = captioner.log_likelihoods(encoded, ids, temperature).sum(-1)  # (B, k)
+        is_training = captioner.training
+        captioner.eval()
+        encoded = captioner.encode(image)
+        sampled = captioner.generate_from(encoded, self.sampling)
+        if config.reward_baseline == "greedy":
+            greedy = captioner.generate_from(encoded, self.greedy)
+        # Generation has filled autocast's cache with casts of the weights that have no gradient.
+        # Clear the cache, so that the gradient reaches the weights.
+        torch.clear_autocast_cache()
+        ids, temperature = sampled.token_ids.clone(), config.reward_temperature
+        logprobs = captioner.log_likelihoods(encoded, ids, temperature).sum(-1)  # (B, k)
+        captioner.train(is_training)
         objective_output = captioner(image, captions) if config.objective else None
 
         # Computed last, while a GPU still works on the likelihoods.
-        rewards_by_name = self._rewards(image_ids, sampled_captions)
-        rewards = self._weighted(rewards_by_name, logprobs)
+        rewards, parts = self._rewards(image_ids, sampled, logprobs)
         if config.reward_baseline == "greedy":
-            rewards_of_greedy = self._rewards(image_ids, greedy_captions)
-            baseline = self._weighted(rewards_of_greedy, logprobs).expand_as(rewards)
+            baseline = self._rewards(image_ids, greedy, logprobs)[0].expand_as(rewards)
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (rewards.size(1) - 1)
         loss = -((rewards - baseline) * logprobs).mean()
 
-        parts = {"reward": rewards.mean()}
-        if len(rewards_by_name) > 1:
-            for name in config.reward:
-                parts[name] = logprobs.new_tensor(rewards_by_name[name]).mean()
         parts["baseline"] = baseline.mean()
         texts = (text for group in sampled.captions for text in group)
         lengths = [float(count_words(text, config.language)) for text in texts]
@@ -90,19 +83,25 @@ class SelfCritical(nn.Module):
             parts.update(objective_output.parts)
         return ObjectiveOutput(loss, parts, torch.tensor(rewards.numel(), device=loss.device))
 
-    def _captions(self, generated: Generated) -> list[list[Sampled]]:
+    def _rewards(
+        self, image_ids: Sequence[Any], generated: Generated, like: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the weighted sum of the rewards (B, k), and means for the log.
+
+        like: a tensor with the dtype and the device of the result.
+        """
         has_end = (generated.token_ids == self.captioner.tokenizer.end).any(-1).tolist()
-        return [
-            [Sampled(text, ended) for text, ended in zip(captions, flags)]
-            for captions, flags in zip(generated.captions, has_end)
+        captions = [
+            [Sampled(text, ended) for text, ended in zip(texts, flags)]
+            for texts, flags in zip(generated.captions, has_end)
         ]
-
-    def _rewards(self, image_ids: Sequence[Any], captions: list[list[Sampled]]) -> dict[str, Any]:
-        return {name: reward(image_ids, captions) for name, reward in self.rewards.items()}
-
-    def _weighted(self, rewards: Mapping[str, Any], like: Tensor) -> Tensor:
-        """Return the weighted sum of rewards (B, k), with the dtype and device of `like`."""
-        return like.new_tensor(sum(w * rewards[name] for name, w in self.config.reward.items()))
+        values = {name: reward(image_ids, captions) for name, reward in self.rewards.items()}
+        weights = self.config.reward
+        total = like.new_tensor(sum(weights[name] * values[name] for name in weights))
+        parts = {"reward": total.mean()}
+        if len(values) > 1:
+            parts.update({name: like.new_tensor(values[name]).mean() for name in weights})
+        return total, parts
 
 
 def build_rewards(
@@ -115,13 +114,3 @@ def build_rewards(
     """
     images = TrainingImages.from_samples(samples, config.image_root, str(device))
     return {name: load(REWARDS[name])(images, config) for name in config.reward}
-
-
-@contextmanager
-def _evaluation_mode(module: nn.Module) -> Iterator[None]:
-    training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(training)

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from captioning.metrics.diversity import Length
-from captioning.models import checkpoints
 from tests.markers import slow
 from tests.processes import Launched
 from tests.runs import (
@@ -25,12 +24,12 @@ from tests.runs import (
 TWO = ("batch_size=4", "rank_timeout=6")
 
 
-def at_step_5(do):
-    """A hook: rank 1 calls `do` in its fifth step."""
+def quick(do):
+    """A hook: `before_steps`, and wait less for the process that caused an error."""
 
     def hook(rank):
         be_quick(rank)
-        before_steps(lambda rank, step, _: do() if (rank, step) == (1, 4) else None)(rank)
+        before_steps(do)(rank)
 
     return hook
 
@@ -74,7 +73,8 @@ WAITED = "error: [rank 0] waited in vain for rank 1"
     ],
 )
 def test_a_process_that_fails_is_named(config, tmp_path, do, code, line):
-    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=at_step_5(do))
+    hook = quick(lambda rank, step, _: do() if (rank, step) == (1, 4) else None)
+    run = Run(config, tmp_path / "run", *TWO, processes=2, hook=hook)
     if do in (freeze, hang):
         wait_for(lambda: line in run.said(), run)
         run.send(signal.SIGKILL, [1])  # as the launcher does
@@ -84,22 +84,17 @@ def test_a_process_that_fails_is_named(config, tmp_path, do, code, line):
 
 def test_a_loss_of_one_that_is_not_finite_stops_both_with_its_line(run, finished, tmp_path):
     def spoil(rank, step, batches):
+        if (rank, step) != (1, 4):
+            return None
         batch = next(batches)
-        if (rank, step) == (1, 4):
-            (tmp_path / "images").write_text(json.dumps(batch["image_id"]))
-            batch["image"] = batch["image"] * float("nan")
-        return iter([batch])
+        (tmp_path / "images").write_text(json.dumps(batch["image_id"]))
+        return iter([{**batch, "image": batch["image"] * float("nan")}])
 
-    def hook(rank):
-        be_quick(rank)
-        before_steps(spoil)(rank)
-
-    said = run(*TWO, "max_epoch=1", code=2, processes=2, hook=hook)
+    said = run(*TWO, "max_epoch=1", code=2, processes=2, hook=quick(spoil))
     images = json.loads((tmp_path / "images").read_text())
     line = f"error: the loss is not finite at step 5 (rank 1 had images {images})"
     assert line in said and "Traceback" not in said
-    saved = checkpoints.read(tmp_path / "run" / "checkpoint_00_step00000004.pth")
-    assert saved["within"]["steps"] == 4
+    assert saved_step(tmp_path / "run", 8) == 4
     # Without the fault, the run continues to its usual end.
     run(*TWO, "max_epoch=1", processes=2)
     assert difference(finished("batch_size=4", "max_epoch=1"), tmp_path / "run") is None
@@ -154,8 +149,8 @@ sys.exit(train.main(sys.argv[1:]))
 def launch(config, tmp_path):
     """Return a function that starts captioning.launch on two processes of a program."""
 
-    def start(*program, settings=("max_epoch=1000",)):
-        given = ["--config", config, "--output_dir", tmp_path / "run", "batch_size=4", *settings]
+    def start(*program):
+        given = ["--config", config, "--output_dir", tmp_path / "run", "batch_size=4"]
         return Launched(2, *program, *given, output=tmp_path / "said")
 
     return start
@@ -163,7 +158,7 @@ def launch(config, tmp_path):
 
 def test_a_restarted_run_ends_bit_identical(launch, finished, tmp_path):
     (tmp_path / "dies_once.py").write_text(DIES_ONCE)
-    launched = launch("--max-restarts", "1", tmp_path / "dies_once.py", settings=("max_epoch=1",))
+    launched = launch("--max-restarts", "1", tmp_path / "dies_once.py", "max_epoch=1")
     assert launched.wait() == [0], launched.said()
     assert "resuming from" in launched.said()
     assert difference(finished("batch_size=4", "max_epoch=1"), tmp_path / "run") is None
@@ -171,7 +166,7 @@ def test_a_restarted_run_ends_bit_identical(launch, finished, tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, slow(signal.SIGUSR1), signal.SIGKILL])
 def test_what_the_launcher_is_sent_saves_and_ends_its_processes(launch, tmp_path, number):
-    launched = launch("-m", "captioning.train")
+    launched = launch("-m", "captioning.train", "max_epoch=1000")
     wait_for(lambda: last_step(tmp_path / "run") > 3, launched)
     launched.send(number)
     if number == signal.SIGKILL:

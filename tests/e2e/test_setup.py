@@ -29,15 +29,20 @@ class Project:
         self.interpreter, self.log = self.venv / "bin/python", self.venv / "setup.log"
         shutil.copytree(repository / "scripts", root / "scripts")
         self.wheels.mkdir()
-        for name in ("tiny_package-1.0", "tiny_package-1.1", "tiny_tool-1.0"):
+        for name in ("tiny_package-1.0", "tiny_package-1.1", "tiny_tool-1.0", "tiny_tool-1.1"):
             self.write_wheel(name)
         python = f'exec "{sys.executable}"'
         bare = f'[ "$2" != venv ] || {python} -m venv --without-pip "$3" "$4"\n'
         self.write_program("python3", f'{"" if pip else bare}{python} "$@"')
         self.write_program("uv", f'exec "{uv.find_uv_bin()}" "$@"')
-        self.write_extras("tiny-tool==1.0")
+        (root / "pyproject.toml").write_text(
+            '[project]\nname = "tiny"\nversion = "1"\n[project.optional-dependencies]\n'
+            'app = ["tiny-tool==1.0"]\ndev = ["tiny-tool"]\n'
+        )
         self.require("tiny-package>=1.0", 'absent; python_version < "3"')
-        self.require("tiny-package==1.0", "of-another-platform==3.0", more="-lock")
+        self.require(
+            "tiny-package==1.0", "tiny-tool==1.0", "of-another-platform==3.0", more="-lock"
+        )
         self.packages = {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(self.wheels)}
         if pip:
             links = f"{root / 'bin'} {self.wheels}"
@@ -45,11 +50,6 @@ class Project:
 
     def require(self, *lines, more=""):
         (self.root / f"requirements{more}.txt").write_text("\n".join(lines) + "\n")
-
-    def write_extras(self, requirement):
-        lines = "".join(f'{extra} = ["{requirement}"]\n' for extra in ("app", "cluster", "dev"))
-        project = '[project]\nname = "tiny"\nversion = "1"\n[project.optional-dependencies]\n'
-        (self.root / "pyproject.toml").write_text(project + lines)
 
     def write_wheel(self, name, program=""):
         """Write a wheel of an empty module, or of a program."""
@@ -118,15 +118,20 @@ def project(request, tmp_path, repository):
     return Project(repository, tmp_path / ("project" if pip else "my project"), pip)
 
 
-def test_locked_versions_are_installed_once(project):
-    assert "installing packages" in project.use()
-    assert project.versions() == {"tiny_package": "1.0"}
+def test_locked_versions_are_installed_once_and_latest_takes_what_the_requirements_allow(project):
+    project.require("tiny-package==1.0.5", more="-lock")  # which is no longer there
+    errors = project.start().communicate()[1]
+    assert errors.splitlines()[-1].startswith("error: cannot install") and "LATEST=1" in errors
+    project.require("tiny-package==1.0", "tiny-tool==1.0", more="-lock")
+    for extra, more in (((), {}), (("dev",), {"tiny_tool": "1.0"})):
+        assert "installing packages" in project.use(*extra)
+        assert project.versions() == {"tiny_package": "1.0", **more}
     project.log.unlink()
     project.require("tiny-package==1.1", more="-lock")  # what satisfies is left unchanged
     assert project.use() == "" and not project.log.exists()
-    for more in ("app", "cluster", "dev"):
-        project.use(more)
-        assert project.versions()["tiny_tool"] == "1.0"
+    shutil.rmtree(project.venv)
+    project.use(LATEST="1")
+    assert project.versions() == {"tiny_package": "1.1"}
 
 
 def test_active_environment_is_used_if_it_satisfies_and_left_as_it_is(project):
@@ -135,13 +140,9 @@ def test_active_environment_is_used_if_it_satisfies_and_left_as_it_is(project):
     for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
         assert project.use(**{variable: active}, interpreter=active / "bin/python") == ""
     assert not project.venv.exists()
-    project.require("tiny-package==1.1")
-    project.require(more="-lock")
-    assert f"{active} lacks tiny-package==1.1: using" in project.use(VIRTUAL_ENV=active)
-    assert project.versions() == {"tiny_package": "1.1"}
-    assert list(active.glob("lib/*/site-packages/tiny_package-1.0.dist-info"))
-    project.require("tiny-package")
     assert f"{active} lacks tiny-tool==1.0: using" in project.use("app", VIRTUAL_ENV=active)
+    assert project.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
+    assert not list(active.glob("lib/*/site-packages/tiny_tool-1.0.dist-info"))
     project.write_program(active / "bin/python", "exit 1")
     assert "a Python that works" in project.use(VIRTUAL_ENV=active)
 
@@ -159,14 +160,6 @@ def test_what_is_unusable_is_refused_before_anything_is_made(project):
     (project.root / "work/thesis.txt").write_text("two years")
     project.refuse("is no environment", VENV=project.root / "work")
     assert (project.root / "work/thesis.txt").read_text() == "two years" and project.versions()
-
-
-def test_latest_takes_what_the_requirements_allow(project):
-    project.require("tiny-package==1.0.5", more="-lock")  # which is no longer there
-    errors = project.start().communicate()[1]
-    assert errors.splitlines()[-1].startswith("error: cannot install") and "LATEST=1" in errors
-    project.use(LATEST="1")
-    assert project.versions() == {"tiny_package": "1.1"}
 
 
 def test_killed_installation_is_made_again_and_two_calls_install_once(project):
@@ -192,22 +185,21 @@ def test_killed_installation_is_made_again_and_two_calls_install_once(project):
 
 @pytest.mark.soak
 def test_pips_variables_and_files_say_where_packages_come_from(project, tmp_path):
-    project.write_wheel("tiny_tool-1.1")
-    project.write_extras("tiny-tool")
     (tmp_path / "mine.txt").write_text("tiny-tool==1.0\n")
-    project.use("dev", PIP_CONSTRAINT=tmp_path / "mine.txt")
-    assert project.versions() == {"tiny_package": "1.0", "tiny_tool": "1.0"}
-    for given in ({"PIP_NO_INDEX": "0"}, {"PIP_NO_INDEX": "", "NO_INDEX": "1"}):
-        project.require("tiny-package==1.0", "another-package")  # the environment stays
-        project.refuse(UNREACHABLE, project.log, before=1, PIP_INDEX_URL=NOWHERE, **given)
-        assert f" {NOWHERE}/" in project.log.read_text()
-        project.require("tiny-package==1.0")
-        assert project.use() == ""
+    project.use("dev", PIP_CONSTRAINT=tmp_path / "mine.txt", LATEST="1")
+    assert project.versions() == {"tiny_package": "1.1", "tiny_tool": "1.0"}
+    project.require("tiny-package==1.0", "another-package")  # the environment stays
+    given = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": NOWHERE}
+    project.refuse(UNREACHABLE, project.log, before=1, **given)
+    assert f" {NOWHERE}/" in project.log.read_text()
+    project.require("tiny-package==1.1")
+    assert project.use() == ""
     shutil.rmtree(project.venv)
     lines = "".join(f"\n    {project.root / folder}" for folder in ("bin", "wheels"))
     (tmp_path / "pip.conf").write_text(f"[global]\nno-index = true\nfind-links ={lines}\n")
-    project.use(PIP_NO_INDEX="", PIP_FIND_LINKS="", PIP_CONFIG_FILE=tmp_path / "pip.conf")
-    assert project.versions() == {"tiny_package": "1.0"}
+    nothing = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": ""}
+    project.use(**nothing, PIP_CONFIG_FILE=tmp_path / "pip.conf", LATEST="1")
+    assert project.versions() == {"tiny_package": "1.1"}
 
 
 @pytest.mark.soak

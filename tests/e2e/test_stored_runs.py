@@ -19,18 +19,22 @@ def train(run, s3, tmp_path, monkeypatch):
     It returns the output and the working folder.
     """
 
-    def call(machine, *arguments, hook=None, **named):
+    def call(machine, *arguments, hook=quick_retries, **named):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / machine))
-
-        def hooks(rank):
-            quick_retries(rank)
-            if hook is not None:
-                hook(rank)
-
-        said = run("--output_dir", ADDRESS, *arguments, hook=hooks, **named)
+        said = run("--output_dir", ADDRESS, *arguments, hook=hook, **named)
         return said, working_folder(ADDRESS)
 
     return call
+
+
+def stop(*given):
+    """A hook: the run gets a signal within a step, and retries requests without long pauses."""
+
+    def hook(rank):
+        quick_retries(rank)
+        stop_at(*given)(rank)
+
+    return hook
 
 
 def files(folder):
@@ -51,10 +55,10 @@ def assert_stored(folder):
 def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, finished):
     whole = finished("max_epoch=1", processes=1)
     s3.faults += FAULTS * 3
-    said, folder = train("one", "max_epoch=1", hook=stop_at(2))
+    said, folder = train("one", "max_epoch=1", hook=stop(2))
     assert s3.faults == [] and f"{ADDRESS} has its working copy in {folder}" in said
     assert_stored(folder)
-    said, _ = train("two", "max_epoch=1", hook=stop_at(7, signal.SIGKILL), code=-9)
+    said, _ = train("two", "max_epoch=1", hook=stop(7, signal.SIGKILL), code=-9)
     assert f"resuming from {ADDRESS}/checkpoint_00_step00000002.pth" in said
     said, folder = train("three", "max_epoch=1")
     assert f"resuming from {ADDRESS}/checkpoint_00_step00000006.pth" in said
@@ -63,7 +67,6 @@ def test_a_run_goes_on_elsewhere_to_the_bit_whatever_fails(s3, train, finished):
     # The first machine was left with less, all of which the store has had.
     said, folder = train("one", "max_epoch=1")
     assert "has finished all of its 1 epochs" in said and difference(whole, folder) is None
-    assert [path.name for path in folder.parent.iterdir() if path.is_dir()] == [folder.name]
 
 
 @pytest.mark.slow

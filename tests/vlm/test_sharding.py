@@ -70,11 +70,11 @@ def with_a_full_disk(rank):
     be_quick(rank)
     save_any = Checkpointing.save
 
-    def save(self, progress):
+    def save(self, progress, step=0):
         if rank == 0 and not progress.steps:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
-        save_any(self, progress)
+        save_any(self, progress, step)
 
     Checkpointing.save = save
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from captioning.rewards.cider import CiderD
 from captioning.runtime.errors import UserError
-from captioning.training import fine_tuning, self_critical
+from captioning.training import fine_tuning
 from captioning.training.self_critical import SelfCritical
 from decoding import Generated
 from smile import ObjectiveOutput
@@ -137,7 +137,7 @@ def test_the_objective_is_logged_and_a_run_that_is_over_needs_no_rewards(run, mo
     given = ["objective={mle: 0.1}", "reward_baseline=greedy"]
     folder = run(*given).run().folder
     assert all(math.isfinite(line["mle"]) for line in log_of(folder, "step"))
-    monkeypatch.setattr(self_critical, "build_rewards", lambda *_: 1 / 0)
+    monkeypatch.setattr(fine_tuning, "build_rewards", lambda *_: 1 / 0)
     run(*given).run()
 
 
