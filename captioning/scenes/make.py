@@ -86,11 +86,10 @@ def make_scenes(
     if paragraphs:
         made_from["paragraphs"] = True
     with user_errors(folder):
+        path = folder / "scenes.json"
+        if path.exists() and read_json(path).get("made_from") == made_from:
+            return False
         if folder.exists() and any(folder.iterdir()):
-            path = folder / "scenes.json"
-            content = read_json(path) if path.exists() else None
-            if isinstance(content, dict) and content.get("made_from") == made_from:
-                return False
             raise UserError(
                 f"{folder} contains something other than the scenes of seed {seed} with "
                 f"{sum(splits.values())} images: move it away, or choose another folder"

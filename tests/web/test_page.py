@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from benchmarks.captioners import TINY
-from captioning.data.image import evaluation_transform
+from captioning.data.image import evaluation_transform, load_image
 from decoding import DecodingSettings
 from tests.chromium import expect, open_page
 
@@ -87,10 +87,7 @@ def expected(captioner, photos):
     """Return a function of a photo's name: the card with torch's captions of the photo on white."""
 
     def card(name, max_length=20):
-        with Image.open(photos / name) as image:
-            white = Image.new("RGBA", image.size, "white")
-            white.alpha_composite(image.convert("RGBA"))
-        pixels = evaluation_transform(SIZE)(white.convert("RGB")).unsqueeze(0)
+        pixels = evaluation_transform(SIZE)(load_image(photos / name)).unsqueeze(0)
         settings = DecodingSettings(num_beams=1, max_length=max_length, min_length=5)
         [caption] = captioner.generate(pixels, settings)
         return [name, "one", caption, "two", caption]
@@ -112,8 +109,13 @@ def ready(page):
     expect(page.locator("#status")).to_have_text("Ready")
 
 
-def cards(page, count):
-    """Wait until the page has so many, and is done. Return their texts, the last photo's first."""
+def cards(page, count, *paths):
+    """Choose files. Wait until the page has so many cards, and is done.
+
+    Return the cards' texts, the last photo's first.
+    """
+    if paths:
+        page.set_input_files("#files", paths)
     expect(page.locator("article")).to_have_count(count)
     ready(page)
     texts = "[...card.querySelectorAll('h2, dt, dd')].map(line => line.textContent)"
@@ -121,26 +123,20 @@ def cards(page, count):
 
 
 def test_captions_are_those_of_torch_with_each_model(page, photos, expected):
+    """Also after files that cannot be read, which are named."""
     first, second = expected("first.png"), expected("second.png")
     assert "" != first[2] != second[2] != ""
-    page.set_input_files("#files", [photos / "first.png", photos / "second.png"])
-    assert cards(page, 2) == [second, first]
-    page.fill("[name=max_length]", "9")
-    page.set_input_files("#files", photos / "first.png")
-    assert cards(page, 3)[0] == expected("first.png", 9)
-    page.fill("[name=max_length]", "5000")
-    page.set_input_files("#files", photos / "first.png")
-    assert len(cards(page, 3)) == 3  # not captioned
-
-
-def test_a_file_that_cannot_be_read_is_named_and_the_next_is_captioned(page, photos, expected):
-    names = ("notes.jpg", "huge.png", "first.png")
-    page.set_input_files("#files", [photos / name for name in names])
-    assert cards(page, 3) == [
-        expected("first.png"),
+    names = ("second.png", "notes.jpg", "huge.png", "first.png")
+    assert cards(page, 4, *(photos / name for name in names)) == [
+        first,
         ["huge.png", "failed", "200 megapixels; at most 50 are read"],
         ["notes.jpg", "failed", "not an image that this browser can read"],
+        second,
     ]
+    page.fill("[name=max_length]", "9")
+    assert cards(page, 5, photos / "first.png")[0] == expected("first.png", 9)
+    page.fill("[name=max_length]", "5000")
+    assert len(cards(page, 5, photos / "first.png")) == 5  # not captioned
 
 
 def test_photos_that_are_dropped_or_pasted_are_captioned(page, photos, expected):
@@ -156,8 +152,7 @@ def test_photos_that_are_dropped_or_pasted_are_captioned(page, photos, expected)
 
 def test_the_page_needs_a_keyboard_the_width_of_a_phone_and_its_host(page, served, photos):
     page.set_viewport_size({"width": 390, "height": 900})
-    page.set_input_files("#files", photos / "first.png")
-    cards(page, 1)
+    cards(page, 1, photos / "first.png")
     order = []
     for _ in range(3):
         page.keyboard.press("Tab")
@@ -173,26 +168,23 @@ def test_the_page_needs_a_keyboard_the_width_of_a_phone_and_its_host(page, serve
 def test_models_are_kept_and_a_damaged_one_is_named_and_fetched_again(
     page, served, photos, expected
 ):
-    page.set_input_files("#files", photos / "first.png")
-    cards(page, 1)
+    photo, card = photos / "first.png", expected("first.png")
+    cards(page, 1, photo)
     [graph] = served[1].glob("models/one/*/onnx/encoder_model.onnx")
     content = graph.read_bytes()
     graph.write_bytes(content[: len(content) // 2])
     page.reload()
     ready(page)
-    page.set_input_files("#files", photos / "first.png")
-    assert cards(page, 1) == [expected("first.png")]  # of the files that the browser has kept
+    assert cards(page, 1, photo) == [card]  # of the files that the browser has kept
     forget = "caches.keys().then(names => Promise.all(names.map(name => caches.delete(name))))"
     page.evaluate(forget)
     page.reload()
     ready(page)
-    page.set_input_files("#files", photos / "first.png")
-    [[*before, damaged, name, caption]] = cards(page, 1)
-    assert [*before, name, caption] == [e for i, e in enumerate(expected("first.png")) if i != 2]
+    [[*before, damaged, name, caption]] = cards(page, 1, photo)
+    assert [*before, name, caption] == [*card[:2], *card[3:]]
     assert page.evaluate("document.querySelector('.failed').textContent") == damaged != ""
     graph.write_bytes(content)
-    page.set_input_files("#files", photos / "first.png")
-    assert cards(page, 2)[0] == expected("first.png")
+    assert cards(page, 2, photo)[0] == card
 
 
 def test_two_checkpoints_of_one_name_are_refused(start_web, checkpoint, tmp_path):

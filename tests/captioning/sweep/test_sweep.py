@@ -162,47 +162,34 @@ def test_what_is_wrong_is_one_line_before_anything_runs(swept, capsys, arguments
     one_error_line(capsys, line)
 
 
-def test_without_a_configuration_runs_to_collect_are_needed(capsys):
-    for arguments, line in [
-        ([], "name a configuration to train, or finished runs"),
-        (["--collect", ".", "--mle", "0", "--seeds", "2"], "--mle, --seeds: name a configuration"),
-    ]:
-        assert program.main(arguments) == 2
-        one_error_line(capsys, line)
-
-
-def test_nothing_is_trained_after_a_pretraining_that_failed_or_by_torchrun(
+def test_nothing_is_trained_without_a_configuration_or_a_pretraining_or_by_torchrun(
     swept, scenes_config, capsys, monkeypatch
 ):
     arguments = ("--mle", "0,1", "--pretrain", str(scenes_config))
     assert swept(*arguments, code=2, pretrain="out of memory") == ["pretrain"]
     one_error_line(capsys, "error: pretrain failed: out of memory")
+    for arguments in ([], ["--collect", ".", "--mle", "0", "--seeds", "2"]):
+        assert program.main(arguments) == 2
+        one_error_line(capsys, "name a configuration to train")
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert swept(code=2) == []
     one_error_line(capsys, "call it without torchrun")
 
 
-def test_each_run_has_a_gpu_of_its_own(monkeypatch):
+def test_each_run_has_a_gpu_of_its_own_or_a_share_of_the_cores(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     every = [{"CUDA_VISIBLE_DEVICES": number} for number in "012"]
     assert job_slots("auto", None) == job_slots("cuda", 3) == every
-    assert job_slots("auto", 2) == every[:2]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,GPU-7,6")
     assert job_slots("auto", 2) == [{"CUDA_VISIBLE_DEVICES": name} for name in ("5", "GPU-7")]
     with pytest.raises(UserError, match="there are 3 GPUs"):
         job_slots("auto", 4)
-    (slot,) = job_slots("cuda:1", None)
-    assert "CUDA_VISIBLE_DEVICES" not in slot
     with pytest.raises(UserError, match="device is cuda:1, a single GPU"):
         job_slots("cuda:1", 2)
-
-
-def test_without_a_gpu_runs_share_the_cores(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert job_slots("auto", None) == [{"OMP_NUM_THREADS": "8"}]
+    assert job_slots("cpu", None) == job_slots("cuda:1", None) == [{"OMP_NUM_THREADS": "8"}]
     assert job_slots("cpu", 4) == 4 * [{"OMP_NUM_THREADS": "2"}]
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert job_slots("cpu", 2) == 2 * [{"OMP_NUM_THREADS": "1"}]

@@ -27,25 +27,22 @@ def test_mixtures_are_run_once_in_the_order_of_their_weights_and_once_a_seed(set
 
 
 def test_the_ablations_are_the_published_ones(settings_of):
-    def told(name):
-        found = []
-        for variant in plan(ablations=[name], sizes=[3, 10]):
-            config = settings_of(variant)
-            keys = (config.first_token_mle, config.first_token_shift, config.random_subset_size)
-            found.append((config.objective, *keys))
-        return found
-
-    usual, drawn = (True, False, 10), (False, False, 10)
-    assert told("objective") == [
-        ("mle", *usual),
-        ("smile", *usual),
-        ("random", *drawn),
-        ("reverse", *usual),
-        ({"reverse": 0.5, "mle": 0.5}, *usual),
-    ]
-    assert told("first_token_mle") == [("smile", *usual), ("smile", False, False, 10)]
-    assert told("first_token_shift") == [("smile", *usual), ("smile", False, True, 10)]
-    assert told("subset_size") == [("random", False, False, 3), ("random", *drawn)]
+    usual, without = (True, False, 10), (False, False, 10)
+    expected = {
+        "objective": [
+            *(("mle", *usual), ("smile", *usual), ("random", *without), ("reverse", *usual)),
+            ({"reverse": 0.5, "mle": 0.5}, *usual),
+        ],
+        "first_token_mle": [("smile", *usual), ("smile", *without)],
+        "first_token_shift": [("smile", *usual), ("smile", False, True, 10)],
+        "subset_size": [("random", False, False, 3), ("random", *without)],
+    }
+    for name, objectives in expected.items():
+        found = map(settings_of, plan(ablations=[name], sizes=[3, 10]))
+        assert objectives == [
+            (c.objective, c.first_token_mle, c.first_token_shift, c.random_subset_size)
+            for c in found
+        ]
 
 
 def test_what_two_ablations_share_is_run_once(settings_of):
