@@ -10,7 +10,7 @@ from tests.chromium import expect, open_page
 
 pytestmark = pytest.mark.slow
 
-FIELD = "#photo input[type=file]"
+UPLOADED = "#photo img[src*='file=']"
 CARD = ".smile-card:nth-child(2)"
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
 
@@ -18,23 +18,13 @@ PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
 @pytest.fixture
 def opened(server, browser):
     """Return a function that opens the page, by default on a wide screen."""
-
-    def opened(**screen):
-        page = open_page(browser, server, **screen)
-        page.wait_for_selector(".label-wrap >> visible=true")
-        return page
-
-    return opened
-
-
-def wait_for_upload(page):
-    page.wait_for_selector("#photo img[src*='file=']", state="attached")
+    return lambda **screen: open_page(browser, server, **screen)
 
 
 def caption(page, path):
     """Press the button after the photo is uploaded, and wait for the captions."""
-    page.set_input_files(FIELD, path)
-    wait_for_upload(page)
+    page.set_input_files("#photo input[type=file]", path)
+    page.wait_for_selector(UPLOADED, state="attached")
     page.click("#caption")
     expect(page.locator(".smile-card")).to_have_count(3)
 
@@ -93,7 +83,7 @@ def test_the_keyboard_alone_is_enough(opened):
         raise AssertionError(f"Tab never comes to {found}")
 
     go_to(f"{focus}.closest('.gallery-item')", "Enter")
-    wait_for_upload(page)
+    page.wait_for_selector(UPLOADED, state="attached")
     go_to(f"{focus}.type == 'radio' && {focus}.value == 'true'", " ")
     expect(sampling).to_be_visible()
     expect(beams).to_be_hidden()
@@ -110,12 +100,16 @@ def test_the_keyboard_alone_is_enough(opened):
     expect(attention).to_be_hidden()
 
 
-def test_the_page_fits_a_phone_and_the_dark_and_shows_errors(opened, files):
-    page = opened(**PHONE)
+def test_the_page_fits_a_phone_and_the_dark_and_captions_a_batch_into_a_zip(
+    opened, files, tmp_path
+):
+    """The page takes four photos at a time."""
+    page, alerts = opened(**PHONE), "#results [role=alert]"
+    page.wait_for_selector(".label-wrap >> visible=true")
     page.evaluate("document.querySelectorAll('.label-wrap').forEach(e => e.click())")
     expect(page.locator(".smile-about")).to_be_visible()
     page.click("#caption")
-    expect(page.locator("#results [role=alert]")).to_contain_text("no photo")
+    expect(page.locator(alerts)).to_contain_text("no photo")
     caption(page, files / "photo.jpg")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     left = page.evaluate("[...document.querySelectorAll('.smile-card')].map(e => e.offsetLeft)")
@@ -123,21 +117,15 @@ def test_the_page_fits_a_phone_and_the_dark_and_shows_errors(opened, files):
     colour = "getComputedStyle(document.querySelector('.smile-card h3')).color.match(/[0-9]+/g)"
     assert min(page.evaluate(f"{colour}.map(Number)")) > 180  # light on dark
 
-
-def test_a_batch_is_captioned_into_a_zip(opened, files, tmp_path):
-    """The page takes four photos at a time."""
-    page = opened()
     page.click("[role=tab]:has-text('Batch')")
     page.click("#caption-all")
-    alerts = page.locator("#results [role=alert]")
-    expect(alerts).to_contain_text("choose 1 to 4")
+    expect(page.locator(alerts)).to_contain_text("choose 1 to 4")
     names = ("photo.jpg", "other.png", "cut.jpg")
     page.set_input_files("#photos input[type=file]", [files / name for name in names])
     expect(page.locator("#photos tr")).to_have_count(3)
     page.click("#caption-all")
     expect(page.locator("#results tbody tr")).to_have_count(6)
-    expect(alerts).to_have_text([re.compile("^cut.jpg: not a readable image")])
+    expect(page.locator(alerts)).to_have_text([re.compile("^cut.jpg: not a readable image")])
     link = page.locator("#zip a").first.get_attribute("href")
     path, _ = urllib.request.urlretrieve(link, tmp_path / "captions.zip")
-    with zipfile.ZipFile(path) as archive:
-        assert len(archive.read("captions.jsonl").splitlines()) == 6
+    assert "captions.jsonl" in zipfile.ZipFile(path).namelist()
