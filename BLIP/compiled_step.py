@@ -62,15 +62,7 @@ class CompiledStepFactory:
         images, heads, prompt, d = past[0][0].shape
         image_key = image_kv[0][0]
         capacity = prompt + steps * rows
-        layout = (
-            heads,
-            capacity,
-            rows,
-            image_key.shape[1:],
-            past[0][0].dtype,
-            image_key.dtype,
-            image_key.device,
-        )
+        layout = (capacity, rows, image_key.shape[1:], image_key.device)
         if self.cache is None or layout != self._layout or len(self.cache.tokens) < images:
             self.cache, self._layout = None, layout  # free the old cache before the new one is made
             self.cache = StaticCache(
@@ -128,12 +120,10 @@ class CompiledStep(CachedStep):
             self.past, self.image_kv, rows, self.max_length - self.used_slots
         )
         images = len(self.past[0][0])
-        for layer_kv, prompt_kv in zip(cache.past, self.past):
-            for x, values in zip(layer_kv, prompt_kv):
-                x[:images, :, : self.used_slots] = values
-        for layer_kv, image_pair in zip(cache.image_kv, self.image_kv):
-            for x, values in zip(layer_kv, image_pair):
-                x[:images] = values
+        pairs = zip([*cache.past, *cache.image_kv], [*self.past, *self.image_kv])
+        for static_pair, pair in pairs:
+            for x, values in zip(static_pair, pair):
+                x[:images, :, : values.size(2)] = values
         cache.mask.zero_()
         cache.mask[..., : self.used_slots] = True
         cache.position.fill_(self.length)

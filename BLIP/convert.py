@@ -41,6 +41,7 @@ from BLIP.writing import atomic_write, write_json
 
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
+LABEL_SMOOTHING = 0.1  # the value that transformers uses if it trains a model
 
 
 def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -49,11 +50,8 @@ def to_hf_names(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {rename(key, names): state[key] for key in state if key not in OPTIONAL_KEYS}
 
 
-def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1) -> dict:
-    """Return the content of a model's `config.json`.
-
-    label_smoothing: the value that transformers uses if it trains the model.
-    """
+def hf_config(model: Union[BlipCaptioner, BlipItm]) -> dict[str, Any]:
+    """Return the content of a model's `config.json`."""
     tokenizer = model.tokenizer
     vit = model.visual_encoder
     if isinstance(model, BlipItm):
@@ -63,7 +61,7 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
     else:
         text = model.text_decoder.config
         config = {"architectures": ["BlipForConditionalGeneration"], "tie_word_embeddings": True}
-        config["label_smoothing"] = label_smoothing
+        config["label_smoothing"] = LABEL_SMOOTHING
         config["prompt"] = model.prompt  # not read by transformers
     return {
         **config,
@@ -73,9 +71,8 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
             "vocab_size": len(tokenizer),
             "encoder_hidden_size": vit.embed_dim,
             **text.model_dump(exclude={"initializer_range"}),
-            "label_smoothing": label_smoothing,
+            "label_smoothing": LABEL_SMOOTHING,
             **special_ids(tokenizer),
-            "sep_token_id": tokenizer.end,
         },
         "vision_config": {
             "model_type": "blip_vision_model",
@@ -88,7 +85,8 @@ def hf_config(model: Union[BlipCaptioner, BlipItm], label_smoothing: float = 0.1
 
 def special_ids(tokenizer: CaptionTokenizer) -> dict[str, int]:
     """Return the ids of special tokens by transformers' names, such as bos_token_id."""
-    ids = {"bos": tokenizer.start, "eos": tokenizer.end, "pad": tokenizer.pad}
+    end = tokenizer.end
+    ids = {"bos": tokenizer.start, "eos": end, "sep": end, "pad": tokenizer.pad}
     return {f"{name}_token_id": token_id for name, token_id in ids.items()}
 
 
@@ -114,8 +112,7 @@ def save_hf(model: Union[BlipCaptioner, BlipItm], folder: Union[str, Path]) -> N
         save_file(state, file, metadata={"format": "pt"})
     write_json(config, folder / "config.json")
     if isinstance(model, BlipCaptioner):
-        ids = {**special_ids(tokenizer), "sep_token_id": tokenizer.end}
-        write_json(ids, folder / "generation_config.json")
+        write_json(special_ids(tokenizer), folder / "generation_config.json")
     write_json(tokenizer.added_ids, folder / "added_tokens.json")
     names = {"image_processor_type": "BlipImageProcessor", "processor_class": "BlipProcessor"}
     write_processing(tokenizer, config["vision_config"]["image_size"], names, folder)

@@ -30,17 +30,15 @@ def test_a_copy_has_the_originals_captions_and_stays_when_the_original_trains_on
     assert not torch.allclose(captioner.get_submodule(layer)(x), before)
 
 
-@pytest.fixture(params=[True, False])
-def packs(request, monkeypatch):
-    """Whether weights are packed. If not, as on a GPU, autocast would cast the layers."""
-    if not request.param:
-        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    return request.param
-
-
-def test_bfloat16_is_as_exact_as_autocast_and_the_same_within_it(make_captioner, packs):
+@pytest.mark.parametrize("packs", [True, False])
+def test_bfloat16_is_as_exact_as_autocast_and_the_same_within_it(
+    make_captioner, monkeypatch, packs
+):
+    """Where weights are not packed, as on a GPU, autocast would cast the layers."""
     if packs and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("oneDNN has no bfloat16 on this processor")
+    if not packs:
+        monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     captioner, images = make_captioner(), torch.randn(6, 3, 48, 48)
     ids = captioner.generate_details(images, BEAM).token_ids[0, 0]
     quick = captioner.for_inference(torch.bfloat16)

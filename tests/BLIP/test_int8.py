@@ -16,18 +16,14 @@ pytestmark = pytest.mark.skipif(
 BEAM = DecodingSettings(num_beams=3, max_length=16, min_length=5)
 
 
-@pytest.fixture(params=[True, False], ids=["VNNI", ""])
-def vnni(request, monkeypatch):
-    """Without VNNI, sums of two products would saturate, so x has 7 bits."""
-    if request.param and not torch.cpu._is_vnni_supported():
-        pytest.skip("this processor has no VNNI")
-    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: request.param)
-    return request.param
-
-
+@pytest.mark.parametrize("vnni", [True, False])
 @torch.no_grad()
-def test_layers_are_their_formulas_whatever_the_batch(vnni):
-    linear, x = nn.Linear(64, 48), torch.rand(2, 40, 64) - 0.2
+def test_layers_are_their_formulas_whatever_the_batch(vnni, monkeypatch):
+    """Without VNNI, sums of two products would saturate, so x has 7 bits."""
+    if vnni and not torch.cpu._is_vnni_supported():
+        pytest.skip("this processor has no VNNI")
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: vnni)
+    linear, x = nn.Linear(256, 48), torch.rand(2, 40, 256) - 0.2
     x[0, ::3] *= 30  # some patches have larger values
     x[1, 8, 5], x[1, 9, 5] = -50.0, 50.0
     layer = Int8Linear(linear)
@@ -42,35 +38,24 @@ def test_layers_are_their_formulas_whatever_the_batch(vnni):
     assert torch.equal(layer(x), torch.cat([layer(image[None]) for image in x]))
     rounded = nn.functional.linear(x, linear.weight.half().float(), linear.bias)
     torch.testing.assert_close(HalfLinear(linear)(x), rounded, atol=1e-4, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_after_a_gelu_nearly_all_codes_are_above_0_and_errors_smaller(vnni):
-    """Compared with a symmetric range; a vector of near-zero values has a scale, too."""
-    linear = nn.Linear(256, 48)
+    # After a GELU, nearly all codes are above 0, and errors smaller than in a symmetric range.
     linear.weight.copy_((linear.weight * 127 * 16).round() / 127)  # exact in 8 bits
     linear.weight[:, 0] = 1.0
-    x = nn.functional.gelu(torch.randn(2, 40, 256))
-    expected = linear(x)
     layers = Int8Linear(linear, after_gelu=True), Int8Linear(linear)
-    errors = [(layer(x) - expected).abs().mean() for layer in layers]
+    x = nn.functional.gelu(torch.randn(2, 40, 256))
+    errors = [(layer(x) - linear(x)).abs().mean() for layer in layers]
     assert 0 < 1.6 * errors[0] < errors[1]
-    least = nn.functional.gelu(torch.full((1, 256), -0.75))  # GELU's least is near
-    error = (Int8Linear(linear, after_gelu=True)(least) - linear(least)).abs().mean()
-    assert error < 0.05 * linear(least).abs().mean()
+    x = nn.functional.gelu(torch.full((1, 256), -0.75))  # near GELU's least
+    error = (layers[0](x) - linear(x)).abs().mean()
+    assert error < 0.05 * linear(x).abs().mean()
 
 
-@pytest.fixture(params=[(b, a) for b in (True, False) for a in (True, False)], ids=str)
-def processor(request, monkeypatch):
-    """Let the processor have bfloat16 or not, and AMX or not; return both."""
-    bf16, amx = request.param
+@pytest.mark.parametrize(("bf16", "amx"), [(True, True), (True, False), (False, False)])
+def test_layers_suit_their_place_and_the_processor_and_scores_are_close(
+    make_captioner, monkeypatch, bf16, amx
+):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: bf16)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
-    return request.param
-
-
-def test_layers_suit_their_place_and_the_processor_and_scores_are_close(make_captioner, processor):
-    bf16, amx = processor
     captioner, images = make_captioner(), 2 * torch.randn(6, 3, 48, 48)
     names = {n for n, layer in captioner.named_modules() if isinstance(layer, nn.Linear)}
     before = {name: value.clone() for name, value in captioner.state_dict().items()}

@@ -103,11 +103,3 @@ def adjust(scores, tokens, chosen):
             scores[tokens[i + size - 1]] = float("-inf")
     if len(tokens) < chosen.min_length:
         scores[END] = float("-inf")
-
-
-def strip(row):
-    """Return the tokens of a row as a list without padding."""
-    row = row.tolist()
-    while row and row[-1] == PAD:
-        row.pop()
-    return row

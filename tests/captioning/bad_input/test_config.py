@@ -69,6 +69,8 @@ LINES = [
     ("prompt='a photo of'", "prompt: found 'a photo of'; end it with a space, or a caption's"),
     ("min_lr=1", "min_lr is 1.0, above init_lr, 1e-05"),
     ("min_length=30", "min_length is 30, above max_length, 20"),
+    ("top_p=1.5", "top_p is 1.5; it must be 1 or less"),
+    ("sample=true num_beams=4 num_beam_groups=2", "num_beam_groups is 2 with num_beams 4 and samp"),
     ("num_beam_groups=2", "num_beam_groups is 2 with num_beams 3; it must divide num_beams of"),
     ("diversity_penalty=1", "diversity_penalty is 1.0, which makes groups of beams differ; raise"),
     ("rerank=itm", "rerank is itm, which needs itm_model"),
