@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
-from BLIP import read_checkpoint
 from BLIP.download import DownloadError, download, fetch, without_secrets
 from captioning.files import stores
 from tests.processes import Processes
@@ -72,29 +70,17 @@ def test_of_two_processes_one_fetches_a_file_with_the_known_hash(server, tmp_pat
     assert path.read_bytes() == CONTENT and server.requests == 1
 
 
-def test_a_truncated_checkpoint_is_one_line(server, hub_folder, tmp_path):
-    torch.save({"w": torch.ones(256_000)}, tmp_path / "whole.pth")
-    save_file({"w": torch.ones(256_000)}, tmp_path / "whole.safetensors")
-    for path in sorted(tmp_path.glob("whole.*")):
-        server.content = path.read_bytes()[:500_000]
-        with raises_line(ValueError, str(hub_folder)):
-            read_checkpoint(f"{server.url}/{path.name}")
-
-
-@pytest.mark.parametrize(
-    ("address", "shown"),
-    [
-        ("https://me:SECRET@host:8000/a/b.pth?x=SECRET#y", "https://host:8000/a/b.pth"),
-        ("https://SECRET@[::1]/a", "https://[::1]/a"),
-        ("https://me:SEC/RET@host/a", "https://..."),
-        ("https://host?SECRET", "https://host"),
-        ("hf://owner/name@v1/a.pth", "hf://owner/name@v1/a.pth"),
-        ("s3://bucket/a@b.pth", "s3://bucket/a@b.pth"),
-        ("photos/what?#1@home.png", "photos/what?#1@home.png"),
-    ],
-)
-def test_an_address_is_shown_without_user_password_and_query(address, shown):
-    assert without_secrets(address) == stores.without_secrets(address) == shown
+def test_an_address_is_shown_without_user_password_and_query():
+    for address, shown in {
+        "https://me:SECRET@host:8000/a/b.pth?x=SECRET#y": "https://host:8000/a/b.pth",
+        "https://SECRET@[::1]/a": "https://[::1]/a",
+        "https://me:SEC/RET@host/a": "https://...",
+        "https://host?SECRET": "https://host",
+        "hf://owner/name@v1/a.pth": "hf://owner/name@v1/a.pth",
+        "s3://bucket/a@b.pth": "s3://bucket/a@b.pth",
+        "photos/what?#1@home.png": "photos/what?#1@home.png",
+    }.items():
+        assert without_secrets(address) == stores.without_secrets(address) == shown
 
 
 def test_a_model_of_the_hub_is_fetched_as_safetensors_if_it_has_them(tmp_path, monkeypatch):
