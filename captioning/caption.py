@@ -125,12 +125,11 @@ def checkpoint_loader(arguments: Request, changes: dict[str, Any], device: torch
     changes.setdefault("precision", "bf16" if device.type == "cuda" else "fp32")
     if changes["precision"] == "int8":
         changes["compile"] = False
-    checkpoint = normal_name(checkpoints.resolve(arguments.checkpoint))
+    arguments.checkpoint = normal_name(checkpoints.resolve(arguments.checkpoint))
     speed = keys_of("speed")
     settings = {key: value for key, value in changes.items() if key not in speed}
-    settings.update(_model_settings("checkpoint", checkpoint))
-    arguments_of = (checkpoint, arguments.config, changes, arguments.num_return, device)
-    return settings, partial(CheckpointModel, *arguments_of)
+    settings.update(_model_settings("checkpoint", arguments.checkpoint))
+    return settings, partial(CheckpointModel, arguments, changes, device)
 
 
 def _model_settings(key: str, model: str) -> dict[str, Any]:

@@ -163,8 +163,8 @@ def path_beside(image: str, metadata: str) -> str:
     Raises UserError if the image is not in that folder.
     """
     folder = metadata.rpartition("/")[0] or "."
-    name = os.path.relpath(image, folder)  # of two addresses, too
-    if name.startswith("../") or stores.is_store(image) != stores.is_store(folder):
+    name = os.path.relpath(image, folder)  # of two addresses, too; of one it begins with ../
+    if name.startswith("../"):
         raise UserError(
             f"--metadata: {image} is not in the folder of {metadata}, from which its readers load "
             "images: write it to the images' folder"

@@ -44,12 +44,12 @@ def caption(
     request: Request,
     plan: Plan,
     load: Callable[[], Any],
-    on_images: Callable[[int], None],
+    on_images: Callable[[int], Any],
     device: torch.device,
 ) -> list[str]:
     """Caption the units that are left; return the `left_out` of all. Raises UserError, Stopped.
 
-    - on_images: called with the number of images that were captioned
+    - on_images: called with the number of images of each unit
     - device: from `connect`
     """
     import ray
@@ -57,17 +57,17 @@ def caption(
     num_gpus = int(device.type == "cuda")
     task = ray.remote(max_retries=TRIES, max_calls=0, num_gpus=num_gpus)(_caption)
     pending = [task.remote(os.getcwd(), request, unit, load) for unit in plan.left()]
-    images, left_out = 0, []
+    left_out = []
     while pending:
         signals.raise_if_requested()
         ready, pending = ray.wait(pending, timeout=1)
         for result in ready:
             try:
                 number, names = ray.get(result)
-            except ray.exceptions.RayTaskError as error:
-                raise (error.cause if isinstance(error.cause, UserError) else error) from None
-            images, left_out = images + number, left_out + names
-            on_images(images)
+            except UserError as error:  # Ray's, whose text has the task's traceback
+                raise error.cause from None
+            on_images(number)
+            left_out += names
     return left_out
 
 

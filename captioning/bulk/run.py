@@ -143,17 +143,18 @@ class BulkCaptioning:
             self.model = self.load()
             log_line(self.model.report)
         with progress(total, "captions", initial=done) as bar:
-
-            def show(images: int) -> None:
-                bar.update(done + images - bar.n)
-
             if device := self.cluster_device:
-                self.left_out += ray_engine.caption(self.request, made, self.load, show, device)
+                given = (self.request, made, self.load, bar.update, device)
+                self.left_out += ray_engine.caption(*given)
             else:
                 add = shared_counters(made.header["id"])
-                worker = Worker(self.request, made, self.model, lambda n: show(add("images", n)))
+
+                def show(images: int) -> None:
+                    bar.update(done + add("images", images) - bar.n)
+
+                worker = Worker(self.request, made, self.model, show)
                 caption_claimed(worker, add)
-                show(add("images", 0))
+                show(0)
                 for left_out in distributed.gather_on_main(worker.left_out) or ():
                     self.left_out += left_out
 

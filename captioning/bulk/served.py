@@ -11,7 +11,6 @@ from typing import Any, BinaryIO, Callable, Optional, Union
 
 from PIL import Image
 
-from captioning.bulk.model import output_lines
 from captioning.bulk.request import Request
 from captioning.bulk.work import Batch
 from captioning.config import Config
@@ -76,7 +75,7 @@ class ServedModel:
             for batch in batches:
                 readable = [entry for entry in batch.entries if "error" not in entry]
                 images = zip(batch.image or (), readable)
-                futures = [pool.submit(self._captions, *each) for each in images]
+                futures = [pool.submit(self._ask_for, *each) for each in images]
                 waiting.append(batch._replace(image=futures))
                 while sum(len(each.image) for each in waiting) > AHEAD * self.batch_size:
                     yield waiting.popleft()
@@ -84,14 +83,14 @@ class ServedModel:
         finally:  # also if the caller stops early
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def lines(self, batch: Batch) -> list[dict[str, Any]]:
-        """Return one output line for each entry of a batch from `prefetch`.
+    def captions(self, batch: Batch) -> Iterator[Union[list[dict[str, Any]], str]]:
+        """Return what `_ask_for` returns for each image of a batch from `prefetch`.
 
         Raises UserError if the server fails, and Stopped after a signal.
         """
-        return output_lines(batch.entries, map(_result, batch.image), self.origin)
+        return map(_result, batch.image)
 
-    def _captions(
+    def _ask_for(
         self, image: str, entry: dict[str, Any], rounds: int = 2
     ) -> Union[list[dict[str, Any]], str]:
         """Return an image's captions, or why it has none although the server works.
@@ -109,7 +108,7 @@ class ServedModel:
                 again = "run the same command again to continue"
                 raise UserError(f"{failure}; {again}") from None
             if error.is_temporary and rounds > 1:
-                return self._captions(image, entry, rounds - 1)
+                return self._ask_for(image, entry, rounds - 1)
             return f"{name}: {error}"
         captions = [
             {"caption": text, "cut": reply.is_cut}

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, BinaryIO, Callable, NamedTuple, Optional
+from typing import Any, BinaryIO, Callable, NamedTuple, Optional, Union
 
 import torch
 from torch.utils.data import DataLoader, Dataset
@@ -60,7 +60,8 @@ class Worker:
         """Caption units. read_ahead: whether images are read while others are captioned.
 
         Raises Stopped after a signal, and UserError if a store can no longer be read. The lines
-        made until then are kept.
+        made until then are kept. Another error may be the death of a process that reads images: it
+        counts as a try of all units that are begun, see `Plan.tries`.
         """
         begun: dict[int, str] = {}
         loader = DataLoader(
@@ -78,7 +79,7 @@ class Worker:
             for batch in self.model.prefetch(loader):
                 if batch.failure:
                     raise UserError(batch.failure)
-                new = self.model.lines(batch)
+                new = output_lines(batch.entries, self.model.captions(batch), self.model.origin)
                 if self.model.filter:
                     self.model.filter.add_scores(new, batch.for_filter)
                 self.on_images(len(new))
@@ -90,11 +91,12 @@ class Worker:
                 if batch.is_last:
                     stores.remove(begun.pop(batch.unit))
                 signals.raise_if_requested()
-        finally:
+        except (signals.Stopped, UserError):
             if lines:  # they are of one unit, see `Batch.is_last`
                 self._keep(batch.unit, first, lines, False)
-            for address in begun.values():  # a process that is killed does not reach this
+            for address in begun.values():
                 stores.remove(address)
+            raise
 
     def _keep(self, unit: int, first: int, lines: list[Line], is_last: bool) -> None:
         if is_last and self.request.write_shards:
@@ -170,6 +172,34 @@ class _Images(Dataset):
             return self.last_read is not None and stores.exists(self.last_read)
         except stores.StoreError:
             return False
+
+
+def output_lines(
+    entries: Iterable[Entry],
+    answers: Iterable[Union[list[dict[str, Any]], str]],
+    origin: dict[str, Any],
+) -> list[Line]:
+    """Return the line of each entry: its "error", or its captions and their scores.
+
+    - answers: of each entry without an "error": its captions, or why it has none. Captions are
+      {"caption": text, name of a score: value}, the best first. With several, the line also has the
+      lists of all values under plural keys, such as "captions" and "scores"
+    - origin: {"checkpoint", "settings"}, which a line with captions ends with
+    """
+    answers, lines = iter(answers), []
+    for entry in entries:
+        line = {key: entry[key] for key in ("image", "image_id", "prompt") if key in entry}
+        answer = entry.get("error") or next(answers)
+        if isinstance(answer, str):
+            lines.append({**line, "error": answer})
+            continue
+        for name in answer[0]:
+            values = [caption[name] for caption in answer]
+            line[name] = values[0]
+            if len(values) > 1:
+                line[f"{name}s"] = values
+        lines.append({**line, **origin})
+    return lines
 
 
 def _identity(batch: Batch) -> Batch:

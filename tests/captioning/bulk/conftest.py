@@ -62,17 +62,16 @@ def stopped_after(batches, of=model.CheckpointModel):
 
     Yields a list of the images that are captioned.
     """
-    caption, counted, images = of.lines, [], []
+    caption, counted, images = of.captions, [], []
 
     def caption_and_count(self, batch):
-        lines = caption(self, batch)
-        images.extend(line["image"] for line in lines)
+        images.extend(entry["image"] for entry in batch.entries)
         counted.append(batch)
         if len(counted) == batches:
             os.kill(os.getpid(), signal.SIGTERM)
-        return lines
+        return caption(self, batch)
 
-    with mock.patch.object(of, "lines", caption_and_count):
+    with mock.patch.object(of, "captions", caption_and_count):
         yield images
 
 

@@ -189,13 +189,13 @@ def test_memory_stays_flat_and_one_caption_for_most_is_named(run, photos, tmp_pa
     many.mkdir()
     for number in range(2000):
         os.link(photo, many / f"{number:04d}.png")
-    sizes, lines = [], CheckpointModel.lines
+    sizes, captions = [], CheckpointModel.captions
 
     def measured(self, batch):
         sizes.append(resident())
-        return lines(self, batch)
+        return captions(self, batch)
 
-    monkeypatch.setattr(CheckpointModel, "lines", measured)
+    monkeypatch.setattr(CheckpointModel, "captions", measured)
     _, log = run(many, "num_beams=1", "max_length=8", "eval_batch_size=50")
     assert len(sizes) >= 40
     assert max(sizes[10:]) - sizes[10] < 8e6

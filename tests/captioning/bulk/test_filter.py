@@ -6,8 +6,7 @@ import tarfile
 
 import pytest
 
-from captioning.bulk.filtering import normal_filter
-from captioning.files import stores, tars
+from captioning.files import tars
 from captioning.metrics.itm import ItmScorer
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.tar_files import write_tar
@@ -147,18 +146,3 @@ def test_the_filter_of_tars_reads_a_done_tar_no_more(
     monkeypatch.setattr(tars, "samples", lambda *given: pytest.fail("read again"))
     _, log = run(tmp_path / "a.tar", *flags(above))
     assert "done 0, skipped 10, failed 0" in log
-
-
-@pytest.mark.slow
-def test_a_store_holds_what_was_dropped(s3, run, photos, truth, flags, dropped):
-    kept, _ = run(photos, *flags(truth[2]))
-    out = "s3://bucket/captions.jsonl"
-    for _ in range(2):
-        run(photos, *flags(truth[2]), out=out)
-        found = stores.read_bytes("s3://bucket/captions.filtered.jsonl")
-        assert found.count(b"\n") == len(dropped()) and dropped()[0]["caption"].encode() in found
-    assert stores.read_bytes(out).count(b"\n") == len(kept)
-
-
-def test_an_expression_has_one_form():
-    assert normal_filter(" itm>0.50") == normal_filter("itm > .5") == "itm>0.5"

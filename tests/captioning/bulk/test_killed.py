@@ -126,10 +126,10 @@ def test_a_unit_that_ends_its_process_three_times_is_set_aside_and_named(
 
         work._Images._content = trap
 
-    flags = ["--shard_size", 2, "num_workers=0"]
-    for _ in range(3):
+    flags = ["--shard_size", 2, "num_workers=1"]
+    for code in (1, -signal.SIGKILL, -signal.SIGKILL):  # first a process that reads images dies
         process = start(*flags, hook=hook)
-        assert process.wait() == [-signal.SIGKILL], process.said()
+        assert process.wait() == [code], process.said()
     process = start(*flags, hook=hook)
     assert process.wait() == [0], process.said()
     failed = read_lines(tmp_path / "out" / "captions.failed.jsonl")

@@ -8,10 +8,9 @@ import pytest
 
 from captioning.bulk.plan import Plan
 from captioning.files import stores
-from captioning.files.images import images_in
 from tests.captioning.bulk.conftest import contents
 from tests.captioning.object_store import FAULTS, stamps
-from tests.captioning.tar_files import write_members
+from tests.captioning.tar_files import write_tar
 from tests.programs import one_error_line
 
 OUT = "s3://bucket/within/captions.jsonl"
@@ -31,18 +30,32 @@ def results(lines, before):
     return [(line["image"].removeprefix(before), line["caption"], line["score"]) for line in lines]
 
 
-def test_a_folder_is_captioned_as_on_disk_whatever_fails(run, s3, photos, stored, tmp_path):
-    on_disk, _ = run(photos, folder="disk")
+def test_photos_and_tars_are_captioned_as_on_disk_whatever_fails(
+    run, s3, photos, stored, failed, tmp_path, monkeypatch
+):
+    import s3fs
+
+    call_s3 = s3fs.S3FileSystem.call_s3
+    pages_of_three = lambda *given, **query: call_s3(*given, MaxKeys=3, **query)  # noqa: E731
+    monkeypatch.setattr(s3fs.S3FileSystem, "call_s3", pages_of_three)
+    write_tar(tmp_path / "a.tar", sorted(photos.rglob("*.png")))
+    s3.files.put_file(str(tmp_path / "a.tar"), "bucket/a.tar")
+    on_disk, _ = run(tmp_path / "a.tar", photos, folder="disk")
     s3.faults += FAULTS * 3
-    in_store, log = run(stored, "num_workers=2", "--write-shards", str(tmp_path / "tars"))
-    assert s3.faults == [] and "done 10" in log
-    assert results(in_store, stored) == results(on_disk, str(photos))
-    again, log = run(f"{stored}/")
-    assert again == in_store and "skipped 10" in log
+    shards = ["--write-shards", str(tmp_path / "tars")]
+    in_store, log = run("s3://bucket/a.tar", stored, "num_workers=2", *shards)
+    assert s3.faults == [] and "done 20" in log and len(on_disk) == 20
+    assert results(in_store, "s3://bucket") == results(on_disk, str(tmp_path))
+    again, log = run("s3://bucket/a.tar", f"{stored}/", *shards)
+    assert again == in_store and "skipped 20" in log
     assert not any(b"S3CR3T" in content for content in contents(tmp_path / "out").values())
+    top, _ = run(stored, "--no-recursive", "--glob", "*2.png", folder="top")
+    assert [line["image"] for line in top] == [f"{stored}/scene_000002.png"]
     s3.files.put_file(str(min(photos.glob("*.png"))), "bucket/odd/x//a.png")  # empty parts
     odd, _ = run("s3://bucket/odd", folder="odd")
     assert [line["image"] for line in odd] == ["s3://bucket/odd/x//a.png"]
+    run("s3://bucket/2.tar", code=2, folder="missing")
+    assert failed("missing")["2.tar"].startswith("s3://bucket/2.tar: no such file")
 
 
 @pytest.mark.parametrize("answered", [pytest.param(0, marks=pytest.mark.slow), 6])
@@ -72,41 +85,6 @@ def test_a_photo_that_a_store_refuses_or_lacks_fails_alone(
     assert "done 2" in log and "failed 2" in log
     assert failed()[second].startswith(f"{names[1]}: not allowed")
     assert failed()["lost.png"] == "s3://bucket/lost.png: no such file or bucket"
-
-
-def test_a_folder_is_listed_page_by_page(s3, stored, monkeypatch):
-    import s3fs
-
-    call_s3 = s3fs.S3FileSystem.call_s3
-    pages_of_three = lambda *given, **query: call_s3(*given, MaxKeys=3, **query)  # noqa: E731
-    monkeypatch.setattr(s3fs.S3FileSystem, "call_s3", pages_of_three)
-
-    def names(**settings):
-        return [name.removeprefix(f"{stored}/") for name in images_in(stored, **settings)]
-
-    s3.requests.clear()
-    found = names()
-    assert len(found) == 10 and found == sorted(found)
-    assert s3.requests["GET"] == 5  # 13 files, by three
-    assert len(names(recursive=False)) == 9
-    assert names(glob="within/*.png") == found[-1:]
-    assert names(glob="*.txt") == ["notes.txt"]
-
-
-def test_tars_are_captioned_as_on_disk_whatever_fails(run, s3, photos, failed, tmp_path):
-    paths = sorted(photos.rglob("*.png"))
-    for number in range(2):
-        of_tar = paths[number * 5 : number * 5 + 5]
-        write_members(tmp_path / f"{number}.tar", [(p.name, p.read_bytes()) for p in of_tar])
-        s3.files.put_file(str(tmp_path / f"{number}.tar"), f"bucket/{number}.tar")
-    on_disk, _ = run(f"{tmp_path}/{{0..1}}.tar", folder="disk")
-    s3.faults += FAULTS * 2
-    in_store, _ = run("s3://bucket/{0..1}.tar")
-    assert s3.faults == []
-    assert results(in_store, "s3://bucket") == results(on_disk, str(tmp_path))
-    assert "skipped 10" in run("s3://bucket/{0..1}.tar")[1]
-    run("s3://bucket/2.tar", code=2, folder="missing")
-    assert failed("missing")["2.tar"].startswith("s3://bucket/2.tar: no such file")
 
 
 def kill_before_put(number):
@@ -152,13 +130,3 @@ def test_another_machine_continues_with_captions_tars_and_sidecars(
         assert stores.read_bytes(beside) == path.read_bytes()
     _, log = run(stored, *flags[:-1], out="s3://bucket/other.jsonl")
     assert "done 0, skipped 10, failed 1" in log  # a photo with a sidecar has a caption
-
-
-def test_a_refusal_in_the_middle_loses_nothing(s3, run, photos):
-    flags = ["--shard_size", 2, "num_workers=0"]
-    s3.refused = "0000002.0.2.last.jsonl"
-    one_error_line(run(photos, *flags, out=OUT, code=2)[1], "not allowed")
-    s3.refused = None
-    _, log = run(photos, *flags, out=OUT)
-    assert "continuing" in log and "6/10" in log and "done 10" in log
-    assert stores.read_bytes(OUT).count(b"\n") == 10
