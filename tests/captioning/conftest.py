@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 from captioning.files import store_requests
 from captioning.metrics import meteor
@@ -37,12 +37,9 @@ def save_clip_tokenizer(folder, start, end):
     files = (str(folder / name) for name in ("vocab.json", "merges.txt"))
     tokenizer = Tokenizer(models.BPE.from_file(*files, end_of_word_suffix="</w>"))
     tokenizer.add_special_tokens([start, end])
-    spaces = normalizers.Replace(Regex(r"\s+"), " ")
-    tokenizer.normalizer = normalizers.Sequence([spaces, normalizers.Lowercase()])
-    words = Regex(r"'s|[\p{L}]+|[\p{N}]|[^\s\p{L}\p{N}]+")
-    pieces = pre_tokenizers.Split(words, behavior="removed", invert=True)
-    by_byte = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, by_byte])
+    tokenizer.normalizer = normalizers.Lowercase()
+    words, by_byte = pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, by_byte])
     marks = [(mark, tokenizer.token_to_id(mark)) for mark in (start, end)]
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{start} $A {end}", special_tokens=marks

@@ -107,12 +107,9 @@ def test_a_reply_is_a_score_from_0_to_100_and_a_reason_or_none(ask, server, repl
 def test_thoughts_are_no_verdict(ask, server):
     """A draft of the verdict is in the thoughts; the second answer is cut before its verdict."""
     draft = '<think>First {"score": 10}?'
-    server.answers = [said(f'{draft}</think>{{"score": 60}}'), said(draft, finish_reason="length")]
-    server.usual = lambda: said('{"score": 8', finish_reason="length")
-    found = ask({1: "a dog", 2: "a cat"})
-    assert found.metrics["CLAIR"].value == 60 and found.settings["clair_unread"] == 1
-    server.usual = lambda: said('{"score": 80} Because', finish_reason="length")
-    assert ask({2: "a cat"}).metrics["CLAIR"].value == 80
+    server.answers = [said(f'{draft}</think>{{"score": 60}}')]
+    server.usual = lambda: said(draft, finish_reason="length")
+    assert list(ask({1: "a dog", 2: "a cat"}).per_caption["CLAIR"]) == [60, None]
 
 
 def test_a_refusal_ends_the_questions_and_keeps_the_answers(ask, server):
