@@ -75,14 +75,9 @@ def test_a_missing_or_damaged_file_of_a_clip_is_one_line(clip, clip_folder, gpt2
     projection = state.pop("visual_projection.weight")
     for path in folder.glob("*model.*"):
         path.unlink()
-    refused("cannot be loaded by transformers")
-    refused("a hub id, or a folder with config.json", "nobody/nothing")
-    for damaged, reason in (
-        (state, "the weights lack visual_projection.weight"),
-        ({**state, "visual_projection.weight": torch.zeros(2)}, ""),
-    ):
-        torch.save(damaged, folder / "pytorch_model.bin")
-        refused(reason)
+    refused("a hub id, or a folder with config.json")
+    torch.save(state, folder / "pytorch_model.bin")
+    refused("the weights lack visual_projection.weight")
     torch.save({**state, "visual_projection.weight": projection + 1}, folder / "pytorch_model.bin")
     assert Clip(str(folder)).name.split("@")[1] != clip.name.split("@")[1]  # it names the weights
     (folder / "tokenizer.json").unlink()

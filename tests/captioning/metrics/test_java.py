@@ -108,12 +108,9 @@ def test_failing_java_is_reported_and_no_answer_of_a_shared_program(fake_java):
     fake_java("[ -e $0.once ] || { touch $0.once; read line; exit 3; }" + SCRIPT)
     with meteor.shared_process():
         assert meteor_scores(CAPTIONS, REFERENCES).per_caption["METEOR"] == pytest.approx(EACH)
-    message = "Picked up JAVA_TOOL_OPTIONS\nException in thread main: heap space\n at Meteor.main"
+    said = "Picked up JAVA_TOOL_OPTIONS\nException in thread main: heap\n at Meteor.main"
     for script, line in (
-        (
-            f"read line; echo 1; echo '{message}' >&2; exit 3",
-            "code 3: Exception in thread main: heap",
-        ),
+        (f"read line; echo 1; echo '{said}' >&2; exit 3", "code 3: Exception in thread main: heap"),
         ("cat", "answer is invalid: could not convert string to float: 'SCORE'"),
     ):
         fake_java(script)
@@ -173,25 +170,18 @@ TOKENS = {
     " . !": "",
     "a\nb\r\n c\u2028d\x0be\x85f\tg": "a b c d e f g",
 }
-
-
 NO_JAVA = "regex (no Java)"
 
 
-@pytest.fixture(params=["PTBTokenizer", NO_JAVA])
-def tokenizer(request):
-    """Run the test with either tokeniser, and give the name that it goes by."""
-    request.getfixturevalue("java" if request.param == "PTBTokenizer" else "no_java")
-    return request.param
-
-
-def test_tokens_are_those_of_ptbtokenizer(tokenizer):
+@pytest.mark.parametrize(("fixture", "name"), [("java", "PTBTokenizer"), ("no_java", NO_JAVA)])
+def test_tokens_are_those_of_ptbtokenizer(request, fixture, name):
     """Those of each caption, with its image; also of long ones, and of odd characters."""
+    request.getfixturevalue(fixture)
     long = " ".join(["man"] * 10_000)
     odd = ["\x00", "\ud83d", "-" * 10_000, "." * 10_000, "x" * 10_000]
     captions = {7: ["", "a\nb", ""], "7": list(TOKENS), 8: [], "last": [long, *odd, "end", ""]}
-    tokenized, name = tokenize(captions)
-    assert name == tokenizer and list(tokenized) == list(captions)
+    tokenized, tokenizer = tokenize(captions)
+    assert tokenizer == name and list(tokenized) == list(captions)
     assert (tokenized[7], tokenized[8]) == (["", "a b", ""], [])
     assert dict(zip(TOKENS, tokenized["7"])) == TOKENS
     first, *_, last_odd, end, empty = tokenized["last"]
