@@ -44,29 +44,30 @@ def synonyms(tmp_path):
     return path
 
 
-@pytest.mark.parametrize(
-    ("caption", "objects"),
-    [
-        ("Two puppies and a Dog.", "dog, dog"),  # each mention counts
-        ("people watch men on bikes", "person, person, bicycle"),
-        ("two wine glasses and a glass", "wine glass"),
-        ("a baby bear and an adult dog, a baby animal", "bear, dog"),
-        ("a baby next to a bear", "person, bear"),
-        ("a passenger jet above a passenger train", "airplane, train"),
-        ("a man in a bow tie with a bow", "person, tie, tie"),
-        ("the seat of a toilet, a toilet seat", "toilet, toilet"),
-        ("the seat of a chair", "chair, chair"),
-        ("a kite above the train tracks at home plate", "kite"),
-        ("a motor bike", ""),  # the published file has a blank too many there
-        ("a motor cycle and motorcycles", "motorcycle, motorcycle"),
-        ("collies, a bus and two buses", "bus"),  # the rules make the first one a bu
-        ("dining tables. hot dogs! hot, a dog", "dining table, hot dog, dog"),
-        ("", ""),
-    ],
-)
-def test_a_caption_names_the_objects_that_were_found_by_hand(synonyms, caption, objects):
+# {caption: objects}, found by hand. Each mention counts.
+NAMED = {
+    "Two puppies and a Dog.": "dog, dog",
+    "people watch men on bikes": "person, person, bicycle",
+    "two wine glasses and a glass": "wine glass",
+    "a baby bear and an adult dog, a baby animal": "bear, dog",
+    "a baby next to a bear": "person, bear",
+    "a passenger jet above a passenger train": "airplane, train",
+    "a man in a bow tie with a bow": "person, tie, tie",
+    "the seat of a toilet, a toilet seat": "toilet, toilet",
+    "the seat of a chair": "chair, chair",
+    "a kite above the train tracks at home plate": "kite",
+    "a motor bike": "",  # the published file has a blank too many there
+    "a motor cycle and motorcycles": "motorcycle, motorcycle",
+    "collies, a bus and two buses": "bus",  # the rules make the first one a bu
+    "dining tables. hot dogs! hot, a dog": "dining table, hot dog, dog",
+    "": "",
+}
+
+
+def test_a_caption_names_the_objects_that_were_found_by_hand(synonyms):
     reader = ObjectReader(read_synonyms(synonyms), singulars())
-    assert ", ".join(mention.object for mention in reader.mentions(caption)) == objects
+    found = {caption: [mention.object for mention in reader.mentions(caption)] for caption in NAMED}
+    assert {caption: ", ".join(objects) for caption, objects in found.items()} == NAMED
 
 
 CAPTIONS = {

@@ -47,22 +47,21 @@ def test_diversity_is_as_its_formulas_and_training_captions_are_compared(tmp_pat
         assert result.settings == {"tokenizer": "regex (no Java)", **options}
 
 
-@pytest.mark.parametrize(
-    ("caption", "expected"),
-    [
-        ("a very very big dog", False),
-        ("a very very very big dog", True),
-        ("a dog on a table on a table", True),
-        ("on a table a dog on a table", False),  # twice, and not running
-        ("a dog a dog", True),
-        ("a man with a hat and a man with a coat", False),
-        ("x a b c d e a b c d e", True),
-        ("", False),
-        ("dog dog", False),
-    ],
-)
-def test_a_loop_is_a_word_or_phrase_that_runs_on(caption, expected):
-    assert has_loop(caption.split()) is expected
+LOOPS = {
+    "a very very big dog": False,
+    "a very very very big dog": True,
+    "a dog on a table on a table": True,
+    "on a table a dog on a table": False,  # twice, and not running
+    "a dog a dog": True,
+    "a man with a hat and a man with a coat": False,
+    "x a b c d e a b c d e": True,
+    "": False,
+    "dog dog": False,
+}
+
+
+def test_a_loop_is_a_word_or_phrase_that_runs_on():
+    assert {caption: has_loop(caption.split()) for caption in LOOPS} == LOOPS
 
 
 def test_repetition_is_the_mean_over_captions_that_have_ngrams():
@@ -75,25 +74,26 @@ def test_repetition_is_the_mean_over_captions_that_have_ngrams():
     assert first == pytest.approx((60, 50, 100 / 3, 100)) and second == (0, None, None, 0)
 
 
-@pytest.mark.parametrize(
-    ("caption", "expected"),  # nouns, adjectives, numbers, relations
-    [
-        ("A small dog and two cats on a red sofa.", (3, 2, 1, 1)),
-        ("Three men in blue shirts next to a bus", (3, 1, 1, 2)),
-        ("a woman standing in front  of a large window", (2, 1, 0, 1)),
-        ("a cup on top of a table near the sea", (3, 0, 0, 2)),
-        ("a group of people walking to the beach", (3, 0, 0, 1)),  # "of" relates nothing
-        ("a boy trying to swim while the sun is shining", (2, 0, 0, 0)),
-        ("a girl reaching up for a kite", (2, 0, 0, 1)),
-        ("a man looking out of a car", (2, 0, 0, 1)),
-        ("12 birds", (1, 0, 1, 0)),
-        ("a dog jumps", (2, 0, 0, 0)),  # a verb that the tagger does not know as one
-        ("...", (0, 0, 0, 0)),
-    ],
-)
-def test_words_of_each_kind_are_those_counted_by_hand(caption, expected):
-    found = count_words_by_kind(caption)
-    assert tuple(found[metric.name] for metric in Detail.metrics) == expected
+# {caption: (nouns, adjectives, numbers, relations)}, counted by hand
+KINDS = {
+    "A small dog and two cats on a red sofa.": (3, 2, 1, 1),
+    "Three men in blue shirts next to a bus": (3, 1, 1, 2),
+    "a woman standing in front  of a large window": (2, 1, 0, 1),
+    "a cup on top of a table near the sea": (3, 0, 0, 2),
+    "a group of people walking to the beach": (3, 0, 0, 1),  # "of" relates nothing
+    "a boy trying to swim while the sun is shining": (2, 0, 0, 0),
+    "a girl reaching up for a kite": (2, 0, 0, 1),
+    "a man looking out of a car": (2, 0, 0, 1),
+    "12 birds": (1, 0, 1, 0),
+    "a dog jumps": (2, 0, 0, 0),  # a verb that the tagger does not know as one
+    "...": (0, 0, 0, 0),
+}
+
+
+def test_words_of_each_kind_are_those_counted_by_hand():
+    names = [metric.name for metric in Detail.metrics]
+    counts = {caption: count_words_by_kind(caption) for caption in KINDS}
+    assert {caption: tuple(each[n] for n in names) for caption, each in counts.items()} == KINDS
 
 
 def test_detail_is_the_mean_over_captions_and_needs_textblob(monkeypatch):
