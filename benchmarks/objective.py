@@ -13,7 +13,6 @@ import contextlib
 import functools
 import importlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Callable
 
@@ -45,24 +44,21 @@ TINY, BLIP = (2, 5, 50, 8, SMOOTHING), (32, 20, 30524, 768, SMOOTHING)
 USUAL, LARGE = (8, 32, 151936, 896, 0.0), ((32, 20, 262144, 768, 0.0), (2, 512, 262144, 768, 0.0))
 # Computes a loss from hidden states (B, N, D), head (V, D), bias (V,) or None, and labels (B, N).
 Loss = Callable[..., Tensor]
-_OTHER_MODULES: dict[str, Any] = {}
 
 
-@contextlib.contextmanager
-def package_of(folder: Path) -> Iterator[Any]:
-    """Let `smile` be the package of the checkout `folder` in this context."""
+def package_of(folder: Path) -> Any:
+    """Import the package `smile` of the checkout `folder` beside ours."""
 
     def take_out():
         return {x: sys.modules.pop(x) for x in [*sys.modules] if x.partition(".")[0] == "smile"}
 
     ours = take_out()
-    sys.modules.update(_OTHER_MODULES)
     sys.path.insert(0, str(folder))
     try:
-        yield importlib.import_module("smile")
+        return importlib.import_module("smile")
     finally:
         sys.path.remove(str(folder))
-        _OTHER_MODULES.update(take_out())
+        take_out()
         sys.modules.update(ours)
 
 
@@ -103,10 +99,9 @@ def our_losses(name: str, smoothing: float, against: Any = None) -> dict[str, Lo
         "naive": lambda h, w, b, y: objective(F.linear(h, w, b), y).loss,
     }
     if against:
-        with contextlib.suppress(ValueError), package_of(against) as package:
-            peer = from_hidden(package.Objective(OBJECTIVES[name], smoothing))
-            # The package may also import modules when it is called.
-            contenders[f"that of {against}"] = package_of(against)(peer)
+        with contextlib.suppress(ValueError):
+            peer = package_of(against).Objective(OBJECTIVES[name], smoothing)
+            contenders[f"that of {against}"] = from_hidden(peer)
     return contenders
 
 

@@ -1,7 +1,7 @@
 """What a row holds, and what a topic prints and keeps of its rows."""
 
-import importlib
 import json
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -63,23 +63,19 @@ def test_rows_are_printed_and_kept_as_they_are_measured(works, monkeypatch, tmp_
     def stopped():
         raise KeyboardInterrupt
 
-    def topic(options):
-        row = compare(works, ["theirs"], options.rounds, (3, "images"))
-        return {"step": lambda: row, "broken": broken, "end": stopped}
+    def measured():
+        return compare(works, ["theirs"], 3, (3, "images"))
 
-    modules = {"benchmarks.loader": SimpleNamespace(cases=topic, ROUNDS=3)}
-    load = importlib.import_module
-    monkeypatch.setattr(importlib, "import_module", lambda name: modules.get(name) or load(name))
+    rows = {"step": measured, "broken": broken, "end": stopped}
+    topic = SimpleNamespace(cases=lambda options: rows, ROUNDS=3)
+    monkeypatch.setitem(sys.modules, "benchmarks.loader", topic)
     with pytest.raises(KeyboardInterrupt):
         run_program("benchmarks", "loader", "--output", tmp_path)
     content = json.loads((tmp_path / "loader.json").read_text())
     assert [row["title"] for row in content["rows"]] == ["step", "broken"]
     assert content["rows"][0]["contenders"]["ours"]["times"] == SECONDS["ours"]
     assert content["machine"]["torch"] and content["machine"]["cores"]
-    modules["benchmarks.loader"].cases = lambda options: {
-        "step": lambda: content["rows"][0],
-        "broken": broken,
-    }
+    rows = {"step": lambda: content["rows"][0], "broken": broken}
     code, out, _ = run_program("benchmarks", "loader", "--output", tmp_path)
     _, _, heading, ours, *_, failure, _, summary = out.splitlines()[1:]
     assert heading.split()[-3:] == ["images", "a", "second"]
