@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -63,11 +64,11 @@ def test_rows_are_printed_and_kept_as_they_are_measured(works, monkeypatch, tmp_
     def stopped():
         raise KeyboardInterrupt
 
-    def measured():
-        return compare(works, ["theirs"], 3, (3, "images"))
+    def cases(options):
+        measured = partial(compare, works, ["theirs"], options.rounds, (3, "images"))
+        return {"step": measured, "broken": broken, "end": stopped}
 
-    rows = {"step": measured, "broken": broken, "end": stopped}
-    topic = SimpleNamespace(cases=lambda options: rows, ROUNDS=3)
+    topic = SimpleNamespace(cases=cases, ROUNDS=3)
     monkeypatch.setitem(sys.modules, "benchmarks.loader", topic)
     with pytest.raises(KeyboardInterrupt):
         run_program("benchmarks", "loader", "--output", tmp_path)
@@ -75,7 +76,7 @@ def test_rows_are_printed_and_kept_as_they_are_measured(works, monkeypatch, tmp_
     assert [row["title"] for row in content["rows"]] == ["step", "broken"]
     assert content["rows"][0]["contenders"]["ours"]["times"] == SECONDS["ours"]
     assert content["machine"]["torch"] and content["machine"]["cores"]
-    rows = {"step": lambda: content["rows"][0], "broken": broken}
+    topic.cases = lambda options: {"step": lambda: content["rows"][0], "broken": broken}
     code, out, _ = run_program("benchmarks", "loader", "--output", tmp_path)
     _, _, heading, ours, *_, failure, _, summary = out.splitlines()[1:]
     assert heading.split()[-3:] == ["images", "a", "second"]

@@ -123,35 +123,23 @@ def test_weights_of_rows_weigh_loss_and_gradients(cls, tmp_path):
     check(trainer, [{**row, "weights": [row["weights"]] * len(row["labels"])} for row in data])
 
 
-@pytest.mark.parametrize(
-    ("cls", "made"),
-    [
-        *[(transformers.Trainer, parts.llama), slow(transformers.Trainer, parts.t5)],
-        *[(SmileTrainer, parts.llama), slow(parts.SmileSeq2SeqTrainer, parts.t5)],
-        (SmileSFTTrainer, parts.llama),
-    ],
-)
-def test_columns_of_segments_and_weights_reach_the_loss(cls, made, tmp_path):
+@pytest.mark.parametrize("cls", [transformers.Trainer, SmileTrainer, SmileSFTTrainer])
+def test_columns_of_segments_and_weights_reach_the_loss(cls, tmp_path):
     """A plain trainer, whose model has the objective, divides by the number of labels."""
     row = max(parts.rows(), key=lambda row: len(row["labels"]))
     middle = len(row["labels"]) // 2
     row["segments"] = [place // middle for place in range(len(row["labels"]))]
     row["weights"] = [0.5 + place % 3 for place in range(len(row["labels"]))]
     words, labels, segments, weights = (torch.tensor([x]) for x in row.values())
-    inputs, first = {"input_ids": words}, 0
-    if made is parts.t5:
-        inputs["decoder_input_ids"] = made().prepare_decoder_input_ids_from_labels(labels)
-    else:  # of which nothing predicts the first label of a segment
-        first, labels[:, ::middle] = 1, -100
-    logits = made()(**inputs).logits[:, : words.size(1) - first]
-    batch = (x[:, first:] for x in (labels, segments, weights))
-    found = parts.MIXTURE(logits, *batch, reduction="sum")
+    labels[:, ::middle] = -100  # nothing predicts the first label of a segment
+    batch = (x[:, 1:] for x in (labels, segments, weights))
+    found = parts.MIXTURE(parts.llama()(words).logits[:, :-1], *batch, reduction="sum")
     is_plain = cls is transformers.Trainer
-    items = sum(x != -100 for x in row["labels"][first:]) if is_plain else found.tokens
+    items = sum(x != -100 for x in row["labels"][1:]) if is_plain else found.tokens
     expected = (found.loss / items).item()
-    model = use_smile(made(), parts.MIXTURE) if is_plain else made()
-    pad = transformers.DataCollatorForSeq2Seq(parts.tokenizer(), model)
-    options = {"data_collator": pad, "eval_dataset": parts.data_set([row])}
+    model = use_smile(parts.llama(), parts.MIXTURE) if is_plain else None
+    collate = transformers.DataCollatorForSeq2Seq(parts.tokenizer())
+    options = {"data_collator": collate, "eval_dataset": parts.data_set([row])}
     trainer = make(cls, tmp_path, [row], model, **options)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
     assert trainer.train().training_loss == pytest.approx(expected, rel=1e-6)

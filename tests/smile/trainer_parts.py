@@ -111,8 +111,7 @@ QUIET = {
 NAMES = ("activation_checkpointing", "gradient_checkpointing")
 RECOMPUTES = next(x for x in NAMES if x in transformers.TrainingArguments.__dataclass_fields__)
 KEYWORDS = {
-    *("data_collator", "eval_dataset", "compute_metrics", "compute_loss_func"),
-    *("peft_config", "processing_class"),
+    *("data_collator", "eval_dataset", "compute_metrics", "compute_loss_func", "peft_config"),
 }
 
 
