@@ -240,7 +240,7 @@ class _Forward:
         result = self.objective(logits, *batch)
         self.parts, loss = dict(result.parts), result.loss
         if num_items is not None:
-            loss = loss * (result.tokens / torch.as_tensor(num_items).to(loss.device))
+            loss = loss * (result.tokens / torch.as_tensor(num_items, device=loss.device))
         config = getattr(self.model.config, "text_config", self.model.config)
         for name in output:
             kind = re.search("(aux|z)_loss$", name)
