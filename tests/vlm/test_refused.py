@@ -53,71 +53,45 @@ def test_an_older_transformers_is_one_line(write, monkeypatch):
     refused("captioning.train", "--config", write(vlm="a/b"), "--device", "cpu", part=line)
 
 
-def json_file(name, edit):
-    def change(folder):
-        content = json.loads((folder / name).read_text())
-        edit(content)
-        (folder / name).write_text(json.dumps(content))
-
-    return change
+def cut(content):
+    return content[:100]
 
 
-def of_type(name):
-    return json_file("config.json", lambda content: content.update(model_type=name))
+def to(new, old=b""):
+    """Return an edit of a file: replace its first `old`, by default all of it."""
+    return lambda content: content.replace(old, new, 1) if old else new
 
 
-def cut(name):
-    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:100])
-
-
-def chat_template(text):
-    return lambda folder: (folder / "chat_template.jinja").write_text(text)
-
-
-def without_a_weight(folder):
-    from safetensors.torch import load_file, save_file
-
-    weights = load_file(folder / "model.safetensors")
-    del weights[next(name for name in weights if name.endswith("q_proj.weight"))]
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-
-
-def custom_code(folder):
-    (folder / "custom.py").write_text("raise SystemExit('run')\n")
-    config = {"model_type": "custom", "auto_map": {"AutoConfig": "custom.CustomConfig"}}
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-WORDS = {f"word{n}": 100 + n for n in range(50)}
-MORE_WORDS = json_file("tokenizer.json", lambda content: content["model"]["vocab"].update(WORDS))
-WITHOUT_IMAGE = "{% for m in messages %}{{ m.content[-1].text }} {% endfor %}"
+CODE = b'{"model_type": "custom", "auto_map": {"AutoConfig": "custom.CustomConfig"}}'
+WITHOUT_IMAGE = b"{% for m in messages %}{{ m.content[-1].text }} {% endfor %}"
+TYPE, WEIGHT, WORDS = b'"model_type": "idefics3"', b"q_proj.weight", b'"vocab": {'
 UNLOADED = "vlm is FOLDER, which cannot be loaded: "
-BROKEN = [
-    *((cut(file), UNLOADED) for file in ("config.json", "tokenizer.json", "model.safetensors")),
-    (without_a_weight, f"{UNLOADED}1 weights are missing, such as "),
-    (custom_code, f"{UNLOADED}The repository FOLDER contains custom code which must be exec"),
-    (of_type("vit"), f"{UNLOADED}type vit does not generate text from images"),
-    (of_type("blip"), f"{UNLOADED}it is a BLIP: set model: blip, and pretrained to its name"),
-    (chat_template("{% for %}"), "the chat template of FOLDER cannot be loaded: "),
-    (chat_template("{{ 1 }}"), "the chat template of FOLDER leaves out the assistant"),
-    (chat_template(WITHOUT_IMAGE), "FOLDER cannot process a photo of 64 x 48 pixels with this pr"),
+BROKEN = [  # a file of the folder, its edit, the beginning of the line
+    *((file, cut, UNLOADED) for file in ("config.json", "tokenizer.json", "model.safetensors")),
+    ("model.safetensors", to(b"q_prox.weight", WEIGHT), f"{UNLOADED}1 weights are missing, such"),
     (
-        MORE_WORDS,
-        "vlm is FOLDER, but its tokenizer has 150 tokens and its model's head 47: they do",
+        "config.json",
+        to(CODE),
+        f"{UNLOADED}The repository FOLDER contains custom code which must be",
     ),
+    ("config.json", to(b'"model_type": "vit"', TYPE), f"{UNLOADED}type vit does not generate text"),
+    ("config.json", to(b'"model_type": "blip"', TYPE), f"{UNLOADED}it is a BLIP: set model: blip"),
+    ("chat_template.jinja", to(b"{% for %}"), "the chat template of FOLDER cannot be loaded: "),
+    ("chat_template.jinja", to(b"{{ 1 }}"), "the chat template of FOLDER leaves out the assistant"),
+    ("chat_template.jinja", to(WITHOUT_IMAGE), "FOLDER cannot process a photo of 64 x 48 pixels "),
+    ("tokenizer.json", to(WORDS + b'"far": 149,', WORDS), "vlm is FOLDER, but its tokenizer has 1"),
 ]
 
 
 @needs_transformers
-@pytest.mark.parametrize(("change", "message"), BROKEN)
-def test_what_is_broken_in_a_folder_is_named(vlm_folder, tmp_path, error_of, change, message):
+@pytest.mark.parametrize(("file", "edit", "line"), BROKEN)
+def test_what_is_broken_in_a_folder_is_named(vlm_folder, tmp_path, error_of, file, edit, line):
     source, prompt = vlm_folder(CHAT)
     folder = Path(shutil.copytree(source, tmp_path / "broken"))
-    change(folder)
+    (folder / file).write_bytes(edit((folder / file).read_bytes()))
     vlm.library.load_parts.cache_clear()
     vlm.prompt.load_prompt_processor.cache_clear()
-    line = error_of(vlm=str(folder), prompt=prompt)
-    assert line.replace(str(folder), "FOLDER").startswith(message)
+    assert error_of(vlm=str(folder), prompt=prompt).replace(str(folder), "FOLDER").startswith(line)
 
 
 @needs_transformers
