@@ -4,6 +4,7 @@ import argparse
 import copy
 import io
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -92,14 +93,13 @@ RESUMED = [
 
 
 @pytest.mark.parametrize(("content", "message"), RESUMED)
-def test_a_run_skips_a_bad_checkpoint_for_the_one_before_if_there_is_one(
-    tmp_path, content, message
-):
-    good, bad = checkpoints.epoch_path(tmp_path, 0), checkpoints.epoch_path(tmp_path, 1)
+def test_a_run_skips_a_bad_checkpoint_for_the_one_before_if_there_is_one(content, message):
+    folder = Path.cwd()
+    good, bad = (checkpoints.epoch_path(folder, epoch) for epoch in (0, 1))
     torch.save(content, bad)
-    start = f"{tmp_path} has no checkpoint that can be read ({bad} {message}"
-    with unchanged(tmp_path), raises_line(UserError, "); set another output_dir", start=start):
-        checkpoints.read_newest(tmp_path)
+    start = f"{folder} has no checkpoint that can be read ({bad} {message}"
+    with unchanged(folder), raises_line(UserError, "); set another output_dir", start=start):
+        checkpoints.read_newest(folder)
     checkpoints.save(OWN, good)
-    path, _, (line,) = checkpoints.read_newest(tmp_path)
+    path, _, (line,) = checkpoints.read_newest(folder)
     assert path == good and line.startswith(f"skipping a checkpoint: {bad} {message}")
