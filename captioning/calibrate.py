@@ -2,8 +2,8 @@
 
     python -m captioning.calibrate --checkpoint output/sat_flickr8k/checkpoint_best.pth
 
-Prints the mean negative log-likelihood per token of the captioner and of a unigram model, the SMILE
-loss, and the temperature to use for sampling (as temperature=1.1).
+Prints the mean negative log-likelihood per token of the captioner and of a unigram model, and the
+temperature to use for sampling (as temperature=1.1).
 """
 
 if __name__ == "__main__":
@@ -40,13 +40,12 @@ def calibrate(arguments: argparse.Namespace) -> None:
     if not config.image_root:
         raise UserError(f"{arguments.checkpoint} does not say its data: give them with --config")
     training, samples = read_split(config, "train"), read_split(config, arguments.split)
-    result = likelihood(captioner, samples, config, device)
+    tokens, nll = likelihood(captioner, samples, config, device)
     unigram = unigram_nll(captioner, training, samples, config)
-    temperature, calibrated = find_minimum(result.nll)
-    print(f"{result.tokens} tokens of {len(samples)} images of {arguments.split}, nats per token")
-    print(f"  negative log-likelihood      {result.nll[UNSCALED]:.3f}")
+    temperature, calibrated = find_minimum(nll)
+    print(f"{tokens} tokens of {len(samples)} images of {arguments.split}, nats per token")
+    print(f"  negative log-likelihood      {nll[UNSCALED]:.3f}")
     print(f"  of a unigram model           {unigram:.3f}")
-    print(f"  SMILE                        {result.smile:.3f}")
     print(f"  with temperature={temperature:.3f}      {calibrated:.3f}")
 
 

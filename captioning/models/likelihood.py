@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +14,6 @@ from captioning.data.dataset import preprocess_caption
 from captioning.data.loader import on_device
 from captioning.models.generation import build_image_loader
 from captioning.runtime.progress import progress
-from smile import smile_loss
 
 # From 1/4 to 4, with eight temperatures per doubling. `find_minimum` interpolates between them, so
 # that the result is accurate to 0.001.
@@ -23,53 +21,29 @@ TEMPERATURES = [2 ** (n / 8) for n in range(-16, 17)]
 UNSCALED = TEMPERATURES.index(1.0)
 
 
-class Likelihood(NamedTuple):
-    """The likelihood of captions.
-
-    - tokens: the number of labelled tokens
-    - nll: the negative log-likelihood at each of TEMPERATURES
-    - smile: the SMILE loss at temperature 1
-
-    nll and smile are means over labelled tokens, in nats.
-    """
-
-    tokens: int
-    nll: list[float]
-    smile: float
-
-
 @torch.inference_mode()
 def likelihood(
     captioner: nn.Module, samples: Sequence[Sample], config: Config, device: torch.device
-) -> Likelihood:
-    """Return the likelihood of all captions of `samples`.
+) -> tuple[int, list[float]]:
+    """Return the likelihood of all captions of `samples`: the number of tokens, and their nll.
 
-    The losses are computed without label smoothing and without first-token MLE.
+    The nll is the mean negative log-likelihood of a labelled token, in nats, at each of
+    TEMPERATURES, without label smoothing.
     """
     loader, _ = build_image_loader(samples, config)
-    sums = torch.zeros(2 + len(TEMPERATURES), dtype=torch.float64)
+    sums = torch.zeros(1 + len(TEMPERATURES), dtype=torch.float64)
     with closing(loader), progress(len(samples), "likelihood of captions") as bar:
         for batch in on_device(loader, device):
             # One by one, because images may differ in the number of captions.
             for row, (index, prompt) in enumerate(zip(batch["index"], batch["prompt"])):
                 texts = preprocess_captions(samples[index], config)
                 image = batch["image"][row : row + 1]
-                sums += _sum_losses(*captioner.predictions(image, [texts], [prompt]))
+                logits, labels = captioner.predictions(image, [texts], [prompt])
+                logits = logits.float().mT  # (R, V, N)
+                nll = [F.cross_entropy(logits / t, labels, reduction="sum") for t in TEMPERATURES]
+                sums += torch.stack([(labels != -100).sum(), *nll]).double().cpu()
                 bar.update(1)
-    _, smile, *nll = (sums / sums[0].clamp(min=1)).tolist()
-    return Likelihood(int(sums[0]), nll, smile)
-
-
-def _sum_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """Return sums over labelled tokens, float64 (2 + T,). logits, labels: of `predictions`.
-
-    They are, in this order: the number of tokens, the SMILE loss, and the negative log-likelihood
-    at each of the T TEMPERATURES.
-    """
-    losses = [smile_loss(logits, labels, reduction="sum")]
-    logits = logits.float().mT  # (R, V, N)
-    losses += [F.cross_entropy(logits / t, labels, reduction="sum") for t in TEMPERATURES]
-    return torch.stack([(labels != -100).sum(), *losses]).double().cpu()
+    return int(sums[0]), (sums[1:] / sums[0].clamp(min=1)).tolist()
 
 
 def find_minimum(values: Sequence[float]) -> tuple[float, float]:
