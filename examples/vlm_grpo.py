@@ -22,8 +22,8 @@ from trl import GRPOConfig, GRPOTrainer
 from trl.trainer.sft_trainer import DataCollatorForVisionLanguageModeling
 
 from captioning.config import load_config
+from captioning.config.keys import Lora
 from captioning.config.loading import parse_yaml
-from captioning.config.lora import Lora
 from captioning.data.sources import read_split
 from captioning.files.tables import is_row
 from captioning.rewards.interface import TrainingImages

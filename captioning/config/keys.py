@@ -18,7 +18,6 @@ from pydantic import (
 )
 
 from captioning.captioners.registry import CAPTIONERS
-from captioning.config.lora import Lora
 from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
 
 # A key of role "run" changes the results: a resumed run must have the same value. The other roles:
@@ -39,6 +38,7 @@ Scoring = Annotated[T, "scoring"]  # how captions are scored
 # {reranker: the key that names its model, or None}; see `captioning.models.reranking`
 RERANKERS: dict[str, Optional[str]] = {"mmi": None, "clip": "clip_model", "itm": "itm_model"}
 
+STRICT = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 Name = Annotated[str, Field(min_length=1)]
 Files = Union[str, list[str], None]
 
@@ -51,6 +51,23 @@ def roles_of(keys: type[BaseModel]) -> dict[str, str]:
     }
 
 
+class Lora(BaseModel):
+    """The value of the configuration key `lora`.
+
+    - r, alpha, dropout, target_modules: `r`, `lora_alpha`, `lora_dropout` and `target_modules` of
+      peft's LoraConfig
+    - load_in_4bit: quantise the frozen weights to 4 bits (QLoRA, arXiv 2305.14314)
+    """
+
+    model_config = STRICT
+
+    r: int = Field(16, gt=0, le=65_536)
+    alpha: float = Field(32.0, gt=0)
+    dropout: float = Field(0.05, ge=0, lt=1)
+    target_modules: Union[str, list[str]] = Field("all-linear", min_length=1)
+    load_in_4bit: bool = False
+
+
 class Keys(BaseModel):
     """The keys of the original BLIP, then further keys. docs/settings.md describes each key.
 
@@ -58,7 +75,7 @@ class Keys(BaseModel):
     float.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    model_config = STRICT
 
     model: Literal[tuple(CAPTIONERS)] = "blip"
     image_root: Data[str]

@@ -63,9 +63,7 @@ def parse_yaml(text: str, where: str) -> Any:
         if sum(isinstance(event, AliasEvent) for event in events) > MAX_ALIASES:
             raise ValueError(f"more than {MAX_ALIASES} aliases")
         return YAML(typ="safe", pure=True).load(text)
-    except RecursionError:
-        raise UserError(f"{where}: not valid YAML: it is nested too deeply") from None
-    except Exception as error:  # also for an impossible value, such as a 13th month
+    except Exception as error:  # also a RecursionError, or an impossible value: a 13th month
         mark = getattr(error, "problem_mark", None)
         line = "" if mark is None else f" at line {mark.line + 1}"
         parts = (getattr(error, part, None) for part in ("context", "problem"))

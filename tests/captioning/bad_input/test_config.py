@@ -204,7 +204,7 @@ CONTENTS = [
     (b'{"image_root": "a", ', "not valid YAML at line 1: while parsing a flow node, expected the "),
     (START + b"image_root: c", "not valid YAML at line 3: while constructing a mapping, found dup"),
     (START + b"prompt: 2020-13-45", "not valid YAML: month must be in 1..12"),
-    (START + b"prompt: " + b"[" * 700 + b"]" * 700, "not valid YAML: it is nested too deeply"),
+    (START + b"prompt: " + b"[" * 700 + b"]" * 700, "not valid YAML: maximum recursion depth"),
     (START + ALIASES, "not valid YAML: more than 20 aliases"),
     (START + b"metrics: &a [*a]", "metrics: found [[...]]; input should be 'coco', "),
     (START + b"prompt: !!python/object/apply:os.mkdir [ran]", f"{NO_TAG}tag:yaml.org,2002:python"),
