@@ -8,9 +8,12 @@ import torch
 
 pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs transformers 5.0")
 
-from decoding import DecodingSettings, SettingsError
+from captioning.models.prompts import caption_lists
+from captioning.runtime.errors import UserError
+from decoding import DecodingSettings
 from smile import Objective
 from smile.hf import undo
+from tests.programs import raises_line
 from tests.smile.hf_models import in_float64, knows_float64
 from tests.vlm import folders
 from tests.vlm.folders import NAMES, with_marks
@@ -263,5 +266,5 @@ def test_prompts_that_cannot_be_used_are_one_line(name, make_vlm, vlm_photos):
     with pytest.raises(ValueError, match=f"has {limit}: shorten the prompt 'describe two"):
         exact(photo, "describe two")
     items = [captioner.prompt_processor(photo, text) for text in PROMPTS]
-    with pytest.raises(SettingsError, match="needs one prompt for all images of a batch"):
-        captioner.generate_details(ImageBatch(items), GUIDED_GREEDY)
+    with raises_line(UserError, "needs one prompt for all images of a batch"):
+        caption_lists(captioner, captioner, ImageBatch(items), GUIDED_GREEDY, [None] * 3)
