@@ -153,7 +153,7 @@ def in_every_program(folder: Path, config: str, photos: Path, *refused: str) -> 
         ([*train, "max_epoch=2"], 0),
         *(([*train, "max_epoch=2", change], 2) for change in refused),
         ([*train, "max_epoch=2", "--evaluate", "--eval_split=test"], 0),
-        (["caption", run, photos, "--out", out, "--batch_size", "3"], 0),
+        (["caption", run, photos, "--out", out, "eval_batch_size=3"], 0),
         (["calibrate", *best], 0),
         (["report", run, "--output", report], 0),
         (["attend", *best, min(photos.iterdir())], 2),
