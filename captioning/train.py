@@ -70,8 +70,7 @@ def evaluate(config: Config, device, split: str, overrides: Sequence[str]) -> No
     output.begin()
     # Rank 0 chooses for all ranks. Otherwise machines that do not share the folder could choose
     # different weights.
-    checkpoint = checkpoint_to_evaluate(config, overrides) if distributed.is_main() else None
-    checkpoint = distributed.broadcast_from_main(checkpoint)
+    checkpoint = distributed.run_on_main(lambda: checkpoint_to_evaluate(config, overrides))
     with distributed.first_on_each_machine():
         captioner, load_message = captioner_from(config, checkpoint)
     log_line(load_message)

@@ -135,20 +135,21 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
-def run_on_main(function: Callable[[], None]) -> None:
-    """Run `function` on rank 0 while the other ranks wait. All ranks call this.
+def run_on_main(function: Callable[[], T]) -> T:
+    """Run `function` on rank 0 while the other ranks wait. Return its result on all ranks.
 
-    If it raises UserError or Stopped, all ranks raise it.
+    All ranks call this. If it raises UserError or Stopped, all ranks raise it.
     """
-    problem = None
+    result = problem = None
     if is_main():
         try:
-            function()
+            result = function()
         except (UserError, signals.Stopped) as error:
             problem = error
-    problem = broadcast_from_main(problem)
+    result, problem = broadcast_from_main((result, problem))
     if problem is not None:
         raise problem
+    return result
 
 
 def until_stop_requested(batches: Iterable[T], rounds: int) -> Iterator[T]:

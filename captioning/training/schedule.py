@@ -42,16 +42,12 @@ def clip_gradients(
     """
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"] if p.grad is not None]
-    gradients = [p.grad for p in parameters]
     if correction is not None:
-        torch._foreach_mul_(gradients, correction.float())
-    norm = nn.utils.get_total_norm(gradients)
-    norm = norm.full_tensor() if is_distributed(norm) else norm
-    if config.clip_grad_norm is not None:
-        nn.utils.clip_grads_with_norm_(parameters, config.clip_grad_norm, norm)
+        torch._foreach_mul_([p.grad for p in parameters], correction.float())
+    norm = nn.utils.clip_grad_norm_(parameters, config.clip_grad_norm or math.inf)
     if config.clip_grad_value is not None:
         nn.utils.clip_grad_value_(parameters, config.clip_grad_value)
-    return norm
+    return norm.full_tensor() if is_distributed(norm) else norm
 
 
 def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: int) -> float:
@@ -82,10 +78,9 @@ def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: 
         return max(config.min_lr, config.init_lr * config.lr_decay**decays)
     if schedule == "cosine":
         return _half_cosine(config, epoch, config.max_epoch)
+    cycles = config.lr_cycles if schedule == "cosine_restarts" else 1
     position, total = step - warmup_steps, config.max_epoch * steps - warmup_steps
-    first, last = 0, total - 1
-    if schedule == "cosine_restarts":
-        first, last = _cycle_at(position, total, config.lr_cycles, config.lr_cycle_growth)
+    first, last = _cycle_at(position, total, cycles, config.lr_cycle_growth)
     if first == last:  # the cycle has only this step
         return config.min_lr
     return _half_cosine(config, position - first, last - first)

@@ -48,13 +48,13 @@ class SplitEvaluation:
             settings = metric_settings(config, self.samples, str(device))
             self.evaluators = build_evaluators(config.metrics, settings, config)
         # {metric: why it cannot be computed} on the machine of rank 0, which computes the metrics.
-        self.unavailable = {}
-        if distributed.is_main():
-            for evaluator in self.evaluators:
-                self.unavailable.update(evaluator.unavailable())
-        self.unavailable = distributed.broadcast_from_main(self.unavailable)
+        self.unavailable = distributed.run_on_main(self._find_unavailable)
         for metric, reason in self.unavailable.items():
             log_line(f"{metric} will be skipped: {reason}")
+
+    def _find_unavailable(self) -> dict[str, str]:
+        reasons = (evaluator.unavailable() for evaluator in self.evaluators)
+        return {metric: reason for each in reasons for metric, reason in each.items()}
 
     def run(self, captioner: nn.Module, name: str) -> dict[str, float]:
         """Caption and score the split; return {metric: value}.
@@ -63,13 +63,11 @@ class SplitEvaluation:
         """
         description = f"captions of {self.split}"
         results = caption_images(captioner, self.samples, self.config, self.device, description)
-        if distributed.broadcast_from_main(results == []):
-            raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
-        values = {}
-        distributed.run_on_main(lambda: values.update(self._score(results, name)))
-        return distributed.broadcast_from_main(values)
+        return distributed.run_on_main(lambda: self._score(results, name))
 
     def _score(self, results: list[dict[str, Any]], name: str) -> dict[str, float]:
+        if not results:
+            raise UserError(f"{self.split}: no image could be read, so there is nothing to score")
         folder = self.folder / "result" / name
         shutil.rmtree(folder, ignore_errors=True)  # scores may be of other weights or settings
         write_json(results, folder.with_suffix(".json"))
@@ -117,11 +115,12 @@ class Validation(SplitEvaluation):
         punish the longer captions of SMILE. If the metrics cannot be computed, the last epoch is
         selected. resumed: the content of the checkpoint to resume from, or None.
         """
-        validations = {}
-        for line in read_log(self.folder / LOG) if distributed.is_main() else ():
-            if line.pop("event") == "val" and (epoch := line.pop("step")) < epochs:
-                validations[epoch] = line
-        self.validations = distributed.broadcast_from_main(validations)
+        lines = distributed.run_on_main(lambda: [*read_log(self.folder / LOG)])
+        self.validations = {
+            epoch: line
+            for line in lines
+            if line.pop("event") == "val" and (epoch := line.pop("step")) < epochs
+        }
         select = self.config.select or (resumed and resumed["config"].get("select"))
         if select is None:
             is_mle = "coco" in self.config.metrics and training_terms(self.config) == ["mle"]

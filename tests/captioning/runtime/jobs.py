@@ -15,15 +15,11 @@ def do(code, folder):
     return found["exit_code"]
 
 
-def up(folder):
-    (folder / f"up.{os.getpid()}").touch()
-
-
 def until_asked(folder):
     """Write a file at the beginning, and one when a stop is requested."""
 
     def wait():
-        up(folder)
+        (folder / f"up.{os.getpid()}").touch()
         while not signals.stop_requested():
             time.sleep(0.02)
         (folder / f"asked.{os.getpid()}").touch()
@@ -42,5 +38,5 @@ def wait_for(folder, pattern, count):
 def sum_of_ranks(folder):
     distributed.start("cpu")
     total = distributed.gather_on_main(distributed.rank() + 1)
-    (folder / f"rank{distributed.rank()}").write_text(str(total))
+    (folder / f"rank{distributed.rank()}").write_text(f"{total} on {os.environ['GPU']}")
     distributed.stop()
