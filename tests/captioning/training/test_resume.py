@@ -1,40 +1,20 @@
 """Whether a run resumes, and with which settings it may: the roles of keys decide."""
 
-import os
-
 import pytest
 import torch
 
-from captioning import train
 from captioning.config import Config, keys_of, load_config
 from captioning.config.keys import ROLES, roles_of
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.checkpointing import resume_content
 from captioning.training.output_folder import OutputFolder
-from tests.processes import Processes
 from tests.programs import raises_line
 from tests.tiny import leave_an_epoch
 
 
 def resumed(config, num_items=24):
     return resume_content(config, OutputFolder(config.output_dir), num_items)
-
-
-@pytest.mark.slow
-def test_rank_0_decides_where_all_begin(scenes_config, tmp_path):
-    """Two processes have separate folders; only rank 0's has a checkpoint."""
-
-    def in_its_own(arguments):
-        return train.main([*arguments, "--output_dir", str(tmp_path / os.environ["RANK"])])
-
-    given = ["--config", str(scenes_config), "batch_size=4"]
-    given.append("lr_schedule=exponential")  # allows more epochs
-    for epochs in (1, 2):
-        run = Processes(in_its_own, [*given, f"max_epoch={epochs}"], tmp_path / "output", 2)
-        assert run.wait() == [0, 0], run.said()
-    assert f"resuming from {tmp_path / '0' / 'checkpoint_00.pth'}" in run.said()
-    assert not list(tmp_path.glob("1/*.pth"))
 
 
 @pytest.fixture
