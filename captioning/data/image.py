@@ -188,10 +188,6 @@ class Preprocessing(NamedTuple):
     takes_prompt: bool = False
 
     def one(self, image: Image.Image) -> Any:
-        """Return a batch that contains only `item(image)`. Raises UserError."""
-        return self.collate([self.item(image)])
-
-    def item(self, image: Image.Image) -> Any:
-        """Return `evaluation` of an RGB image. Raises UserError."""
+        """Return a batch that contains only `evaluation` of an RGB image. Raises UserError."""
         with value_errors_as_user_errors():
-            return self.evaluation(image)
+            return self.collate([self.evaluation(image)])

@@ -62,8 +62,7 @@ def retry(address: str, request: Callable[[Any, str], Any]) -> Any:
         try:
             return request(*_system_of(address))
         except Exception as error:
-            problem = _user_error(address, error)
-        raise problem
+            raise _user_error(address, error) from None
 
     return tenacity.Retrying(
         stop=tenacity.stop_after_attempt(TRIES),
