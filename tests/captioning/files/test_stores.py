@@ -1,9 +1,11 @@
-"""Files in object stores and at https servers whose answers are slow, broken, late or none."""
+"""Files in object stores and at https servers, and copies of them in the cache, whatever fails."""
 
 import pytest
 
 from captioning.files import store_requests, stores
+from captioning.files.cache import cache_folder, local
 from captioning.runtime.errors import UserError
+from tests.captioning.object_store import FAULTS
 from tests.programs import raises_line
 from tests.servers import serving
 
@@ -61,3 +63,51 @@ def test_files_of_an_https_server_are_read_or_one_line(monkeypatch):
             stores.read_bytes(f"{url}/silent")
     with raises_line(stores.StoreError, "of_monday: 2 requests failed ("):
         stores.stamp(f"{url}/of_monday")
+
+
+DATA = bytes(range(256)) * 200
+ADDRESS = "s3://bucket/within/a.bin"
+
+
+@pytest.mark.parametrize("faults", [[], list(FAULTS)])
+def test_a_file_is_fetched_whole_once_and_again_when_it_has_changed(s3, faults):
+    s3.files.pipe_file(ADDRESS, DATA)
+    s3.faults += faults
+    path = local(ADDRESS)
+    assert s3.faults == [] and path.name == "a.bin" and path.read_bytes() == DATA
+    s3.requests.clear()
+    assert local(ADDRESS) == path and s3.requests["GET"] == 0
+    s3.files.pipe_file(ADDRESS, DATA[::-1])
+    assert local(ADDRESS).read_bytes() == DATA[::-1] and not path.exists()
+
+
+def test_a_fetch_that_broke_off_leaves_no_copy_and_is_begun_again(s3, monkeypatch):
+    s3.files.pipe_file(ADDRESS, DATA)
+    with monkeypatch.context() as patched, pytest.raises(ZeroDivisionError):
+        patched.setattr("captioning.files.cache.fetch", lambda *_: 1 / 0)
+        local(ADDRESS)
+    assert local(ADDRESS).read_bytes() == DATA
+
+
+def test_a_folder_is_no_file_and_a_name_that_leads_out_of_a_folder_is_refused(s3):
+    s3.files.pipe_file(ADDRESS, DATA)
+    with pytest.raises(stores.Missing):
+        local("s3://bucket/within")
+    s3.files.pipe_file("bucket/within/../../x", b"x")
+    with raises_line(UserError, "../../x: its name contains .., which is impossible on a disk"):
+        local("s3://bucket/within/../../x")
+
+
+def test_paths_on_a_disk_are_returned_as_they_are():
+    assert local("a/b") == local(local("a/b")) and str(local("a/b")) == "a/b"
+    assert stores.join("s3://bucket/within/", "a.bin") == stores.join("/in", ADDRESS) == ADDRESS
+    assert stores.join("s3://bucket/a", "/in/b") == stores.join("/in", "b") == "/in/b"
+    with raises_line(UserError, start=".: cannot be read: Is a directory"):
+        stores.read_bytes(".")
+
+
+def test_the_cache_folder_is_in_the_users(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for xdg, parent in (str(tmp_path / "xdg"), "xdg"), ("", ".cache"):
+        monkeypatch.setenv("XDG_CACHE_HOME", xdg)
+        assert cache_folder() == tmp_path / parent / "smile"
