@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from BLIP.checkpoint import read_checkpoint, settings_of
 from BLIP.convert import hf_config, save_hf
@@ -49,6 +50,10 @@ def config(**changes):
     return apply
 
 
+def save_one_tensor(folder):
+    save_file({"a": torch.ones(1)}, folder / "model.safetensors")
+
+
 # the change of a folder, flags, what is said
 FAILURES = [
     (removed("config.json"), (), "config.json"),
@@ -56,6 +61,7 @@ FAILURES = [
     (config(model_type="git"), (), "the model_type in config.json is git, not blip"),
     (config(text_config={"intermediate_size": 7}), (), "size mismatch for text_decoder.bert.encod"),
     (config(text_config={"num_attention_heads": 7}), (), "med_config: hidden_size must be a multi"),
+    (save_one_tensor, (), "hf has no image encoder of BLIP"),
     (config(), (), "kept.pth: No space left"),
     (config(), ("--vit", "huge"), "vit is 'huge'; it must be base, large or a mapping of sizes"),
     (config(), ("--vit", '{"foo": 1}'), "vit: unknown key 'foo'"),
