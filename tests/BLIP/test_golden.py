@@ -41,10 +41,12 @@ def captioner(golden, recorded):
 
 
 @torch.no_grad()
-def test_image_embeds_token_ids_and_logits_are_the_originals(captioner, recorded):
+def test_embeddings_token_ids_and_logits_are_the_originals(captioner, recorded):
     arrays, expected = recorded
     image_embeds = captioner.visual_encoder(arrays["image"])
     torch.testing.assert_close(image_embeds, arrays["image_embeds"], atol=2e-6, rtol=0)
+    resized = resize_position_embedding(captioner.visual_encoder.pos_embed, 37)
+    torch.testing.assert_close(resized, arrays["pos_embed_96"])
     tokens = captioner.tokenizer.encode(expected["captions"], max_length=40)
     assert tokens.tolist() == arrays["input_ids"].tolist()
     mask = tokens != captioner.tokenizer.pad
@@ -53,11 +55,6 @@ def test_image_embeds_token_ids_and_logits_are_the_originals(captioner, recorded
     is_token = mask[:, 3:-1]
     expected = arrays["logits"][is_token]
     torch.testing.assert_close(logits[is_token], expected, atol=3e-5, rtol=1e-5)
-
-
-def test_the_position_embedding_of_another_image_size_is_the_originals(captioner, recorded):
-    resized = resize_position_embedding(captioner.visual_encoder.pos_embed, 37)
-    torch.testing.assert_close(resized, recorded[0]["pos_embed_96"])
 
 
 def test_the_loss_of_images_and_texts_and_every_gradient_are_the_originals(captioner, recorded):

@@ -115,7 +115,6 @@ WORDS = [*SPECIAL_TOKENS, "a", "man", "", "dog"]  # with an empty line
         (["[PAD]", "[UNK]", "[CLS]", "word"], "sep_token not found"),
         # [DEC] would silently get the id of another word.
         ([*WORDS, "man"], "it has 'man' on 2 lines"),
-        ([*WORDS, "[SEP]"], "it has '[SEP]' on 2 lines"),
         ([*WORDS, ""], "it has '' on 2 lines"),
         (None, "it is no folder with vocab.txt or tokenizer.json"),
     ],
@@ -129,9 +128,6 @@ def test_a_vocabulary_that_cannot_be_used_is_one_line(tmp_path, words, message):
         CaptionTokenizer(str(path))
 
 
-CAPTIONS = [["a red ball on a box"], ["small dog"], ["the cat"]]
-
-
 @pytest.fixture
 def pieces(vocabulary, tmp_path):
     path = tmp_path / "vocab.txt"
@@ -140,15 +136,15 @@ def pieces(vocabulary, tmp_path):
 
 
 def test_input_and_label_of_the_first_word_become_its_piece(make_captioner, pieces):
-    seen = []
+    seen, captions = [], [["a red ball on a box"], ["small dog"], ["the cat"]]
     plain = make_captioner(tokenizer=pieces)
     shifted = make_captioner(tokenizer=pieces, first_token_shift=True)
     shifted.load_state_dict(plain.state_dict())
     embeddings = shifted.text_decoder.bert["embeddings"]
     embeddings.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
     image = torch.randn(3, 3, 48, 48)
-    _, labels = shifted.predictions(image, CAPTIONS)
-    _, unshifted = plain.predictions(image, CAPTIONS)
+    _, labels = shifted.predictions(image, captions)
+    _, unshifted = plain.predictions(image, captions)
     words = [plain.tokenizer.token(number) for number in labels[:, 0].tolist()]
     assert words == ["##a", "small", "##the"]  # small has no piece
     assert torch.equal(labels[:, 1:], unshifted[:, 1:])  # the later "a", too
