@@ -10,6 +10,8 @@ from safetensors.torch import load_file, save_file
 from app.checkpoints import load_checkpoints
 from BLIP.convert import save_hf
 from captioning.config import load_config
+from captioning.data.sources import read_split, references
+from captioning.metrics.options import option_files
 from captioning.models import checkpoints
 from captioning.models.build import captioner_from, load_trained
 from captioning.runtime.errors import UserError
@@ -168,3 +170,21 @@ def test_a_folder_of_transformers_and_an_index_of_shards_are_read_from_a_store(
     assert version == checkpoints.version_of(f"{folder}/")
     s3.files.pipe_file(f"{folder}/0.safetensors", b"other")
     assert checkpoints.version_of(folder) != version
+
+
+def test_annotations_of_a_store_are_those_of_the_disk(s3, scenes, scenes_config):
+    for path in scenes.glob("*.json"):
+        s3.files.put_file(str(path), f"bucket/ann/{path.name}")
+    files = ["val_gt_file=scenes_val.json", "facts_file=scenes.json"]
+    here, there = (
+        load_config(scenes_config, [*files, f"ann_root={root}", f"coco_gt_root={root}/"])
+        for root in (scenes, "s3://bucket/ann")
+    )
+    samples = read_split(here, "val")
+    assert read_split(there, "val") == samples
+    assert references(there, "val", samples) == references(here, "val", samples) != {}
+    [one], [other] = (option_files(config, "facts_file") for config in (here, there))
+    assert one.read_bytes() == other.read_bytes() and one != other
+    s3.files.rm_file("bucket/ann/scenes_val.json")
+    with raises_line(UserError, start="s3://bucket/ann/scenes_val.json: no such file or bucket"):
+        read_split(there, "val")
