@@ -135,6 +135,7 @@ def test_the_objective_is_that_of_the_logits(name, make_vlm, vlm_photos):
     for item in image.items:
         item.update({k: in_float64(v) for k, v in item.items()})
     captions = [["a red disc", "two large blue block on sand"], ["a ring", "snow"]]
+    evaluated = captioner(image, captions)
     torch.manual_seed(0)  # of dropout
     output = captioner.train()(image, captions)
     with torch.no_grad():
@@ -150,6 +151,7 @@ def test_the_objective_is_that_of_the_logits(name, make_vlm, vlm_photos):
     assert output.tokens == expected.tokens == (labels != -100).sum() == 4 + 7 + 3 + 2
     torch.testing.assert_close(dict(output.parts), dict(expected.parts))
     assert logits.shape[:2] == labels.shape and (labels[:, 0] != -100).any()
+    torch.testing.assert_close(objective(logits, labels).loss, evaluated.loss)
 
 
 @pytest.mark.parametrize(("name", "settings"), CASES)
