@@ -177,7 +177,7 @@ def test_an_option_names_a_file_of_a_store(files, s3):
 def test_two_files_are_compared_in_one_command(files, tmp_path):
     other, *_ = files(dict(enumerate(["a man", "a", "a cat"])))
     other = other.rename(tmp_path / "other.json")
-    texts = ["a man rides", "a dog", "a cat"]
+    texts = ["a man  rides", "a dog", "a cat"]
     results, *rest = files(dict(enumerate(texts)), {str(i): ["a man"] for i in range(3)})
     rest += ["--metrics", "length"]
     given = ["--compare", other, results, *rest]

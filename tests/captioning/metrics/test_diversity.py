@@ -8,7 +8,6 @@ import pytest
 from captioning.files.writing import write_json
 from captioning.metrics.base import build_evaluators
 from captioning.metrics.detail import Detail, count_words_by_kind
-from captioning.metrics.intervals import mean_estimate
 from captioning.metrics.repetition import has_loop
 from tests.captioning.metrics.conftest import scored
 
@@ -17,12 +16,6 @@ pytestmark = pytest.mark.usefixtures("no_java")
 # The Dogs occur twice: neither a capital nor a full stop makes another caption.
 CAPTIONS = {1: "A dog and a dog.", "b": "a  dog and a dog", 3: "a red, red cat", 4: ""}
 HUMAN = {1: ["A dog, and it runs."], "b": ["dogs"], 3: ["the red cat", "a Cat"], 4: ["something"]}
-
-
-def test_length_counts_what_white_space_separates():
-    result = scored("length", CAPTIONS)
-    assert result.per_caption == {"cap_len": [5, 5, 4, 0]}
-    assert result.metrics == {"cap_len": mean_estimate([5, 5, 4, 0])}
 
 
 def test_diversity_is_as_its_formulas_and_training_captions_are_compared(tmp_path):

@@ -91,6 +91,8 @@ def test_the_question_is_asked_once_and_the_answer_kept(ask, server, tmp_path):
         ('Sure!\n```json\n{"reason": "{no}", "score": 0}\n```', (0, "{no}")),
         ('{"thoughts": 1} {"score": "12.5"}', (12.5, None)),
         ('{"answer": {"score": 7, "reason": null}}', (7, None)),
+        ('<think>First {"score": 10}?</think>{"score": 60}', (60, None)),  # a draft
+        ('<think>First {"score": 10}?', None),  # cut before its verdict
         *((f'{{"score": {score}}}', None) for score in ("101", "-1", "true", "NaN")),
         *((text, None) for text in ("85 of 100", '{"score": 80', "{" * 5000)),
     ],
@@ -102,14 +104,6 @@ def test_a_reply_is_a_score_from_0_to_100_and_a_reason_or_none(ask, server, repl
     assert list(zip(*columns)) == [verdict or (None, None)]
     assert found.settings["clair_unread"] == (verdict is None)
     assert len(server.asked) == (1 if verdict else 3)  # what cannot be read is asked again
-
-
-def test_thoughts_are_no_verdict(ask, server):
-    """A draft of the verdict is in the thoughts; the second answer is cut before its verdict."""
-    draft = '<think>First {"score": 10}?'
-    server.answers = [said(f'{draft}</think>{{"score": 60}}')]
-    server.usual = lambda: said(draft, finish_reason="length")
-    assert list(ask({1: "a dog", 2: "a cat"}).per_caption["CLAIR"]) == [60, None]
 
 
 def test_a_refusal_ends_the_questions_and_keeps_the_answers(ask, server):

@@ -89,29 +89,21 @@ def test_cider_is_that_of_pycocoevalcap(end):
     assert found.max() > 3 and found[1, 1] < 0.1
 
 
-@pytest.mark.parametrize("chat", [False, True])
-def test_a_reward_is_a_function_of_trl(chat):
+def test_a_reward_is_a_function_of_trl():
     images = TrainingImages({0: ["a cat"], 1: ["two dogs play", "dogs"]}, {0: "a", 1: "b"}, "cpu")
     reward, texts = reward_function("cider", images, [7]), ("dogs play", "a cat")
     completions = [f"<think>Dogs?</think> {text} " for text in texts]
-    if chat:
-        completions = [[{"role": "assistant", "content": text}] for text in completions]
-    columns = {"prompts": ["", ""], "image_id": [1, 0], "trainer_state": None}
-    found = reward(completions=completions, completion_ids=[[3, 7], [3, 4]], **columns)
+    chats = [[{"role": "assistant", "content": text}] for text in completions]
+    columns = {"completion_ids": [[3, 7], [3, 4]], "prompts": ["", ""], "trainer_state": None}
     ended = [[Sampled(texts[0], True)], [Sampled(texts[1], False)]]
-    assert found == CiderD(images)([1, 0], ended)[:, 0].tolist() and reward.__name__ == "cider"
-    assert all(type(value) is float and value > 0 for value in found)
-
-
-@pytest.mark.parametrize(
-    ("name", "columns", "line"),
-    [
-        ("facts", {}, "reward: facts needs facts_file"),
-        ("cider", {}, "image_id of a row is None, which is no image"),
-        ("cider", {"image_id": [5]}, "image_id of a row is 5, which is no image"),
-    ],
-)
-def test_missing_options_and_unknown_images_of_a_reward_are_one_line(name, columns, line):
-    with raises_line(UserError, line):
-        reward = reward_function(name, TrainingImages({0: ["a cat"]}, {0: "a"}, "cpu"), [7])
-        reward(completions=["a"], completion_ids=[[7]], **columns)
+    expected = CiderD(images)([1, 0], ended)[:, 0].tolist()
+    for given in (completions, chats):
+        assert reward(completions=given, image_id=[1, 0], **columns) == expected
+    assert all(type(value) is float and value > 0 for value in expected)
+    assert reward.__name__ == "cider"
+    with raises_line(UserError, "image_id of a row is None, which is no image"):
+        reward(completions=completions, **columns)
+    with raises_line(UserError, "image_id of a row is 5, which is no image"):
+        reward(completions=completions, image_id=[1, 5], **columns)
+    with raises_line(UserError, "reward: facts needs facts_file"):
+        reward_function("facts", images, [7])
