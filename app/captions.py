@@ -3,7 +3,6 @@
 import threading
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
@@ -14,14 +13,12 @@ from pydantic import BaseModel
 
 from app.checkpoints import Checkpoint
 from app.options import read_options
-from captioning.captioners.interface import Captioner
 from captioning.data.image import apply_transform, decode, open_image
 from captioning.models.prompts import prompt_ids
 from captioning.models.score_tokens import END, ScoredCaption, scored_captions
 from captioning.report.picture import Picture, embed_image
 from captioning.runtime.errors import UserError
 from decoding import DecodingSettings
-from decoding.characters import join_characters
 
 MAX_PIXELS = 50_000_000
 SHOWN_SIDE = 640  # photos in the page are scaled down to this width and height in pixels
@@ -131,18 +128,23 @@ def _caption(
 
     Raises UserError for options that the checkpoint does not support.
     """
-    captioner, settings = checkpoint.captioner, options.model_dump(exclude={"checkpoints"})
+    captioner = checkpoint.captioner
+    prompt = captioner.prompt if options.prompt is None else options.prompt
+    own_prompt_ids, room = captioner.prompt_ids, captioner.max_positions or options.max_length
+    settings = options.model_dump(exclude={"checkpoints", "seed", "prompt"})
     images = checkpoint.preprocessing.collate(inputs)
     try:
-        with _prompt(captioner, options.prompt, options.max_length):
-            decoding = DecodingSettings(
-                **options.model_dump(exclude={"checkpoints", "seed", "prompt"})
-            )
-            torch.manual_seed(options.seed)
-            scored = scored_captions(captioner, images.to(checkpoint.device), decoding)
-            settings["prompt"] = captioner.prompt or options.prompt or checkpoint.config.prompt
+        if options.max_length > room:
+            raise UserError(f"max_length is {options.max_length}; it has room for {room} tokens")
+        captioner.prompt_ids = prompt_ids(captioner, prompt, "max_length", options.max_length)
+        torch.manual_seed(options.seed)
+        decoding = DecodingSettings(**settings)
+        scored = scored_captions(captioner, images.to(checkpoint.device), decoding)
     except (UserError, ValueError) as error:
         raise UserError(f"{checkpoint.label}: {error}") from error
+    finally:
+        captioner.prompt_ids = own_prompt_ids
+    settings.update(seed=options.seed, prompt=prompt or checkpoint.config.prompt)
     for details in scored:
         words = zip(details.words, details.probabilities.tolist())
         record = {
@@ -157,26 +159,3 @@ def _caption(
             ],
         }
         yield Caption(checkpoint, details, record)
-
-
-@contextmanager
-def _prompt(captioner: Captioner, prompt: Optional[str], max_length: int) -> Iterator[None]:
-    """Set the captioner's prompt within the block; None keeps the captioner's own prompt.
-
-    Raises UserError if the captioner's vocabulary lacks a word of the prompt, if the prompt has
-    max_length tokens or more, or if max_length exceeds the captioner's number of positions.
-    """
-    previous, room = (captioner.prompt, captioner.prompt_ids), captioner.max_positions or max_length
-    if max_length > room:
-        raise UserError(f"max_length is {max_length}; it has room for {room} tokens")
-    text = captioner.prompt if prompt is None else prompt
-    ids = prompt_ids(captioner, text, "max_length", max_length)
-    try:
-        captioner.prompt_ids = ids
-        if prompt is not None:
-            # The record has the tokenizer's spelling of the prompt.
-            spelled = join_characters(captioner.tokenizer.decode(ids))
-            captioner.prompt = f"{spelled} ".lstrip()
-        yield
-    finally:
-        captioner.prompt, captioner.prompt_ids = previous

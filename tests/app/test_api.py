@@ -29,7 +29,7 @@ def test_every_checkpoint_answers_a_seed_repeats_and_a_mistake_is_one_line(serve
     assert {(r["settings"]["num_beams"], r["settings"]["min_length"]) for r in found} == {(1, 8)}
     sampled = {"checkpoints": ["SMILE"], "sample": True, "temperature": 3, "prompt": "a large"}
     first, second, third = (predict(server, files / "other.png", **sampled, seed=s) for s in "556")
-    assert first == second != third and first[0]["settings"]["prompt"] == "a large "
+    assert first == second != third and first[0]["settings"]["prompt"] == "a large"
     for name, line in {"huge.png": "6000 x 4000 pixels", "": "no photo was uploaded"}.items():
         assert line in predict(server, name and files / name)["error"]
 
