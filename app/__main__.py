@@ -21,12 +21,12 @@ from app.captions import MAX_PIXELS, CaptionService
 from app.checkpoints import find_demo_checkpoints, load_checkpoints
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
-from captioning.runtime.program import add_model_flags, program_parser, run_program
+from captioning.runtime.program import add_model_flags, positive, program_parser, run_program
 
 TOKEN_VARIABLE = "APP_TOKEN"  # an environment variable; `ps` shows flags, but not variables
 # {flag: (default, help)}, so that one visitor cannot occupy the whole machine
 LIMITS = {
-    "max-mb": (20.0, "MB per photo"),
+    "max-mb": (20, "MB per photo"),
     "max-pixels": (MAX_PIXELS, "pixels per photo"),
     "max-photos": (100, "photos in Batch"),
     "queue": (20, "callers who may wait; further ones are refused"),
@@ -46,16 +46,13 @@ def command_line() -> argparse.ArgumentParser:
     add("--root-path", default="", help="the path under which a proxy serves the page")
     add("--token", default=token, help=f"visitors' password; better: set {TOKEN_VARIABLE}")
     for name, (default, text) in LIMITS.items():
-        add(f"--{name}", type=type(default), default=default, help=text)
+        add(f"--{name}", type=positive, default=default, help=text)
     return parser
 
 
 def main(argv=None) -> int:
     """Run the program; return 0, or 2 after a one-line error for the user."""
-    parser = command_line()
-    arguments = parser.parse_args(argv)
-    if min(vars(arguments)[flag.replace("-", "_")] for flag in LIMITS) <= 0:
-        parser.error(f"--{', --'.join(LIMITS)} have to be above 0")
+    arguments = command_line().parse_args(argv)
 
     def program():
         try:

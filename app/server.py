@@ -79,7 +79,7 @@ def serve(service: CaptionService, server_socket: socket.socket, arguments: Name
 def build_server(service: CaptionService, arguments: Namespace) -> FastAPI:
     """Return the server. Uploads are in Python's folder of temporary files."""
     folder, token = tempfile.gettempdir(), arguments.token
-    max_bytes = int(arguments.max_mb * 2**20)
+    max_bytes = arguments.max_mb * 2**20
     names = [*OWN_NAMES, arguments.host, *arguments.host_name]
     route_utils.GradioMultiPartParser = FilesOnly
     server = FastAPI()

@@ -40,6 +40,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.program import (
     add_model_flags,
     exit_without_cleanup,
+    positive,
     program_parser,
     run_program,
     show_warnings,
@@ -63,14 +64,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("sources", metavar="INPUT", nargs="+", help="photo, folder, list, .parquet or .tar shards")
     add("--out", type=normal_name, required=True, help="a .jsonl file, on disk or in a store")
     add_model_flags(parser)
-    add("--num_return", type=_positive, default=1, help="captions per image")
+    add("--num_return", type=positive, default=1, help="captions per image")
     add("--engine", choices=("process", "ray"), default="process", help="ray: a Ray cluster")
     _add_input_flags(parser.add_argument_group("which images").add_argument)
     _add_output_flags(parser.add_argument_group("what is written").add_argument)
     add = parser.add_argument_group("a served model (CHECKPOINT is its name)").add_argument
     add("--url", help="a server with OpenAI's chat interface: http://host:8000/v1")
     add("--prompt", help=f"with {{columns}} of a list; default: {served.PROMPT!r}")
-    add("--concurrency", type=_positive, help=f"requests at once; default: {served.CONCURRENCY}")
+    add("--concurrency", type=positive, help=f"requests at once; default: {served.CONCURRENCY}")
     return parser
 
 
@@ -89,17 +90,11 @@ def _add_output_flags(add) -> None:
     add("--suffix", default="", help="put after each caption")
     add("--sidecar", nargs="?", const=".txt", metavar=".EXT", help="text files beside the photos")
     add("--write-shards", "--write_shards", type=normal_name, metavar="FOLDER", help="for tars")
-    add("--shard_size", type=_positive, default=256, help="images in a unit of work and a shard")
+    add("--shard_size", type=positive, default=256, help="images in a unit of work and a shard")
     add("--filter", metavar="'itm>0.5'", help="move captions with a lower score to another file")
     add("--itm_model", help="a retrieval checkpoint of BLIP, for --filter")
     add("--parquet", type=normal_name, metavar="FILE", help="a table of the lines")
     add("--metadata", type=normal_name, metavar="FILE", help="metadata.jsonl of `datasets`")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
-    return int(text)
 
 
 def parse_arguments(argv: Sequence[str]) -> Request:

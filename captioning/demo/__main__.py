@@ -27,7 +27,7 @@ from captioning.metrics.meteor import shared_process
 from captioning.report.comparison import read_comparison
 from captioning.report.comparison_table import score_table
 from captioning.report.page import example_lines, write_report
-from captioning.runtime.jobs import Job, cores, ranks_of, run_jobs
+from captioning.runtime.jobs import Job, ranks_of, run_jobs
 from captioning.runtime.program import program_parser, run_program
 from captioning.runtime.progress import log_line
 from captioning.scenes.make import SPLITS, make_scenes
@@ -53,7 +53,7 @@ def run(quick: bool, seed: int, device: str, overrides: Sequence[str]) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     # On a CPU, all runs are trained at once, even on two cores: if the third waited for another,
     # one core would be idle at the end.
-    slots = job_slots(config.device, len(runs) if on_cpu and cores() > 1 else None)
+    slots = job_slots(config.device, len(runs) if on_cpu else None)
     prepare_jobs(slots)
     # All jobs share one Java process for METEOR, which starts in the background.
     with shared_process(start=True):

@@ -45,6 +45,13 @@ def add_model_flags(parser: argparse.ArgumentParser) -> None:
     add("--device", default="auto", help="cpu, cuda, cuda:1; default: a GPU if any")
 
 
+def positive(text: str) -> int:
+    """Return the number in the text of a flag, as its `type`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
+    return int(text)
+
+
 class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         words = map(str, sys.argv[1:] if args is None else args)

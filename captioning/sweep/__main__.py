@@ -30,7 +30,7 @@ from captioning.report.runs import read_runs
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.runtime.jobs import run_jobs
-from captioning.runtime.program import FAILED, program_parser, run_program
+from captioning.runtime.program import FAILED, positive, program_parser, run_program
 from captioning.runtime.progress import log_line, progress
 from captioning.sweep import variants
 from captioning.sweep.comparison import write_comparison
@@ -59,7 +59,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--objectives", metavar="NAME,NAME", help="one run per objective, or all, and mixtures")
     add(
         "--seeds",
-        type=int,
+        type=positive,
+        default=1,
         metavar="N",
         help="train each variant with seeds 0 to N - 1 and average",
     )
@@ -68,7 +69,10 @@ def build_parser() -> argparse.ArgumentParser:
         help="finished runs to add to the figure, or to draw without a sweep")  # fmt: skip
     add("--output_dir", type=Path, help="default: output/sweep_NAME OF CONFIG")
     add(
-        "--jobs", type=int, metavar="N", help="runs at the same time (default: one per GPU, else 1)"
+        "--jobs",
+        type=positive,
+        metavar="N",
+        help="runs at the same time (default: one per GPU, else 1)",
     )
     add("overrides", nargs="*", metavar="key=value", help="for keys of all runs, --pretrain's too")
     return parser
@@ -89,7 +93,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if distributed.env_world_size() > 1:
         raise UserError("a sweep starts its runs itself, one per GPU: call it without torchrun")
     if arguments.config is None:
-        names = ("mle", "ablation", "objectives", "seeds", "pretrain", "jobs")
+        names = ("mle", "ablation", "objectives", "pretrain", "jobs")
         if unused := [f"--{name}" for name in names if getattr(arguments, name)]:
             raise UserError(f"{', '.join(unused)}: name a configuration to train")
         if not arguments.collect:
@@ -128,10 +132,6 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _plan(arguments: argparse.Namespace) -> list[variants.Variant]:
     """Return the variants that the flags name, once per seed. Raises UserError."""
-    for flag in ("jobs", "seeds"):
-        number = getattr(arguments, flag)
-        if number is not None and number < 1:
-            raise UserError(f"--{flag} is {number}; it must be 1 or more")
     share = Annotated[float, Field(ge=0, le=1)]
     weights = _read("mle", arguments.mle, share, "weights from 0 to 1: 0,0.01,1")
     ablations = _read_names("ablation", arguments.ablation, ABLATIONS)
@@ -141,7 +141,7 @@ def _plan(arguments: argparse.Namespace) -> list[variants.Variant]:
     if not (weights or ablations or objectives):
         weights = variants.MLE_WEIGHTS
     planned = variants.plan(weights, objectives, ablations, sizes)
-    return variants.with_seeds(planned, arguments.seeds or 1)
+    return variants.with_seeds(planned, arguments.seeds)
 
 
 def _read_names(flag: str, text: Optional[str], allowed: tuple[str, ...]) -> Sequence[str]:

@@ -140,7 +140,6 @@ def test_table_report_and_figure_have_the_means_over_seeds(swept, tmp_path, monk
         (["--ablation", "size"], "--ablation is 'size'; give some of objective, first_token_mle"),
         (["--ablation", "subset_size", "--subset_sizes", "0"], "--subset_sizes is '0'; give whole"),
         (["--objectives", "mle,focl"], "--objectives is 'mle,focl'; give some of mle, smile"),
-        (["--jobs", "0"], "--jobs is 0"),
         (["--ablation", "first_token_shift", "model=lstm"], "first_token_shift is for model blip"),
         (["reward={cider: 1}"], "unset reward, since a sweep compares objectives"),
         (["objective=smile"], "objective is set by the sweep"),
@@ -168,7 +167,7 @@ def test_nothing_is_trained_without_a_configuration_or_a_pretraining_or_by_torch
     arguments = ("--mle", "0,1", "--pretrain", str(scenes_config))
     assert swept(*arguments, code=2, pretrain="out of memory") == ["pretrain"]
     one_error_line(capsys, "error: pretrain failed: out of memory")
-    for arguments in ([], ["--collect", ".", "--mle", "0", "--seeds", "2"]):
+    for arguments in ([], ["--collect", ".", "--mle", "0"]):
         assert program.main(arguments) == 2
         one_error_line(capsys, "name a configuration to train")
     monkeypatch.setenv("WORLD_SIZE", "2")
