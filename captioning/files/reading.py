@@ -1,7 +1,7 @@
 """Reads text and JSON files. Each error is one line that names the file."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from os import PathLike
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -23,25 +23,18 @@ def read_text(path: StrPath) -> str:
         raise UserError(f"{path}: not UTF-8 text at byte {error.start}: convert it") from None
 
 
-def read_json(path: StrPath, without: Collection[str] = ()) -> Any:
-    """Return the value of a JSON file. Raises UserError as `read_text` and `parse_json` do.
-
-    without: keys that are dropped from every object, to save memory.
-    """
-    return parse_json(read_text(path), path, without=without)
+def read_json(path: StrPath) -> Any:
+    """Return the value of a JSON file. Raises UserError as `read_text` and `parse_json` do."""
+    return parse_json(read_text(path), path)
 
 
-def parse_json(text: str, path: StrPath, first_line: int = 1, without: Collection[str] = ()) -> Any:
+def parse_json(text: str, path: StrPath, first_line: int = 1) -> Any:
     """Return the value of a JSON text that begins at `first_line` of the file `path`.
 
-    Raises UserError. without: see `read_json`.
+    Raises UserError.
     """
-
-    def kept(values: dict[str, Any]) -> dict[str, Any]:
-        return {name: value for name, value in values.items() if name not in without}
-
     try:
-        return json.loads(text, object_hook=kept if without else None)
+        return json.loads(text)
     except json.JSONDecodeError as error:
         reason = f" at line {first_line + error.lineno - 1} ({error.msg})"
     except (RecursionError, ValueError):

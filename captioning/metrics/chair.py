@@ -145,8 +145,7 @@ def read_objects(paths: Iterable[Path], names: Mapping[str, str]) -> dict[ImageI
     """
     objects = {}
     for path in paths:
-        # These fields are not needed, and segmentations make up most of COCO's files.
-        listed = read_json(path, without={"segmentation", "bbox"})
+        listed = read_json(path)
         try:
             by_image = _of_instances(listed) if "annotations" in listed else listed
             for image_id, words in by_image.items():

@@ -1,6 +1,4 @@
-"""Small photos, samples and files that the data tests share."""
-
-import json
+"""Small photos and samples that the data tests share."""
 
 import numpy as np
 import pytest
@@ -26,15 +24,3 @@ def samples():
         Sample(f"{i}.png", tuple(f"caption {j} of {i}" for j in range(1 + i % 3)), 100 + i)
         for i in range(10)
     ]
-
-
-@pytest.fixture
-def write(tmp_path):
-    """Return a function that writes a file, as JSON unless it is text, and gives its path."""
-
-    def write_file(content, name="file.json"):
-        text = content if isinstance(content, str) else json.dumps(content)
-        (tmp_path / name).write_text(text, "utf-8-sig")
-        return tmp_path / name
-
-    return write_file
