@@ -2,11 +2,13 @@
 
 import json
 import re
+from unittest import mock
 
 import pytest
 
 from BLIP.download import DownloadError
 from captioning.config import load_config
+from captioning.data.annotations import read_annotations
 from captioning.metrics.base import Settings, build_evaluators
 from captioning.metrics.chair import SYNONYMS_SHA256, SYNONYMS_URL, read_objects
 from captioning.metrics.objects_in_text import ObjectReader, read_synonyms, singulars
@@ -127,27 +129,21 @@ def test_hallucinations_and_recall_are_those_counted_by_hand(files, synonyms, tm
         assert list(map(str, evaluator.paths)) == (files if given != "a.json" else files[:1])
 
 
-def test_the_published_synonyms_are_fetched_once_and_checked(files, tmp_path, monkeypatch):
-    replies, calls = [SYNONYMS], []
-
-    def download(url, destination, sha256):
-        calls.append((url, sha256))
-        if not replies:
-            raise DownloadError(f"cannot fetch {url}")
-        destination.parent.mkdir(exist_ok=True)
-        destination.write_text(replies.pop())
+def test_the_published_synonyms_are_fetched_once_and_checked(files, tmp_path):
+    settings, cached = Settings(cache_dir=tmp_path), tmp_path / "chair_synonyms.txt"
 
     def chair():
-        settings = Settings(cache_dir=tmp_path / "cache")
         [evaluator] = build_evaluators(["chair"], settings, objects_file=files)
         return evaluator
 
-    monkeypatch.setattr("BLIP.download.download", download)
-    assert chair().synonyms["puppy"] == chair().synonyms["puppy"] == "dog"
-    assert calls == [(SYNONYMS_URL, SYNONYMS_SHA256)]
-    (tmp_path / "cache" / "chair_synonyms.txt").unlink()
-    with raises_line(UserError, "without a network, save"):
-        chair()
+    with mock.patch("BLIP.download.download") as download:
+        download.side_effect = lambda _, path, __: path.write_text(SYNONYMS)
+        assert chair().synonyms["puppy"] == chair().synonyms["puppy"] == "dog"
+        download.assert_called_once_with(SYNONYMS_URL, cached, SYNONYMS_SHA256)
+        cached.unlink()
+        download.side_effect = DownloadError(f"cannot fetch {SYNONYMS_URL}")
+        with raises_line(UserError, "without a network, save"):
+            chair()
 
 
 def test_coco_captions_name_the_published_objects(shared_data):
@@ -157,11 +153,9 @@ def test_coco_captions_name_the_published_objects(shared_data):
     objects = read_objects([shared_data / "chair" / "objects.json"], words)
     reader, found = ObjectReader(words, singulars()), {}
     for split in ("train", "val", "test"):
-        rows = json.loads((shared_data / "annotation" / f"coco_karpathy_{split}.json").read_text())
-        for row in rows:
-            texts = [row["caption"]] if isinstance(row["caption"], str) else row["caption"]
-            image_id = str(int(re.search(r"\d+(?=\.jpg)", row["image"]).group()))
-            mentions = (m.object for text in texts for m in reader.mentions(text))
+        for sample in read_annotations(shared_data / f"annotation/coco_karpathy_{split}.json"):
+            image_id = str(int(re.search(r"\d+(?=\.jpg)", sample.image).group()))
+            mentions = (m.object for text in sample.captions for m in reader.mentions(text))
             found.setdefault(image_id, set()).update(mentions)
     assert found.keys() == objects.keys() and len(found) == 416
     assert all(names <= objects[i] for i, names in found.items())
