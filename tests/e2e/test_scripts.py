@@ -22,10 +22,6 @@ with open(f"{{sys.argv[0]}}.calls", "a") as file:
 sys.exit(os.environ.get("FAILING", "nothing") in words)
 """
 UV = '#!/bin/sh\necho "$@" >>"$0.log" # everything is installed\n'
-VARIABLES = (
-    *("NPROC_PER_NODE", "NNODES", "RDZV_ENDPOINT", "RDZV_ID", "EVAL_SPLIT", "VENV", "PYTHON"),
-    *("OMP_NUM_THREADS", "PYTHONPATH"),
-)
 
 
 class Scripts:
@@ -46,14 +42,13 @@ class Scripts:
 
         gpus: how many torch counts. With several, train.sh finds a driver and asks torch.
         """
-        environment = {k: v for k, v in os.environ.items() if k not in VARIABLES}
         folders = ["bin", *(["gpu"] if gpus > 1 else [])]
         path = os.pathsep.join([*(str(self.active / f) for f in folders), os.environ["PATH"]])
-        environment.update(PATH=path, VIRTUAL_ENV=str(self.active), GPUS=str(gpus), **variables)
+        environment = {"PATH": path, "VIRTUAL_ENV": str(self.active), "GPUS": str(gpus)}
         command = ["bash", self.root / "scripts" / script, *arguments]
         options = {"cwd": self.caller, "capture_output": True, "text": True}
         self.calls.unlink(missing_ok=True)
-        done = subprocess.run(command, env=environment, **options)
+        done = subprocess.run(command, env={**environment, **variables}, **options)
         lines = self.calls.read_text().splitlines() if self.calls.exists() else []
         return done, [json.loads(line) for line in lines]
 

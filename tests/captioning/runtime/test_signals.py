@@ -70,9 +70,12 @@ class Items(torch.utils.data.Dataset):
 
 def test_data_workers_ignore_signals():
     loader = Loader(Items(), [[index] for index in range(12)], num_workers=2)
-    found = []
+    found, workers = [], set()
     for batch in loader:
         found += batch["index"]
-        for number in signals.SIGNALS if len(found) < 4 else ():
-            os.kill(int(batch["image"]), number)
-    assert found == list(range(12))
+        workers.add(int(batch["image"]))
+        if len(found) == 3:
+            for worker in workers:
+                for number in signals.SIGNALS:
+                    os.kill(worker, number)
+    assert found == list(range(12)) and len(workers) == 2 and os.getpid() not in workers

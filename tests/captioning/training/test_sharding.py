@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from BLIP import read_checkpoint
 from captioning.config import load_config
@@ -12,7 +13,6 @@ from captioning.models.build import captioner_from
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.fsdp import check_sharding
-from captioning.training.step import TrainingStep
 from tests.programs import raises_line
 from tests.runs import (
     Run,
@@ -49,22 +49,15 @@ def finished(config):
 
 
 def count_what_is_kept(path):
-    """A hook: write the number of values that each process keeps, and of all values, to a file."""
+    """A hook: write how many moments of the optimizer each process keeps, and of how many."""
 
     def hook(rank):
-        call = TrainingStep.__call__
-
-        def counted(self, *arguments):
-            result = call(self, *arguments)
-            kept = [*self.learner.parameters()]
-            for state in self.optimizer.state.values():
-                kept += [value for value in state.values() if value.ndim]
-            counts = [sum(tensor.to_local().numel() for tensor in kept)]
-            counts.append(sum(tensor.numel() for tensor in kept))
+        def count(optimizer, *_):
+            moments = [state["exp_avg"] for state in optimizer.state.values()]
+            counts = [sum(m.to_local().numel() for m in moments), sum(m.numel() for m in moments)]
             path.with_suffix(f".{rank}").write_text(json.dumps(counts))
-            return result
 
-        TrainingStep.__call__ = counted
+        register_optimizer_step_post_hook(count)
 
     return hook
 
