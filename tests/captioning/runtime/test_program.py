@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from captioning.runtime.errors import UserError, one_line
+from captioning.runtime.errors import UserError
 from captioning.runtime.program import (
     exit_without_cleanup,
     program_parser,
@@ -61,11 +61,6 @@ def test_control_characters_are_written_out_on_a_terminal(capsys, monkeypatch):
     with progress(1, HOSTILE) as bar:
         bar.update()
     assert SHOWN in capsys.readouterr().err
-
-
-def test_an_error_is_written_on_one_line():
-    for error, line in (("a\n  b\tc", "a b c"), (" \n", "ValueError"), ("x" * 200, "x" * 100)):
-        assert one_line(ValueError(error)) == line
 
 
 def test_leaving_calls_exit_functions_and_writes_what_was_printed(tmp_path):

@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from captioning.config import Config, keys_of, load_config
-from captioning.config.keys import ROLES, roles_of
 from captioning.runtime import distributed
 from captioning.runtime.errors import UserError
 from captioning.training.checkpointing import resume_content
@@ -21,13 +20,6 @@ def resumed(config, num_items=24):
 def at(scenes_config, tmp_path):
     """Return a function that loads the configuration of a run in the test's folder."""
     return lambda *overrides: load_config(scenes_config, overrides, {"output_dir": str(tmp_path)})
-
-
-def test_every_key_has_one_role_and_every_role_a_key():
-    assert set(roles_of(Config)) == set(Config.model_fields)
-    named = [key for role in ROLES for key in keys_of(role)]
-    assert sorted(named) == sorted(Config.model_fields)
-    assert all(map(keys_of, ROLES))
 
 
 MAY_CHANGE = ("speed", "upkeep", "data", "generation", "scoring", "machine")
