@@ -14,17 +14,6 @@ from tests.captioning.bulk.conftest import read_lines, stopped_after
 from tests.programs import one_error_line
 
 
-@pytest.fixture
-def run_in_part(run):
-    """Return a function that is stopped after a batch."""
-
-    def call(*given):
-        with stopped_after(1):
-            return run(*given, "eval_batch_size=2", "num_workers=0")
-
-    return call
-
-
 @pytest.mark.parametrize("workers", [pytest.param("0", marks=pytest.mark.slow), "2"])
 def test_a_signal_ends_it_after_the_batch_and_it_continues(run, photos, tmp_path, workers):
     whole, _ = run(photos, folder="whole")
@@ -33,6 +22,7 @@ def test_a_signal_ends_it_after_the_batch_and_it_continues(run, photos, tmp_path
         lines, log = run(photos, *flags)
         assert not lines and "stopped by SIGTERM; run the same command again to continue" in log
         assert len(made) == 4
+        (tmp_path / "out" / ".captions.jsonl.7.ab.staged").touch()  # of a killed program
         lines, log = run(photos, *flags)
     assert "continuing" in log and "4/10" in log and "done 10, skipped 0" in log
     assert made == [line["image"] for line in lines]  # each was captioned once
@@ -85,11 +75,10 @@ def test_an_unfinished_run_can_be_dropped(run, photos, tmp_path, monkeypatch):
     assert run(photos, "--restart")[0] == lines and not plan.parent.exists()
 
 
-def test_an_unfinished_run_refuses_another_input_and_other_settings(
-    run, run_in_part, photos, tmp_path
-):
+def test_an_unfinished_run_refuses_another_input_and_other_settings(run, photos, tmp_path):
     other = shutil.copytree(photos, tmp_path / "other")
-    run_in_part(photos)
+    with stopped_after(1):
+        run(photos, "num_workers=0")
     for given, line in (
         ([other], f"input ['{photos}'] instead of ['{other}']: finish"),
         ([photos, "--glob", "*1.png"], "glob None instead of '*1.png'"),
@@ -104,13 +93,14 @@ def test_an_unfinished_run_refuses_another_input_and_other_settings(
     assert [line["image"] for line in lines[10:]] == sorted(map(str, other.rglob("*.png")))
 
 
-def test_images_added_later_are_captioned_too(run, run_in_part, photos, expected):
+def test_images_added_later_are_captioned_too(run, photos, expected):
     """--existing overwrite applies to them as in an undisturbed run."""
     source, late = min(photos.glob("scene*.png")), photos / "aa.png"
     (photos / "bad.png").write_text("no image")
     source.with_suffix(".txt").write_text("a tag\n")
     flags = ["--sidecar", "--existing", "overwrite"]
-    run_in_part(photos, *flags)
+    with stopped_after(1):
+        run(photos, *flags, "num_workers=0")
     shutil.copy(source, late)
     late.with_suffix(".txt").write_text("a tag\n")
     lines, log = run(photos, *flags)
@@ -118,14 +108,6 @@ def test_images_added_later_are_captioned_too(run, run_in_part, photos, expected
     assert len(lines) == len(after) == 11 and "done 11, skipped 0, failed 1" in log
     assert after[str(source)] == after[str(late)] == expected(source)[0][0]
     assert late.with_suffix(".txt").read_text() == after[str(late)] + "\n"
-
-
-def test_temporary_files_of_a_killed_program_are_removed_whatever_the_name(run, photos, tmp_path):
-    left = tmp_path / "a [1]" / ".captions.jsonl.7.ab.staged"
-    left.parent.mkdir()
-    left.touch()
-    run(photos, folder="a [1]")
-    assert not left.exists()
 
 
 def test_captions_made_with_other_settings_or_weights_are_reported(

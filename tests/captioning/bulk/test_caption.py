@@ -5,13 +5,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from PIL import Image
 
 from captioning.bulk.model import CheckpointModel
 from tests.captioning.bulk.conftest import read_lines
 from tests.captioning.data.caption_formats import write_captions
-from tests.programs import refused, run_program
+from tests.programs import run_program
 
 
 def test_every_photo_has_the_captioners_caption(run, photos, expected, checkpoint):
@@ -158,22 +157,6 @@ def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expect
     run(photos, "--sidecar", ".caption", "--existing", "overwrite", "--num_return", "2")
     captions = expected(tagged, num_return=2)[0]
     assert tagged.with_suffix(".caption").read_text() == "".join(f"{c}\n" for c in captions)
-
-
-def test_a_file_of_weights_needs_a_configuration_and_a_runs_folder_none(
-    given, photos, checkpoint, scenes_config, tmp_path
-):
-    released, out = tmp_path / "released.pth", tmp_path / "out/captions.jsonl"
-    torch.save({"model": torch.load(checkpoint)["model"]}, released)
-    _, *rest = given("--existing", "overwrite")
-    refused("captioning.caption", released, *rest)
-    config = ["--config", scenes_config, "max_length=9"]
-    assert run_program("captioning.caption", released, *rest, *config).code == 0
-    assert len(read_lines(out)) == 10
-    # A run's folder stands for its best checkpoint; another folder for none.
-    assert run_program("captioning.caption", checkpoint.parent, *rest).code == 0
-    assert read_lines(out)[0]["checkpoint"] == str(checkpoint)
-    refused("captioning.caption", photos, *rest)
 
 
 def test_a_file_name_that_is_not_utf8_is_kept(run, photos):

@@ -9,7 +9,6 @@ import pytest
 
 from captioning.data.annotations import read_annotations
 from tests.captioning.hub import serving
-from tests.programs import one_error_line
 
 pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
 
@@ -63,13 +62,6 @@ def test_metadata_is_read_by_datasets_and_parquet_has_the_lines(run, photos, tmp
     assert found == {line["image"]: line["caption"] for line in lines}
     samples = read_annotations(tmp_path / "out" / "captions.jsonl")  # to train on
     assert [list(sample.captions) for sample in samples] == [line["captions"] for line in lines]
-
-
-def test_a_sidecar_that_is_not_xmp_is_refused_before_weights_are_loaded(run, photos, loaded):
-    (photos / "c.xmp").write_text("<x")
-    shutil.copy(min(photos.glob("*.png")), photos / "c.png")
-    _, log = run(photos, "--sidecar", ".xmp", code=2)
-    assert one_error_line(log, "c.xmp: not an XMP sidecar") and loaded == []
 
 
 @pytest.mark.skipif(not find_spec("datasets"), reason="the datasets library reads Parquet")

@@ -8,7 +8,6 @@ import pytest
 from captioning.bulk.inputs import Inputs
 from captioning.bulk.outputs import Earlier
 from captioning.caption import build_parser, parse_arguments
-from captioning.files.columns import normal_name
 from captioning.runtime.errors import UserError
 
 
@@ -75,30 +74,24 @@ def test_kinds_of_files_that_are_left_out_are_counted(run, photos):
     assert "1 .PNG, 2 .XCF, 1 .cr2" in run(photos, "--glob", "*.png")[1]
 
 
-def test_several_inputs_are_captioned_in_their_order(run, photos, tmp_path):
+def test_inputs_are_captioned_in_their_order_and_names_of_one_photo_once(
+    run, photos, tmp_path, monkeypatch
+):
     """As those that a shell makes of photos/*.png, mixed with a list and a folder."""
-    paths = sorted(photos.glob("*.png"))
-    (tmp_path / "list.txt").write_text(f"{paths[0]}\n{paths[4]}\n")
-    lines, _ = run(paths[3], paths[1], tmp_path / "list.txt", photos / "within")
-    within = next((photos / "within").iterdir())
-    wanted = [paths[3], paths[1], paths[0], paths[4], within]
-    assert [line["image"] for line in lines] == list(map(str, wanted))
-
-
-def test_names_of_one_photo_are_one_image(run, photos, tmp_path, monkeypatch):
-    """In one call, and in calls one after another."""
     monkeypatch.chdir(tmp_path)
+    paths = [str(path.relative_to(tmp_path)) for path in sorted(photos.rglob("*.png"))]
+    (tmp_path / "list.txt").write_text(f"{paths[0]}\n{photos}/{paths[3][7:]}\n")
+    some, _ = run(paths[3], f"./{paths[1]}", "list.txt", folder="some")
+    assert [line["image"] for line in some] == [paths[3], paths[1], paths[0]]
     names = ["photos", "./photos/", str(photos), "photos/within/../within"]
     lines, _ = run(*names)
-    paths = sorted(photos.rglob("*.png"))
-    wanted = [normal_name(f"photos/{path.relative_to(photos)}") for path in paths]
-    assert [line["image"] for line in lines] == wanted
+    assert [line["image"] for line in lines] == paths
     for name in names:
         again, log = run(name)
         assert again == lines and "done 0" in log
     monkeypatch.chdir(photos)
     here, _ = run(".", folder="here")
-    assert [f"photos/{line['image']}" for line in here] == wanted
+    assert [f"photos/{line['image']}" for line in here] == paths
 
 
 def test_the_page_names_flags_that_exist(repository):

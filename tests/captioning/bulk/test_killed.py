@@ -7,13 +7,14 @@ import re
 import shutil
 import signal
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
 from captioning import caption
 from captioning.bulk import plan, work
-from tests.captioning.bulk.conftest import read_lines
+from tests.captioning.bulk.conftest import contents
 from tests.captioning.bulk.kills import kill_before, use_late_store
 from tests.captioning.tar_files import write_tar
 from tests.processes import Processes
@@ -27,16 +28,10 @@ def memory():
 
 
 @pytest.fixture
-def source(photos, tmp_path):
-    """Return inputs: a folder with a bad photo, and a tar."""
+def begin(checkpoint, photos, itm_checkpoint, tmp_path):
+    """Return a function that starts the program in processes, which keep each batch."""
     (photos / "bad.png").write_bytes(b"no image")
     write_tar(tmp_path / "a.tar", sorted(photos.glob("scene*.png"))[:5])
-    return [photos, tmp_path / "a.tar"]
-
-
-@pytest.fixture
-def begin(checkpoint, source, itm_checkpoint, tmp_path):
-    """Return a function that starts the program in processes, which keep each batch."""
 
     def start(out, processes=1, hook=None):
         def hooks(rank):
@@ -46,9 +41,10 @@ def begin(checkpoint, source, itm_checkpoint, tmp_path):
                 hook(rank)
 
         folder = out.rpartition("/")[0]
-        given = [checkpoint, *source, "--out", out, "--device", "cpu", "--shard_size", 3]
-        given += ["--filter", "itm>0.5", "--itm_model", itm_checkpoint]
+        given = [checkpoint, photos, tmp_path / "a.tar", "--out", out, "--device", "cpu"]
+        given += ["--filter", "itm>0.5", "--itm_model", itm_checkpoint, "--shard_size", 3]
         given += ["--write-shards", f"{folder}/tars", "eval_batch_size=2", "num_workers=0"]
+        given += ["--parquet", f"{folder}/a.parquet"] if find_spec("pyarrow") else []
         log = tmp_path / f"log{os.urandom(4).hex()}"
         return Processes(caption.main, list(map(str, given)), log, processes, hooks)
 
@@ -59,10 +55,9 @@ def begin(checkpoint, source, itm_checkpoint, tmp_path):
 NOT_LISTED = r"captions\.jsonl\.parts/\w+/|.*\.new"
 
 
-def contents(folder):
+def listed(folder):
     """Return the bytes of each file by its name, without what a late listing has hidden."""
-    found = {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-    found = {name: data for name, data in found.items() if not re.match(NOT_LISTED, name)}
+    found = {n: data for n, data in contents(folder).items() if not re.match(NOT_LISTED, n)}
     marker = json.loads(found.pop("captions.jsonl.done"))
     marker["settings"].pop("write_shards")
     return {**found, "marker": marker}
@@ -70,15 +65,11 @@ def contents(folder):
 
 def wait(run):
     """Return the exit codes. As under torchrun, when one process dies, all end."""
-    while not run.ended() and all(code in (None, 0) for code in exit_codes(run)):
+    while not run.ended() and all(process.exitcode in (None, 0) for process in run.ranks):
         run.ranks[0].join(0.02)
-    if any(code not in (None, 0) for code in exit_codes(run)):
+    if any(process.exitcode not in (None, 0) for process in run.ranks):
         run.send(signal.SIGKILL)
     return run.wait()
-
-
-def exit_codes(run):
-    return [process.exitcode for process in run.ranks]
 
 
 @pytest.mark.slow
@@ -90,7 +81,7 @@ def test_killed_before_any_operation_it_writes_the_same_files(begin, memory, see
     scheme = "late://" if where == "store" else "/"
     run = begin(f"{scheme}{str(memory)[1:]}/whole/captions.jsonl")
     assert run.wait() == [0], run.said()
-    expected = contents(memory / "whole")
+    expected = listed(memory / "whole")
     assert len(expected["captions.jsonl"].splitlines()) >= 2
     assert {"captions.filtered.jsonl", "captions.failed.jsonl"} < expected.keys()
     dice, killed, folder = random.Random(seed), 0, None
@@ -105,15 +96,13 @@ def test_killed_before_any_operation_it_writes_the_same_files(begin, memory, see
         assert set(codes) <= ({0, 1, -9} if -9 in codes else {0}), run.said()
         killed += -signal.SIGKILL in codes
         if set(codes) == {0}:
-            assert contents(folder) == expected, run.said()
+            assert listed(folder) == expected, run.said()
             shutil.rmtree(folder)
             folder = None if killed < kills else folder
     print(f"{killed} kills")
 
 
-def test_a_unit_that_ends_its_process_three_times_is_set_aside_and_named(
-    run, start, photos, tmp_path
-):
+def test_a_unit_that_ends_its_process_three_times_is_set_aside(run, start, photos, failed):
     deadly = sorted(photos.glob("scene*.png"))[5]
 
     def hook(rank):
@@ -131,10 +120,8 @@ def test_a_unit_that_ends_its_process_three_times_is_set_aside_and_named(
         process = start(*flags, hook=hook)
         assert process.wait() == [code], process.said()
     process = start(*flags, hook=hook)
-    assert process.wait() == [0], process.said()
-    failed = read_lines(tmp_path / "out" / "captions.failed.jsonl")
-    assert len(failed) == 2 and str(deadly) in [line["image"] for line in failed]
-    assert all("set aside: 3 processes ended while" in line["error"] for line in failed)
-    assert "done 8" in process.said()
+    assert process.wait() == [0] and "done 8" in process.said(), process.said()
+    assert len(failed()) == 2 and deadly.name in failed()
+    assert all("set aside: 3 processes ended while" in reason for reason in failed().values())
     lines, _ = run(photos, "--retry-failed", *map(str, flags))
     assert len(lines) == 10

@@ -1,7 +1,6 @@
 """Errors of the user are one line, before weights are loaded or a file is written."""
 
 import os
-import re
 import shutil
 import sys
 
@@ -20,7 +19,7 @@ REFUSED = [
     (["--captions", "{out}a", "--metadata", "{out}a"], "would be replaced; name another output"),
     (["--write-shards", "{photos}/scene_000000.png"], "cannot write"),
     (["--glob", "*.gif"], "found no images"),
-    (["--sidecar"], "would both have the sidecar"),
+    (["--sidecar", ".txt"], "would both have the sidecar"),
     (["--sidecar", "txt"], NO_TEXT),
     (["--sidecar", ".Jpeg"], NO_TEXT),
     (["--sidecar", ".small.png"], NO_TEXT),
@@ -31,6 +30,9 @@ REFUSED = [
     (["--filter", "itm>1", "--itm_model", "{out}"], "write it as 'itm>0.5', from 0 to below 1"),
     (["--filter", "itm>0.5", "--itm_model", "{out}"], "captions.jsonl does not exist"),
     (["{out}{{1..3}}.tar"], "3 of 3 tars are missing"),
+    (["--sidecar", ".xmp"], "scene_000000.xmp: not an XMP sidecar"),
+    (["--sidecar", ".txt", "{photos}/a.tar"], "--sidecar does not work with a .tar"),
+    (["--captions", "a", "{photos}/a.tar"], "--captions does not work with a .tar"),
     (["--prompt", "{{title}}"], "--prompt and --concurrency are for a served model"),
     (["beams=3"], "unknown key 'beams'; did you mean 'num_beams'?"),
     (["num_beams=0"], "num_beams"),
@@ -74,8 +76,11 @@ def test_errors_are_one_line_before_the_captioner_is_loaded(
     photos, refused, tmp_path, flags, reason
 ):
     shutil.copy(photos / "scene_000000.png", photos / "scene_000000.jpg")
+    (photos / "scene_000000.xmp").write_text("<x")
+    (photos / "a.tar").touch()
     flags = [flag.format(out=tmp_path / "out/captions.jsonl", photos=photos) for flag in flags]
-    source = photos if re.match(r"--|\w+=", flags[0]) else flags.pop()
+    # An odd word is INPUT.
+    source = flags.pop() if len(flags) % 2 and "=" not in flags[0] else photos
     refused(reason, *flags, source=source)
 
 

@@ -14,11 +14,11 @@ from captioning.bulk.work import Batch
 from captioning.files import chat
 from captioning.metrics.itm import ItmScorer
 from captioning.runtime import signals
-from tests.captioning.bulk.conftest import read_lines, stopped_after
+from tests.captioning.bulk.conftest import stopped_after
 from tests.captioning.chat_server import said, serving
-from tests.programs import one_error_line, run_program, unchanged
+from tests.programs import one_error_line, unchanged
 
-SECRET = "sk-very-secret"
+SECRET = "sk-S3CR3T"
 BUSY, CUT = (503, {}, "busy"), {"finish_reason": "length", "reasoning": "Hm"}
 
 
@@ -48,33 +48,26 @@ def server(monkeypatch, photos, loaded):
 
 
 @pytest.fixture
-def run(server, tmp_path):
-    """Return a function that captions an input, and returns the lines and the log."""
-
+def run(run, server):
+    """Return a function that captions by the server: the lines and the log."""
     # One request at a time: the server looks at the last one.
-    def call(source, *arguments, code=0, url=server.url, at_once=1):
-        out = tmp_path / "out" / "captions.jsonl"
-        given = ["tiny-vlm", source, "--out", out, "--url", url, "num_workers=0", *arguments]
-        found, _, log = run_program("captioning.caption", *given, "--concurrency", at_once)
-        assert found == code and SECRET not in log, log
-        return (read_lines(out) if code == 0 else []), log
-
-    return call
+    usual = ["num_workers=0", "--url", server.url, "--concurrency", "1"]
+    return lambda source, *flags, **named: run(source, *usual, *flags, **named)
 
 
-def test_photos_are_sent_and_captioned(run, server, photos, tmp_path):
+def test_photos_are_sent_and_captioned(run, server, photos, checkpoint, tmp_path):
     lines, _ = run(photos, "--prefix", "see ", "max_length=30", "--prompt", "What?")
     paths = sorted(photos.rglob("*.png"))
     settings = {"prompt": "What?", "max_tokens": 30, "temperature": 0}
     for path, line in zip(paths, sorted(lines, key=lambda line: line["image"])):
         assert line["caption"] == f"see a {path.stem}, it is 0" and line["image"] == str(path)
-        assert (line["checkpoint"], line["settings"]) == ("tiny-vlm", settings)
+        assert (line["checkpoint"], line["settings"]) == (str(checkpoint), settings)
     path, headers, body = server.asked[1]  # the first one is of the grey image
     assert path == "/v1/chat/completions" and headers["Authorization"] == f"Bearer {SECRET}"
     image, text = body.pop("messages")[0]["content"]
     assert image["image_url"]["url"] == as_data_url(str(paths[0]))
     assert text == {"type": "text", "text": "What?"}
-    assert body == {"model": "tiny-vlm", "max_tokens": 30, "temperature": 0}
+    assert body == {"model": str(checkpoint), "max_tokens": 30, "temperature": 0}
     assert SECRET not in "".join(path.read_text() for path in (tmp_path / "out").glob("c*"))
     assert len(run(photos)[0]) == 10 and len(server.asked) == 11  # nothing is requested
 
@@ -117,7 +110,7 @@ def test_the_concurrency_is_used_and_not_exceeded(run, server, photos):
     server.usual = answer
     for path in sorted(photos.glob("*.png"))[:2]:
         path.unlink()
-    lines, _ = run(photos, "--shard_size", "1", at_once=4)
+    lines, _ = run(photos, "--shard_size", "1", "--concurrency", "4")
     assert len(lines) == 8 and max(most) == 4
 
 
@@ -162,7 +155,7 @@ def test_a_server_that_goes_away_loses_nothing_and_another_continues(run, server
     with stopped_after(1, served.ServedModel):
         assert "stopped by SIGTERM" in run(photos)[1]
     elsewhere = server.url.replace("127.0.0.1", "localhost").replace("/v1", "")  # which is added
-    lines, log = run(photos, url=elsewhere)
+    lines, log = run(photos, "--url", elsewhere)
     assert len(lines) == 10 and "continuing" in log
     assert len(server.asked) < 2 + 10  # what had been captioned was not asked again
     assert {path for path, _, _ in server.asked} == {"/v1/chat/completions"}
@@ -183,28 +176,24 @@ def test_a_stop_awaits_no_answer_and_cancels_the_requests_that_wait(server, monk
 
 
 @pytest.mark.parametrize(
-    ("given", "reason", "requests"),
+    ("flags", "reason", "requests"),
     [
         (["num_beams=3"], "num_beams does not apply to a served model", 0),
         (["temperature=0.7"], "temperature has no effect without sample=true", 0),
         (["--num_return", "2"], "--num_return needs sample=true", 0),
         (["--url", "https://me:secret@host/v1"], "--url has to be an address", 0),
         (["sample=true"], "404 no such model", 1),
-        (
-            ["sample=true", "--num_return", "3"],
-            "got 1 captions instead of 3; use --num_return 1",
-            1,
-        ),
+        (["sample=true", "--num_return", "3"], "got 1 captions instead of 3; use --num_ret", 1),
     ],
 )
 def test_what_a_server_cannot_do_is_one_line_at_once(
-    run, server, photos, tmp_path, given, reason, requests
+    run, server, photos, tmp_path, flags, reason, requests
 ):
-    answer = said("one") if "--num_return" in given else (404, {}, "no such model")
+    answer = said("one") if "--num_return" in flags else (404, {}, "no such model")
     server.faults["grey"] = [answer]
     (tmp_path / "out").mkdir()
     with unchanged(tmp_path):
-        _, log = run(photos, *given, code=2)
+        _, log = run(photos, *flags, code=2)
     assert "secret" not in one_error_line(log, reason) and len(server.asked) == requests
 
 
