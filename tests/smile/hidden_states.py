@@ -4,6 +4,9 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from smile import alternatives
 from smile.alternatives import ALTERNATIVES, random_words
@@ -86,3 +89,18 @@ def words_of_labels():
             return random_words(labels, vocabulary, size, pad_token_id)
 
     return patch.object(alternatives, "random_words", sample)
+
+
+class LargestMade(TorchDispatchMode):
+    """Records the size of the largest tensor that is created, except those of shapes `besides`."""
+
+    def __init__(self, besides=()):
+        super().__init__()
+        self.elements, self.besides = 0, besides
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        tensors = [x for x in tree_leaves(made) if isinstance(x, Tensor)]
+        sizes = [x.numel() for x in tensors if tuple(x.shape) not in self.besides]
+        self.elements = max([self.elements, *sizes])
+        return made

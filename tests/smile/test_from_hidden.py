@@ -12,6 +12,7 @@ from tests.smile.hidden_states import (
     IGNORE,
     SPECS,
     WAYS,
+    LargestMade,
     compare,
     example,
     from_hidden,
@@ -19,7 +20,6 @@ from tests.smile.hidden_states import (
     gradients,
     words_of_labels,
 )
-from tests.smile.largest_made import LargestMade
 
 each_spec = pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
 MIXED = SPECS["all"]
@@ -163,7 +163,7 @@ def test_a_second_derivative_is_refused():
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 @pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("way", [from_logits, from_hidden])
+@pytest.mark.parametrize("way", WAYS)
 def test_activation_checkpointing_changes_no_gradient(way, reentrant, reduction):
     (inputs, labels), calls = example(), []
 
@@ -203,3 +203,21 @@ def test_nothing_of_the_size_of_all_logits_is_made(spec, first, largest, monkeyp
         with LargestMade() as made:
             objective(logits, labels)
         assert made.elements <= largest
+
+
+@pytest.mark.parametrize(("spec", "how"), [("all", "mean"), ("smile", "mean"), ("subsets", "none")])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_compiled_program_has_the_loss_and_gradients_of_the_eager_one(way, spec, how):
+    torch._dynamo.reset()
+    objective = Objective(SPECS[spec], 0.1)
+
+    def program(hidden, weight, bias, labels):
+        return way(objective, [hidden.tanh(), weight, bias], labels, **HOW[how])
+
+    compiled, found = torch.compile(program, backend="aot_eager"), []
+    for length in (7, 9, 7):
+        inputs, labels = example(length=length)
+        for each in (program, compiled):
+            output = each(*inputs, labels)
+            found.append([output, gradients(output.loss, inputs)])
+    torch.testing.assert_close(found[1::2], found[::2])

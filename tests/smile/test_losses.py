@@ -5,6 +5,8 @@ tests/fuzz/test_objective.py compares each with its formula.
 
 import json
 import math
+import subprocess
+import sys
 from unittest.mock import patch
 
 import numpy as np
@@ -90,3 +92,23 @@ def test_wrong_arguments_are_one_line(way, change, how, line):
         labels = labels[change]
     with raises_line(ValueError, line):
         way(Objective(SPECS["all"]), inputs, labels, **how)
+
+
+IMPORTS = """
+import sys
+import torch
+import smile
+print(sys.modules.keys() & {"smile.hf", "transformers", "torch._dynamo", "torch._inductor"})
+objective = smile.Objective({"mle": 0.1, "smile": 0.4, "random": 0.5, "focal": 1, "gem": 1})
+hidden, labels = torch.randn(1, 2, 3, requires_grad=True), torch.tensor([[1, 2]])
+objective.from_hidden(hidden, torch.randn(4, 3), None, labels).loss.backward()
+import smile.hf
+print(sys.modules.keys() & {"transformers"})
+"""
+
+
+def test_neither_transformers_nor_torchs_compiler_is_imported():
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == ["set()"] * 2
