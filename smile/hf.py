@@ -114,6 +114,11 @@ def _unwrap(model: nn.Module) -> nn.Module:
     return model
 
 
+def _is_trls(forward) -> bool:
+    """Return whether this forward is that of TRL 1.10 to 1.14, which computes its own loss."""
+    return getattr(forward, "__name__", "") == "_chunked_ce_forward"
+
+
 def is_encoder_decoder(model: nn.Module) -> bool:
     """Return whether the model is an encoder-decoder. If so, logits at n predict the label at n."""
     configs = (model.config, getattr(model.config, "text_config", None))
@@ -169,7 +174,7 @@ class _Forward:
         items, keep_logits = inputs.pop("num_items_in_batch", None), inputs.pop("keep_logits", True)
         batch = {key: inputs.pop(key, None) for key in BATCH_KEYS}
         labels = batch["labels"]
-        if labels is None or "fused_lm_head" in inputs:  # TRL's own loss
+        if labels is None or "fused_lm_head" in inputs or _is_trls(self.set_forward):
             self.refuse(self.model)
             return self._run(inputs)
         targets = self.targets(**batch, position_ids=inputs.get("position_ids"))
@@ -274,8 +279,8 @@ class SmileLossMixin:
         super().__init__(*args, **kwargs)
         self.model_accepts_loss_kwargs = True
         inner = _unwrap(self.model)
-        if getattr(inner.__dict__.get("forward"), "__name__", "") == "_chunked_ce_forward":
-            del inner.forward  # of TRL 1.10 to 1.14, which does not call the class's
+        if _is_trls(inner.__dict__.get("forward")):
+            del inner.forward
         use_smile(self.model, objective)
         self._smile, self._smile_parts = inner._smile, {True: [], False: []}
 
