@@ -80,6 +80,7 @@ def test_a_picture_is_embedded_in_less_than_100_kb(tmp_path):
     assert load_picture(tmp_path / "small.png").pixelated
     large = load_picture(tmp_path / "large.png")
     assert large.source.startswith("data:image/jpeg;base64,") and len(large.source) < 100_000
+    assert load_picture(tmp_path / "absent.png") is None
 
 
 @torch.no_grad()

@@ -129,8 +129,10 @@ def test_people_are_scored_without_asking_a_judge(make_run, monkeypatch):
         metrics=["clair", "length"],
         judge_url="https://host.example/v1",
         judge_model="wise",
+        facts_file=None,
     )
-    assert read_comparison([judged]).human.metrics.keys() == {"cap_len"}
+    comparison = read_comparison([judged])
+    assert comparison.human.metrics.keys() == {"cap_len"} and comparison.scenes == {}
 
 
 def test_people_are_scored_with_references_on_the_images_with_several_captions(
