@@ -22,9 +22,8 @@ STEPS = {
     "accumulated in uneven parts": parts.UNEVEN,
     "packed and accumulated": {**SEVERAL_ROWS, **parts.SINGLY},
     "recomputed": {parts.RECOMPUTES: True},
-    "TRL's former name of its loss": {"loss_type": "chunked_nll"},
 }
-SLOW = ("padding-free", "recomputed", "TRL's former name of its loss")
+SLOW = ("padding-free", "recomputed")
 
 
 @pytest.mark.parametrize("step", [slow(step) if step in SLOW else step for step in STEPS])
