@@ -141,6 +141,9 @@ class _Forward:
         # The second are decoders that are used alone, such as BartForCausalLM.
         is_aligned = is_encoder_decoder(model) or hasattr(model.config, "decoder_layers")
         self.is_shifted = not is_aligned
+        self.z_loss = getattr(
+            model, "z_loss_coefficient", 0
+        )  # Bamba's, of which it needs all logits
         decoder = getattr(model, "get_decoder", lambda: None)()
         base = getattr(model, model.base_model_prefix, None)
         parts = (decoder, base, [*model.children()][-1])
@@ -181,7 +184,7 @@ class _Forward:
         used = (targets[0] != IGNORE).any(0).nonzero().squeeze(1)
         if not self.is_shifted:
             inputs["labels"] = labels
-        elif not keep_logits and "logits_to_keep" in self.parameters and len(used):
+        elif not (keep_logits or self.z_loss) and "logits_to_keep" in self.parameters and len(used):
             # Negative, because a model may put an image in front.
             inputs["logits_to_keep"] = used - labels.size(1)
             targets = [x[:, used] if x is not None and x.dim() == 2 else x for x in targets]
@@ -233,7 +236,7 @@ class _Forward:
         return torch.isin(labels, labels.new_tensor([x for x in ids if isinstance(x, int)]))
 
     def loss(self, output, targets, segments=None, weights=None, num_items=None) -> Tensor:
-        """Return the objective of an output's logits, plus the model's router losses."""
+        """Return the objective of an output's logits, plus the model's other losses."""
         logits = output["logits"]
         if logits.size(1) < targets.size(1) or len(logits) != len(targets):
             raise ValueError(
@@ -246,6 +249,10 @@ class _Forward:
         self.parts, loss = dict(result.parts), result.loss
         if num_items is not None:
             loss = loss * (result.tokens / torch.as_tensor(num_items, device=loss.device))
+        if self.is_shifted and output.get("loss") is not None:  # which depends on no label
+            loss = loss + output["loss"].to(loss.device)
+        if self.z_loss:
+            loss = loss + self.z_loss * logits.float().logsumexp(2).square().mean()
         config = getattr(self.model.config, "text_config", self.model.config)
         for name in output:
             kind = re.search("(aux|z)_loss$", name)
@@ -276,17 +283,30 @@ class SmileLossMixin:
     """
 
     def __init__(self, *args, objective: Any = "smile", **kwargs):
+        self._smile_objective, self._smile_parts = objective, {True: [], False: []}
         super().__init__(*args, **kwargs)
         self.model_accepts_loss_kwargs = True
-        inner = _unwrap(self.model)
+        self.model = self._with_objective(self.model)
+
+    def _with_objective(self, model: nn.Module) -> nn.Module:
+        inner = _unwrap(model)
         if _is_trls(inner.__dict__.get("forward")):
             del inner.forward
-        use_smile(self.model, objective)
-        self._smile, self._smile_parts = inner._smile, {True: [], False: []}
+        use_smile(model, self._smile_objective)
+        self._smile = inner._smile
+        return model
+
+    def call_model_init(self, *args, **kwargs):
+        """Return the model of `model_init` with the objective. `train` builds a new model, too."""
+        return self._with_objective(super().call_model_init(*args, **kwargs))
 
     def _set_signature_columns_if_needed(self):
         super()._set_signature_columns_if_needed()
         self._signature_columns = [*self._signature_columns, *BATCH_KEYS]
+
+    def evaluate(self, *args, **kwargs):
+        self._smile_parts[False].clear()  # those of `predict`, which logs nothing
+        return super().evaluate(*args, **kwargs)
 
     def _get_num_items_in_batch(self, batches, device=None):
         """Return the number of scored tokens, or the sum of their weights; a mean over processes.

@@ -63,6 +63,19 @@ def test_the_evaluation_loss_is_the_same_with_predict_with_generate(tmp_path):
     assert metrics["eval_n"] == len(parts.CAPTIONS)
 
 
+@pytest.mark.slow
+def test_a_model_of_model_init_is_trained_with_the_objective(tmp_path):
+    """It is built twice: at first, and when training begins."""
+    made = []
+
+    def model_init():
+        made.append(llama())
+        return made[-1]
+
+    check(trainer := make(SmileTrainer, tmp_path, model_init=model_init, **parts.UNEVEN))
+    assert len(made) == 2 and trainer.model is made[-1]
+
+
 @BOTH
 def test_router_losses_are_averaged_and_weighted_by_their_coefficient(cls, tmp_path):
     """The coefficient is TRL's if given. Some models pass over the configuration."""

@@ -112,13 +112,14 @@ NAMES = ("activation_checkpointing", "gradient_checkpointing")
 RECOMPUTES = next(x for x in NAMES if x in transformers.TrainingArguments.__dataclass_fields__)
 KEYWORDS = {
     *("data_collator", "eval_dataset", "compute_metrics", "compute_loss_func", "peft_config"),
+    "model_init",
 }
 
 
 def make(cls, folder, data=None, model=None, objective=MIXTURE, **options):
     """Return a trainer of one step on all rows. options: for the trainer or its configuration."""
     keywords = {key: options.pop(key) for key in KEYWORDS & options.keys()}
-    model = llama() if model is None else model
+    model = llama() if model is None and "model_init" not in keywords else model
     if issubclass(cls, trl.SFTTrainer):
         keywords.setdefault("processing_class", tokenizer())
         arguments = trl.SFTConfig

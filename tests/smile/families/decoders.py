@@ -52,7 +52,7 @@ INKLING = {  # its head has words that are there for alignment alone
 }
 FALCON = {"mamba_d_ssm": 16, "mamba_n_heads": 2, **MAMBA, "lm_head_multiplier": 7.0}
 DECODERS = {
-    "Bamba": {"mamba_n_heads": 4, "attn_layer_indices": [1], **MAMBA},
+    "Bamba": {**MAMBA, "mamba_n_heads": 4, "attn_layer_indices": [1], "z_loss_coefficient": 0.2},
     "Cohere2": {"logit_scale": 7.0},
     "Cohere": {"logit_scale": 7.0},
     "FalconH1": FALCON,
