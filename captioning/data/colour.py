@@ -7,7 +7,8 @@ from typing import Optional
 import numpy as np
 from PIL import Image, ImageChops, ImageCms
 
-SAMPLE_MIN, SAMPLE_MAX, SAMPLE_BITS = 340, 341, 258  # tags of TIFF
+SAMPLE_MIN, SAMPLE_MAX, SAMPLE_BITS, PHOTOMETRIC = 340, 341, 258, 262  # tags of TIFF
+WHITE_IS_ZERO = 0
 BITS = (8, 10, 12, 14, 16)  # depths of sensors, which files of 16 or 32 bits may hold unscaled
 MIN_DEEP_VALUE = 16  # of 255: colours of 12 bits in 16 stay below
 # Colours by which `_to_srgb` recognises profiles of sRGB: they change none by more than TOLERANCE.
@@ -68,7 +69,10 @@ def _scaled(image: Image.Image) -> np.ndarray:
     values = np.asarray(image)
     low, high = _declared_range(image) or _range_of(values)
     levels = high - low + (values.dtype.kind != "f")
-    return ((values.astype(np.float32) - low) * (256 / levels)).clip(0, 255).astype(np.uint8)
+    scaled = ((values.astype(np.float32) - low) * (256 / levels)).clip(0, 255).astype(np.uint8)
+    # Pillow inverts only 8 bits and fewer.
+    is_inverted = getattr(image, "tag_v2", {}).get(PHOTOMETRIC) == WHITE_IS_ZERO
+    return 255 - scaled if is_inverted else scaled
 
 
 def _declared_range(image: Image.Image) -> Optional[tuple[float, float]]:

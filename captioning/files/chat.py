@@ -24,6 +24,7 @@ MAX_PAUSE_S = 60  # a longer pause that a server asks for is shortened to this
 STOP_CHECK_S = 1  # between two checks of stop_requested
 TIMEOUT_S = 300  # until the answer begins, and between its parts
 CONNECT_S = 60
+LOCAL = r"(localhost|127\.0\.0\.1|\[::1\])(:|$)"  # hosts that no proxy reaches
 
 
 class RequestFailed(UserError):
@@ -80,13 +81,13 @@ class ChatServer:
 
     def __init__(self, url: str, setting: str, key_variable: str):
         host = r"(?:[\w.-]+|\[[\w:.]+\])(?::\d+)?"
-        parts = re.fullmatch(rf"((https?)://{host})(/[^\s?#@]*|)", url, re.ASCII)
+        parts = re.fullmatch(rf"((https?)://({host}))(/[^\s?#@]*|)", url, re.ASCII)
         if not parts:  # the address is not shown, because it may contain the key
             raise UserError(
                 f"{setting} has to be an address such as https://host/v1, without a password or "
                 f"key: put the key into the environment variable {key_variable}"
             )
-        server, scheme, path = parts.groups()
+        server, scheme, host, path = parts.groups()
         self.url, self.key_variable = server + (path.rstrip("/") or "/v1"), key_variable
         self.api_key = os.environ.get(key_variable, "").strip()
         if not (self.api_key.isascii() and self.api_key.isprintable()):
@@ -98,12 +99,16 @@ class ChatServer:
                 log_once(
                     f"warning: {key_variable} is sent unencrypted, because {setting} is http://"
                 )
-        self.client = httpx.Client(
-            headers=headers,
-            timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
-            limits=httpx.Limits(),  # the callers limit the number of requests at once
-            verify=ssl.create_default_context(),  # the system's certificates
-        )
+        try:
+            self.client = httpx.Client(
+                headers=headers,
+                timeout=httpx.Timeout(TIMEOUT_S, connect=CONNECT_S),
+                limits=httpx.Limits(),  # the callers limit the number of requests at once
+                verify=ssl.create_default_context(),  # the system's certificates
+                trust_env=not re.match(LOCAL, host),  # the environment's proxies
+            )
+        except (httpx.InvalidURL, ValueError, ImportError) as error:
+            raise UserError(f"a proxy variable in the environment: {one_line(error)}") from None
 
     def check_access(self) -> None:
         """Raise RequestFailed if the server does not answer, or refuses the key."""

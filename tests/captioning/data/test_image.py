@@ -46,6 +46,8 @@ def deep_png(values):
     return content
 
 
+# How a TIFF declares that its highest, or lowest, value is white.
+PHOTOMETRIC = [struct.pack("<HHIHH", 262, 3, 1, lowest, 0) for lowest in (1, 0)]
 WIDE, WIDEST, FLOATS = (GREY.astype(kind) for kind in (np.uint16, np.int32, np.float32))
 SCALED = {
     "16 bits": saved(WIDE * 256 + 77, "PNG"),
@@ -57,6 +59,7 @@ SCALED = {
     "declared": saved(WIDE * 3 + 100, "TIFF", tiffinfo={SMALLEST: 100, LARGEST: 867}),
     "declared floats": saved(FLOATS - 128, "TIFF", tiffinfo={SMALLEST: -128.0, LARGEST: 127.0}),
     "floats to 1": saved(FLOATS / 255, "TIFF"),
+    "white is zero": saved(65535 - WIDE * 257, "TIFF").replace(*PHOTOMETRIC),
     "floats to 255": saved(FLOATS, "TIFF"),
     "PGM": b"P5 16 16 65535\n" + (WIDE * 256 + 77).astype(">u2").tobytes(),
     "PGM of 12 bits": b"P5 16 16 4095\n" + (WIDE * 16 + 8).astype(">u2").tobytes(),

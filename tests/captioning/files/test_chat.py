@@ -120,6 +120,13 @@ def test_answers_that_are_cut_say_so(server):
     assert ask(server) == [Reply(text, True) for text in ("A st", "", "?")]
 
 
+def test_proxies_are_for_other_machines(server, monkeypatch):
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:x")
+    assert ask(server)
+    with raises_line(UserError, "a proxy variable in the environment: Invalid port"):
+        ChatServer("http://host.example", "--url", KEY)
+
+
 def test_a_key_over_http_is_one_warning(server, capfd):
     log_once.cache_clear()
     ask(server), ask(server)
