@@ -6,6 +6,7 @@ import functools
 import torch
 
 from benchmarks.captioners import our_captioner, random_images
+from benchmarks.training import random_captions
 from decoding import DecodingSettings
 from tests.gpu.card import relative_error
 
@@ -35,11 +36,6 @@ def captioners(card):
     return on_cpu, copy.deepcopy(on_cpu).to(card.device)
 
 
-def texts(captioner, count):
-    words = torch.randint(8, 50, (count, 7), generator=torch.Generator().manual_seed(0))
-    return [[" ".join(f"w{word}" for word in row)] for row in words.tolist()]
-
-
 def compare(found, expected, tie, what):
     """Assert that tokens are equal, except where scores show a tie."""
     width = max(found.token_ids.size(2), expected.token_ids.size(2))
@@ -63,7 +59,7 @@ def test_encoder_decoder_and_gradients_are_those_of_the_cpu(card):
     found = []
     for captioner in captioners(card):
         device = next(captioner.parameters()).device
-        image, captions = 3 * random_images(captioner, 2).to(device), texts(captioner, 2)
+        image, captions = 3 * random_images(captioner, 2).to(device), random_captions(card.tiny, 2)
         names = ("visual_encoder.blocks.0.attn.qkv.weight", "text_decoder.bert.embeddings")
         chosen = [p for n, p in captioner.named_parameters() if n.startswith(names)]
         with without_tf32():

@@ -12,12 +12,7 @@ MEGABYTE = 2**20
 
 
 def test_a_compiled_step_has_the_gradient_of_an_eager_one(card):
-    eager = our_captioner(True).train().to(card.device)
-    for part in eager.modules():
-        if isinstance(part, torch.nn.Dropout):
-            part.p = 0.0
-        if isinstance(getattr(part, "dropout", None), float):
-            part.dropout = 0.0
+    eager = our_captioner(True).eval().to(card.device)  # without dropout
     compiled = copy.deepcopy(eager)
     compiled.compile_parts()
     image, texts = random_images(eager, 3).to(card.device), random_captions(True, 3, 2)
