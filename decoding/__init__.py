@@ -9,4 +9,3 @@ from decoding.interface import (
     Step,
     until_end,
 )
-from decoding.search import decode

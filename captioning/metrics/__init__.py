@@ -1,5 +1,6 @@
 """Scores captions, with one metric's evaluator per file. To add one, write a file such as
-`repetition.py`, and add a line here. A file is imported only when its evaluator is used.
+`repetition.py`, and add a line here. The configuration imports all files, whose options are keys:
+import a large library where it is used.
 """
 
 # {evaluator: "module:class"}. Tables keep the order of this list.

@@ -8,7 +8,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 from BLIP.compiled_step import CompiledStepFactory, append_to_static
 from BLIP.step import CachedStep
-from decoding import DecodingSettings, decode
+from decoding import DecodingSettings
+from decoding.search import decode
 from tests.fuzz.examples import fuzzed
 
 

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from decoding import DecodingSettings, decode
+from decoding import DecodingSettings
+from decoding.search import decode
 from tests.decoding.references import (
     END,
     PAD,

@@ -7,8 +7,9 @@ import pytest
 import torch
 import transformers
 
-from decoding import DecodingSettings, decode
+from decoding import DecodingSettings
 from decoding.sampling import draw_tokens, warp_scores
+from decoding.search import decode
 from tests.decoding.references import END, PrefixModel, adjust
 
 PAD = 0

@@ -9,7 +9,8 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from decoding import DecodingSettings, decode
+from decoding import DecodingSettings
+from decoding.search import decode
 from tests.decoding.references import PrefixModel, uncached
 from tests.fuzz.examples import fuzzed
 

@@ -17,8 +17,9 @@ from captioning.metrics.itm import ItmScorer
 from captioning.models.build import captioner_from, preprocessing_of
 from captioning.models.generation import caption_images
 from captioning.models.reranking import Reranker
-from decoding import DecodingSettings, decode
+from decoding import DecodingSettings
 from decoding.rerank import Reranking
+from decoding.search import decode
 from tests.captioning.conftest import save_siglip
 from tests.decoding.references import uncached
 from tests.markers import slow
