@@ -6,9 +6,17 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from smile import Objective, captions_of_turns, segments_from_position_ids
+from smile import Objective, captions_of_turns, segments_from_position_ids, smile_loss
 from smile.packing import LONG_ROW
-from tests.smile.hidden_states import IGNORE, SPECS, WAYS, example, gradients, words_of_labels
+from tests.smile.hidden_states import (
+    IGNORE,
+    SPECS,
+    WAYS,
+    LargestMade,
+    example,
+    gradients,
+    words_of_labels,
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -78,6 +86,14 @@ def test_without_labels_the_loss_is_0_and_its_gradient_too(shape, how):
         assert output.loss.eq(0).all() and output.tokens == 0
         assert all(part.eq(0).all() for part in output.parts.values())
         assert all(x.eq(0).all() for x in gradients(output.loss, inputs))
+
+
+def test_a_long_caption_does_not_lengthen_the_short_ones_of_its_row():
+    """Blocks of 100 captions of 3 words and of one of 100; together they would be 101 by 100."""
+    segments = torch.cat([torch.arange(100).repeat_interleave(3), torch.full((100,), 100)])[None]
+    with LargestMade() as made:
+        smile_loss(torch.randn(1, 400, 11), torch.randint(11, (1, 400)), segments=segments)
+    assert made.elements <= 100 * 100
 
 
 @settings(max_examples=30, deadline=None)
