@@ -59,6 +59,7 @@ def use_smile(
     undo(model)
     inner = _unwrap(model)
     inner.forward = inner._smile = _Forward(inner, objective)
+    inner.loss_function = inner._smile.placeholder
     inner.accepts_loss_kwargs = True  # so that Trainer passes num_items_in_batch
     return model
 
@@ -70,7 +71,8 @@ def undo(model: nn.Module) -> nn.Module:
     if forward is not None:
         forward.guard.remove()
         forward.objective = None  # a forward that was set later may still call it
-        del inner.accepts_loss_kwargs
+        for name in ("loss_function", "_loss_function", "accepts_loss_kwargs"):
+            inner.__dict__.pop(name, None)
         if inner.__dict__.get("forward") is forward:
             del inner.forward
             if forward.set_forward is not None:
@@ -128,22 +130,21 @@ def is_encoder_decoder(model: nn.Module) -> bool:
 class _Forward:
     """The forward of a model with an objective, which is computed from the output's logits.
 
-    The model gets no labels, unless it makes `decoder_input_ids` of them; it then computes its own
-    loss, which is not used.
+    A class that calls `self.loss_function` gets a loss of 0 from it, the `placeholder`, to which it
+    adds its router losses. Another class computes its own loss, which is not used.
     """
 
     def __init__(self, model: nn.Module, objective):
         self.model, self.name, self.parts = model, type(model).__name__, {}
-        self.is_running = False
+        self.is_running = self.was_called = False
         self.objective = objective if isinstance(objective, Objective) else Objective(objective)
         self.set_forward = model.__dict__.get("forward")  # by another library
         self.parameters = [*inspect.signature(type(model).forward).parameters][1:]
         # The second are decoders that are used alone, such as BartForCausalLM.
         is_aligned = is_encoder_decoder(model) or hasattr(model.config, "decoder_layers")
         self.is_shifted = not is_aligned
-        self.z_loss = getattr(
-            model, "z_loss_coefficient", 0
-        )  # Bamba's, of which it needs all logits
+        code = inspect.unwrap(type(model).forward).__code__
+        self.calls_loss_function = self.is_shifted and "loss_function" in code.co_names
         decoder = getattr(model, "get_decoder", lambda: None)()
         base = getattr(model, model.base_model_prefix, None)
         parts = (decoder, base, [*model.children()][-1])
@@ -170,6 +171,12 @@ class _Forward:
         if in_training and not self.is_running:
             raise ValueError(f"{self.name}: another loss is trained, {REMEDY}")
 
+    def placeholder(self, logits: Tensor, *_, **__) -> Tensor:
+        if not self.is_running:
+            raise ValueError(f"{self.name}: another forward was set, {REMEDY}")
+        self.was_called = True
+        return logits.new_zeros((), dtype=torch.float32)
+
     def __call__(self, *args, **kwargs) -> Any:
         inputs = {**dict(zip(self.parameters, args)), **kwargs}
         if self.objective is None:
@@ -182,21 +189,23 @@ class _Forward:
             return self._run(inputs)
         targets = self.targets(**batch, position_ids=inputs.get("position_ids"))
         used = (targets[0] != IGNORE).any(0).nonzero().squeeze(1)
-        if not self.is_shifted:
-            inputs["labels"] = labels
-        elif not (keep_logits or self.z_loss) and "logits_to_keep" in self.parameters and len(used):
+        can_drop = self.calls_loss_function and "logits_to_keep" in self.parameters and len(used)
+        # Bamba's z-loss depends on all logits.
+        if can_drop and not keep_logits and not getattr(self.model, "z_loss_coefficient", 0):
             # Negative, because a model may put an image in front.
             inputs["logits_to_keep"] = used - labels.size(1)
             targets = [x[:, used] if x is not None and x.dim() == 2 else x for x in targets]
         if "use_cache" in self.parameters:
             inputs["use_cache"] = False  # a recomputed layer would add to it twice
         return_dict = inputs.pop("return_dict", self.model.config.return_dict)
-        output = self._run({**inputs, "return_dict": True})
+        output = self._run({**inputs, "labels": labels, "return_dict": True})
+        if self.calls_loss_function and not self.was_called:
+            raise ValueError(f"{self.name}: its forward computes another loss, {REMEDY}")
         output = type(output)(**{**output, "loss": self.loss(output, *targets, items)})
         return output.to_tuple() if return_dict is False else output
 
     def _run(self, inputs: dict) -> Any:
-        self.is_running = True
+        self.is_running, self.was_called = True, False
         try:
             if self.set_forward is not None:
                 return self.set_forward(**inputs)
@@ -249,18 +258,17 @@ class _Forward:
         self.parts, loss = dict(result.parts), result.loss
         if num_items is not None:
             loss = loss * (result.tokens / torch.as_tensor(num_items, device=loss.device))
-        if self.is_shifted and output.get("loss") is not None:  # which depends on no label
+        if self.was_called:
             loss = loss + output["loss"].to(loss.device)
-        if self.z_loss:
-            loss = loss + self.z_loss * logits.float().logsumexp(2).square().mean()
         config = getattr(self.model.config, "text_config", self.model.config)
         for name in output:
             kind = re.search("(aux|z)_loss$", name)
             if kind and torch.is_tensor(output[name]):
                 self.parts[name] = output[name].detach()
-                keys = (f"{prefix}{kind[0]}_coef" for prefix in ("router_", ""))  # "": JetMoe's
-                coefficient = next((getattr(config, x) for x in keys if hasattr(config, x)), 0)
-                loss = loss + coefficient * output[name].to(loss.device)
+                if not self.was_called:
+                    keys = (f"router_{kind[0]}_coef", "aux_loss_coef")  # the second is JetMoe's
+                    coefficient = next((getattr(config, x) for x in keys if hasattr(config, x)), 0)
+                    loss = loss + coefficient * output[name].to(loss.device)
         return loss
 
     def tokens(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -294,6 +302,10 @@ class SmileLossMixin:
             del inner.forward
         use_smile(model, self._smile_objective)
         self._smile = inner._smile
+        coefficient = getattr(self, "router_aux_loss_coef", None)  # TRL's, set in the config alone
+        for module in model.modules() if coefficient is not None else ():
+            if hasattr(module, "router_aux_loss_coef"):
+                module.router_aux_loss_coef = coefficient
         return model
 
     def call_model_init(self, *args, **kwargs):

@@ -29,6 +29,7 @@ def smile_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """Compute the cross-entropy of each label under a softmax over its caption's words."""
     words, is_new = own_words(labels)  # (B, N) each
     subset = logits.gather(2, words.unsqueeze(1).expand(-1, labels.size(1), -1))  # (B, N, N)
+    subset = subset.masked_fill((labels == IGNORE).unsqueeze(2), 0)
     return subset_losses(subset, is_new)
 
 

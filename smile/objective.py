@@ -3,9 +3,9 @@
 import copy
 import math
 from collections.abc import Mapping
-from functools import partial
+from functools import partial, wraps
 from inspect import signature
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 import torch
 from torch import Tensor, nn
@@ -77,6 +77,20 @@ def _parse(spec: Spec) -> tuple[dict[str, float], dict[str, dict[str, Any]]]:
     return weights, options
 
 
+def _not_compiled(method: Callable) -> Callable:
+    """Give a method a graph break: shapes in it depend on the values of labels.
+
+    `torch.compiler.disable` as a decorator would import torch's compiler, which takes a second.
+    """
+
+    @wraps(method)
+    def call(*args, **kwargs):
+        run = torch.compiler.disable(method) if torch.compiler.is_compiling() else method
+        return run(*args, **kwargs)
+
+    return call
+
+
 class Objective(nn.Module):
     """A weighted sum of MLE, SMILE, SMILE's two ablations and the losses of `smile.alternatives`.
 
@@ -104,7 +118,7 @@ class Objective(nn.Module):
         self.random_subset_size = random_subset_size
         self.pad_token_id = pad_token_id
 
-    @torch._disable_dynamo  # shapes in it depend on the values of labels
+    @_not_compiled
     def forward(
         self,
         logits: Tensor,
@@ -139,7 +153,7 @@ class Objective(nn.Module):
         loss = sum(term.share * part for term, part in zip(terms, parts))
         return ObjectiveOutput(loss, dict(zip(self.weights, parts.detach())), tokens)
 
-    @torch._disable_dynamo  # shapes in it depend on the values of labels
+    @_not_compiled
     def from_hidden(
         self,
         hidden: Tensor,

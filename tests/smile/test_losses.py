@@ -53,6 +53,16 @@ def test_sum_and_mean_are_those_of_the_losses_of_each_token_also_under_autocast(
         torch.testing.assert_close(call("mean"), mean, rtol=0, atol=0)
 
 
+def test_smile_does_not_read_logits_that_are_not_scored():
+    inputs, labels = example()
+    found = []
+    for value in (0.0, math.nan):
+        logits = F.linear(*inputs).masked_fill((labels == IGNORE).unsqueeze(2), value).detach()
+        loss = Objective("smile", first_token_mle=False)(logits.requires_grad_(), labels).loss
+        found.append([loss.detach(), *torch.autograd.grad(loss, logits)])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+
+
 def test_losses_are_those_of_the_original_code(shared_data):
     golden = shared_data.parent / "golden" / "tiny"
     arrays = {k: torch.from_numpy(v) for k, v in np.load(golden / "arrays.npz").items()}
