@@ -27,6 +27,8 @@ class Sidecars:
 
     def __init__(self, request: Request):
         self.request, self.is_xmp = request, request.sidecar.lower() == xmp.EXTENSION
+        protected = (*request.sources, *request.outputs, request.marker)
+        self.protected = set(map(os.path.abspath, protected))
         self.images: dict[str, str] = {}  # {sidecar: image}
         self._names = lru_cache(64)(_names_in)
 
@@ -36,9 +38,15 @@ class Sidecars:
     def check(self, image: str) -> bool:
         """Return whether an image has a sidecar with a caption, see `has_caption`.
 
-        Raises UserError if another image has the same sidecar, or its folder is not writable.
+        Raises UserError if the sidecar would replace an input, an output or the sidecar of another
+        image, or if its folder is not writable.
         """
         sidecar = self.path_of(image)
+        if os.path.abspath(sidecar) in self.protected:
+            raise UserError(
+                f"{image}: its sidecar {sidecar} would replace an input or output file: choose "
+                f"another --sidecar than {self.request.sidecar}"
+            )
         owner = self.images.setdefault(sidecar, image)
         if owner != image:
             raise UserError(

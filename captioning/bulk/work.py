@@ -3,6 +3,7 @@
 import io
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, BinaryIO, Callable, NamedTuple, Optional, Union
@@ -64,33 +65,36 @@ class Worker:
         counts as a try of all units that are begun, see `Plan.tries`.
         """
         begun: dict[int, str] = {}
-        loader = DataLoader(
-            _Images(self.model),
-            batch_size=None,
-            sampler=self._batches(units, begun),
-            collate_fn=_identity,
-            num_workers=self.model.num_workers if read_ahead else 0,
-            worker_init_fn=signals.ignore,
-            pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # otherwise DataLoader draws from the global generator
-        )
         lines, first, kept_at = [], 0, time.monotonic()
         try:
-            for batch in self.model.prefetch(loader):
-                if batch.failure:
-                    raise UserError(batch.failure)
-                new = output_lines(batch.entries, self.model.captions(batch), self.model.origin)
-                if self.model.filter:
-                    self.model.filter.add_scores(new, batch.for_filter)
-                self.on_images(len(new))
-                lines += map(self.request.with_affixes, new)
-                first = batch.offset + len(new) - len(lines)
-                if batch.is_last or time.monotonic() - kept_at > KEEP_S:
-                    self._keep(batch.unit, first, lines, batch.is_last)
-                    lines, kept_at = [], time.monotonic()
-                if batch.is_last:
-                    stores.remove(begun.pop(batch.unit))
-                signals.raise_if_requested()
+            with ThreadPoolExecutor(1) as pool:
+                batches = self._batches(units, begun)
+                loader = DataLoader(
+                    _Images(self.model),
+                    batch_size=None,
+                    sampler=_ahead(batches, pool) if read_ahead else batches,
+                    collate_fn=_identity,
+                    num_workers=self.model.num_workers if read_ahead else 0,
+                    worker_init_fn=signals.ignore,
+                    pin_memory=torch.cuda.is_available(),
+                    generator=torch.Generator(),  # otherwise it draws from the global generator
+                )
+                for batch in self.model.prefetch(loader):
+                    if batch.failure:
+                        raise UserError(batch.failure)
+                    answers = self.model.captions(batch)
+                    new = output_lines(batch.entries, answers, self.model.origin)
+                    if self.model.filter:
+                        self.model.filter.add_scores(new, batch.for_filter)
+                    self.on_images(len(new))
+                    lines += map(self.request.with_affixes, new)
+                    first = batch.offset + len(new) - len(lines)
+                    if batch.is_last or time.monotonic() - kept_at > KEEP_S:
+                        self._keep(batch.unit, first, lines, batch.is_last)
+                        lines, kept_at = [], time.monotonic()
+                    if batch.is_last:
+                        stores.remove(begun.pop(batch.unit))
+                    signals.raise_if_requested()
         except (signals.Stopped, UserError):
             if lines:  # they are of one unit, see `Batch.is_last`
                 self._keep(batch.unit, first, lines, False)
@@ -124,6 +128,14 @@ class Worker:
                 yield Batch(number, offset, batch)
                 offset += len(batch)
             yield Batch(number, offset, [], is_last=True)
+
+
+def _ahead(batches: Iterator[Batch], pool: ThreadPoolExecutor) -> Iterator[Batch]:
+    """Yield the batches. The next one is made in the pool's thread, because it may read a tar."""
+    following = pool.submit(next, batches, None)
+    while (batch := following.result()) is not None:
+        following = pool.submit(next, batches, None)
+        yield batch
 
 
 @dataclass

@@ -87,6 +87,9 @@ def test_errors_are_one_line_before_the_captioner_is_loaded(
 def test_sidecars_that_cannot_be_written_are_refused(refused, photos, monkeypatch):
     (photos / "scene_000000.txt").mkdir()
     refused(f"{photos / 'scene_000000.txt'}: cannot be read: Is a directory", "--sidecar")
+    (listed := photos / "scene_000001.txt").write_text("scene_000001.png\n")
+    would_replace = f"its sidecar {listed} would replace an input or output file"
+    refused(would_replace, "--sidecar", "--existing", "overwrite", source=listed)
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(photos / "within"))
     refused(f"--sidecar: cannot write to {photos / 'within'}", "--sidecar", "--glob", "*9.png")
 
