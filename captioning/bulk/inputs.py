@@ -76,7 +76,7 @@ class Inputs:
         """Yield the entries of images in files and tables that are to be captioned."""
         request, counts, done = self.request, self.counts, self.earlier.done
         sidecars = Sidecars(request) if request.sidecar else None
-        annotated = set()
+        annotated, image_of = set(), {}
         if request.captions:
             known = read_samples(local(request.captions), needs=["image"])
             annotated = {sample.image for sample in known if sample.captions}
@@ -85,7 +85,15 @@ class Inputs:
             image = entry["image"]
             if request.metadata:
                 path_beside(image, request.metadata)  # raises UserError for another folder
-            has_caption = bool(sidecars and sidecars.check(image)) or named_in(image, annotated)
+            has_sidecar = sidecars is not None and sidecars.check(image)
+            # Look up every image, even one with a caption, to detect a name that fits two images.
+            name = named_in(image, annotated) if annotated else None
+            if name and image_of.setdefault(name, image) != image:
+                raise UserError(
+                    f"--captions: {name} in {request.captions} may be {image_of[name]} or {image}: "
+                    "use longer names there"
+                )
+            has_caption = has_sidecar or name
             if key in done or (request.skips_existing and has_caption):
                 counts["skipped"] += 1
                 prompt = hash(entry.get("prompt"))
@@ -93,6 +101,11 @@ class Inputs:
             else:
                 counts["planned"] += 1
                 yield entry
+        if annotated and not image_of:
+            raise UserError(
+                f"--captions: {request.captions} names {min(annotated)}, and no image of "
+                f"{', '.join(sources)}"
+            )
 
     def _images(self, sources: list[str]) -> Iterator[tuple[str, Entry]]:
         """Yield the key (see `key_of`) and the entry of each image once. Raises UserError.
@@ -118,11 +131,20 @@ class Inputs:
             stores.check_address(source)
         elif not (rows.is_list(source) or os.path.exists(source)):
             raise UserError(f"{source}: no such photo, folder or list")
-        if rows.is_list(source):
+        is_list = rows.is_list(source)
+        is_photo = is_image(source) if is_stored else not os.path.isdir(source)
+        for flag, is_set, fits in (
+            ("--glob", request.glob, not (is_list or is_photo)),
+            ("--no-recursive", not request.recursive, not (is_list or is_photo)),
+            ("--root", request.root, is_list),
+        ):
+            if is_set and not fits:
+                raise UserError(f"{flag} has no effect on {source}")
+        if is_list:
             if tables.is_table(source) and (request.sidecar or request.metadata):
                 raise UserError(f"{source} has its images inside: use --write-shards or --parquet")
             yield from self._of_list(source)
-        elif is_image(source) if is_stored else not os.path.isdir(source):
+        elif is_photo:
             yield {"image": source}
         else:
             for image in images_in(source, request.recursive, request.glob, self.left_out):

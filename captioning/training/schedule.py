@@ -42,12 +42,16 @@ def clip_gradients(
     """
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"] if p.grad is not None]
+    gradients = [p.grad for p in parameters]
     if correction is not None:
-        torch._foreach_mul_([p.grad for p in parameters], correction.float())
-    norm = nn.utils.clip_grad_norm_(parameters, config.clip_grad_norm or math.inf)
+        torch._foreach_mul_(gradients, correction.float())
+    norm = nn.utils.get_total_norm(gradients)
+    norm = norm.full_tensor() if is_distributed(norm) else norm
+    if config.clip_grad_norm is not None:
+        nn.utils.clip_grads_with_norm_(parameters, config.clip_grad_norm, norm)
     if config.clip_grad_value is not None:
         nn.utils.clip_grad_value_(parameters, config.clip_grad_value)
-    return norm.full_tensor() if is_distributed(norm) else norm
+    return norm
 
 
 def scheduled_rate(config: Config, epoch: int, step: int, steps: int, plateaus: int) -> float:

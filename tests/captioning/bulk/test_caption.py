@@ -142,6 +142,22 @@ def test_images_with_captions_in_another_file_are_skipped(run, photos, tmp_path,
     assert len(found) == 8 and not {str(one), str(two)} & found and "skipped 2" in log
 
 
+@pytest.mark.parametrize(
+    ("captions", "line"),
+    [
+        ("other.jpg,a cat\n", "names other.jpg, and no image of"),
+        ("scene.png,a cat\n", "a/scene.png or {folder}/b/scene.png: use longer names there"),
+    ],
+)
+def test_a_captions_file_that_names_no_image_or_two_is_refused(run, tmp_path, captions, line):
+    file, folder = tmp_path / "captions.txt", tmp_path / "photos"
+    file.write_text("image,caption\n" + captions)
+    for name in "ab":
+        (folder / name).mkdir(parents=True)
+        (folder / name / "scene.png").touch()
+    assert line.format(folder=folder) in run(folder, "--captions", str(file), code=2)[1]
+
+
 def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expected):
     tagged, empty = sorted(photos.glob("*.png"))[:2]
     tagged.with_suffix(".caption").write_text("two\nlines\n")

@@ -19,6 +19,8 @@ REFUSED = [
     (["--captions", "{out}a", "--metadata", "{out}a"], "would be replaced; name another output"),
     (["--write-shards", "{photos}/scene_000000.png"], "cannot write"),
     (["--glob", "*.gif"], "found no images"),
+    (["--glob", "*.png", "{photos}/scene_000000.png"], "--glob has no effect on"),
+    (["--root", "{photos}"], "--root has no effect on"),
     (["--sidecar", ".txt"], "would both have the sidecar"),
     (["--sidecar", "txt"], NO_TEXT),
     (["--sidecar", ".Jpeg"], NO_TEXT),
