@@ -1,8 +1,10 @@
 """Processes of torchrun share the units, write the files of one, and stop together."""
 
+import contextlib
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
@@ -44,3 +46,18 @@ def test_a_stop_of_one_stops_all_and_they_write_the_file_of_one(run, launch, pho
     assert launched.wait() == [0], launched.said()
     assert "continuing" in launched.said() and "211/211" in launched.said()
     assert read_lines(tmp_path / "out" / "captions.jsonl") == whole
+
+
+def test_a_process_that_dies_ends_the_others_and_loses_nothing(run, launch, photos, tmp_path):
+    launched = launch("eval_batch_size=1")
+    parts = tmp_path / "out" / "captions.jsonl.parts"
+    while not list(parts.glob("*/*.try")):
+        time.sleep(0.02)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # a process that has just ended
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == launched.ranks[0].pid:
+                os.kill(int(stat.parent.name), signal.SIGKILL)
+                break
+    assert launched.wait() != [0], launched.said()
+    lines, _ = run(photos, "--shard_size", "2", "eval_batch_size=1", "num_workers=0")
+    assert len(lines) == len({line["image"] for line in lines}) == 10
