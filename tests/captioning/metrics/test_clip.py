@@ -269,7 +269,7 @@ def test_features_are_computed_once_and_again_when_an_image_or_the_cache_is_dama
     with monkeypatch.context() as patched:
         patched.setattr(Clip, "read_image", lambda *_: 1 / 0)
         assert evaluate("clipscore") == before
-        Image.effect_noise((40, 30), 90).convert("RGB").save(photos[1])
+        Image.effect_noise((40, 30), 90).convert("RGB").save(photos[0])
         assert "ZeroDivisionError" in evaluate("clipscore").skipped["CLIPScore"]
     shutil.rmtree(cache)
     cache.write_text("a file, no folder")  # so that it cannot be written
