@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from decoding import DecodingSettings, Generated, SettingsError
 from decoding.caption_generator import CaptionGenerator, Prompts
 from smile import Objective, ObjectiveOutput
-from smile.hf import is_encoder_decoder, last_parts, use_smile
+from smile.forward import is_encoder_decoder, last_parts, use_smile
 from smile.loss import IGNORE
 from vlm.attention_map import run_with_cross_attention
 from vlm.batch import ImageBatch, Item, collate, with_caption

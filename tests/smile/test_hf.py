@@ -139,6 +139,7 @@ def test_a_model_whose_loss_is_of_another_kind_is_refused_by_name():
             use_smile(model)
 
 
+@pytest.mark.skipif(transformers.__version__ == "4.15.0", reason="its GPT2 refuses them itself")
 def test_labels_that_do_not_fit_are_one_line():
     model, batch, *_ = made(GPT2)
     use_smile(model)
