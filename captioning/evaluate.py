@@ -36,12 +36,14 @@ from captioning.files.stores import require_writable
 from captioning.files.writing import write_json
 from captioning.metrics import DEFAULT_EVALUATORS, EVALUATORS
 from captioning.metrics.base import Settings, build_evaluators, evaluator_classes
-from captioning.metrics.comparison import compare, format_comparison, same_images
 from captioning.metrics.image_files import find_images
 from captioning.metrics.intervals import INTERVALS
 from captioning.metrics.options import options_of
 from captioning.metrics.scoring import (
+    compare,
+    format_comparison,
     format_table,
+    same_images,
     score,
     skipped_lines,
     versions,

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from captioning.metrics import comparison, diversity, intervals
+from captioning.metrics import diversity, intervals, scoring
 from captioning.metrics.base import Evaluator, Metric, Scores, Settings, build_evaluators
-from captioning.metrics.comparison import Difference, compare
 from captioning.metrics.intervals import Estimate, mean_estimate, median_estimate, ratio_estimate
-from captioning.metrics.scoring import format_table, score
+from captioning.metrics.scoring import Difference, compare, format_table, score
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError
 from tests.programs import raises_line
@@ -102,7 +101,7 @@ def test_p_is_that_of_the_normal_approximation(shift):
     values += shift - values.mean()
     z = values.mean() / (values.std() / math.sqrt(400))
     expected = math.erfc(abs(z) / math.sqrt(2))
-    assert comparison.p_value(values) == pytest.approx(expected, abs=0.03)
+    assert scoring.p_value(values) == pytest.approx(expected, abs=0.03)
 
 
 def test_pairs_see_what_two_intervals_do_not():
@@ -123,7 +122,7 @@ def test_captions_without_a_value_are_left_out_and_scores_of_sets_have_no_interv
     found = compare(first, second)
     assert list(found) == ["lex_div", "PPL", "rank"]  # the table's order, then what has no column
     assert (found["PPL"].first, found["PPL"].second, found["PPL"].n) == (7.5, 8.5, 2)
-    _, *lines, _ = comparison.format_comparison(found).splitlines()
+    _, *lines, _ = scoring.format_comparison(found).splitlines()
     assert lines[0].split()[2:] == ["0.400", "1.000", "0.600"]
     assert lines[1].split()[:4] == ["PPL", "7.5", "8.5", "1.0"]
     same = columns_of(CIDEr=[1.0, 2.0, 0.0])
@@ -133,13 +132,13 @@ def test_captions_without_a_value_are_left_out_and_scores_of_sets_have_no_interv
 
 
 def test_the_second_takes_the_ids_and_the_order_of_the_first():
-    assert list(comparison.same_images({2: "a", 1: "b"}, {"1": "", "2": "y"}).items()) == [
+    assert list(scoring.same_images({2: "a", 1: "b"}, {"1": "", "2": "y"}).items()) == [
         (2, "y"),
         (1, ""),
     ]
     for others in ({1: "x"}, {1: "x", 2: "y", 3: "z"}):
         with raises_line(UserError, "has a caption in only one of the two files"):
-            comparison.same_images({1: "a", 2: "b"}, others)
+            scoring.same_images({1: "a", 2: "b"}, others)
 
 
 def test_the_interval_of_a_median_is_that_of_theory():
