@@ -20,8 +20,16 @@ from captioning.runtime.errors import UserError
 
 
 def cache_folder(folder: Optional[Path] = None) -> Path:
-    """Return `folder`, else `smile` in XDG_CACHE_HOME or ~/.cache. The folder need not exist."""
-    return folder or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smile"
+    """Return `folder`, else `smile` in XDG_CACHE_HOME or ~/.cache. The folder need not exist.
+
+    Raises UserError if there is no home folder.
+    """
+    if folder is not None:
+        return folder
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "smile"
+    except RuntimeError as error:  # HOME is not set, and the user is unknown to the system
+        raise UserError("the home folder is unknown; set XDG_CACHE_HOME to a folder") from error
 
 
 def cache_key(text: str, length: int = 64) -> str:

@@ -15,7 +15,6 @@ import re
 import sys
 import time
 import traceback
-from pathlib import Path
 from typing import Any, Callable, NoReturn, Optional
 
 import torch.distributed as dist
@@ -56,8 +55,12 @@ class _Parser(argparse.ArgumentParser):
     def parse_known_args(self, args=None, namespace=None):
         words = map(str, sys.argv[1:] if args is None else args)
         # A shell expands ~/PATH, but not --FLAG=~/PATH.
-        words = [re.sub("^(--[^=]+=)?~(?=/)", rf"\1{Path.home()}", word) for word in words]
+        words = [re.sub("^(--[^=]+=)?~(?=/)", _with_home, word) for word in words]
         return super().parse_known_args(words, namespace)
+
+
+def _with_home(match: re.Match) -> str:
+    return (match[1] or "") + os.path.expanduser("~")  # "~" without a home folder
 
 
 def run_program(program: Callable[[], Optional[int]], interrupted: Optional[str] = None) -> int:
