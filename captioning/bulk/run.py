@@ -126,7 +126,7 @@ class BulkCaptioning:
         """Caption the units of the plan that are not done, then merge all units."""
         parts = self.request.parts
         # The main process lists for all: others may see files that are new or, in a store, late.
-        made = distributed.broadcast_from_main(Plan(parts) if distributed.is_main() else None)
+        made = distributed.run_on_main(lambda: Plan(parts))
         if made.left():
             try:
                 self._caption(made)
