@@ -134,6 +134,7 @@ def merge_adapter(module: nn.Module, content: Mapping[str, Any], name: str) -> N
 
     content: the result of `read_checkpoint`. name: the checkpoint, for messages.
     """
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
     config, state = content[ADAPTER], content["model"]
     if is_blip(module.state_dict()):  # transformers names some of its layers differently
         state = {rename(key, HF_NAMES): tensor for key, tensor in state.items()}
@@ -144,4 +145,5 @@ def merge_adapter(module: nn.Module, content: Mapping[str, Any], name: str) -> N
     load_trained_state(module, state, name)
     module.merge_and_unload()
     del module.merge_and_unload
-    module.requires_grad_()  # peft has frozen it
+    for parameter in trainable:  # peft has frozen them
+        parameter.requires_grad_()

@@ -14,6 +14,7 @@ from captioning.bulk.work import Worker
 from captioning.runtime import signals
 from captioning.runtime.errors import UserError, one_line
 
+CPUS = 4  # cores of a task without a GPU, unless a machine has fewer
 CODE = {"working_dir": str(Path(__file__).resolve().parents[2])}  # uploaded to all machines
 
 _model = None  # of a process of Ray, which runs many tasks
@@ -54,8 +55,9 @@ def caption(
     """
     import ray
 
-    num_gpus = int(device.type == "cuda")
-    task = ray.remote(max_retries=TRIES, max_calls=0, num_gpus=num_gpus)(_caption)
+    cpus = min([CPUS, *(node["Resources"].get("CPU", CPUS) for node in ray.nodes())])
+    resources = {"num_gpus": 1} if device.type == "cuda" else {"num_cpus": cpus}
+    task = ray.remote(max_retries=TRIES, max_calls=0, **resources)(_caption)
     pending = [task.remote(os.getcwd(), request, unit, load) for unit in plan.left()]
     left_out = []
     while pending:
