@@ -52,8 +52,10 @@ def service(run_folders):
 def files(tmp_path_factory):
     """Return a folder of photos and of files that are none."""
     folder = tmp_path_factory.mktemp("photos")
-    photo = Image.radial_gradient("L").convert("RGB").resize((300, 200))
-    photo.save(folder / "photo.jpg")
+    photo = Image.linear_gradient("L").convert("RGB").resize((300, 200))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # to be turned clockwise
+    photo.save(folder / "photo.jpg", exif=exif)
     photo.rotate(90, expand=True).save(folder / "other.png")
     whole = (folder / "photo.jpg").read_bytes()
     (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])

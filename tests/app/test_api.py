@@ -1,6 +1,7 @@
 """The API of a running page: gradio_client, curl, concurrent callers, attackers."""
 
 import concurrent.futures
+import json
 import re
 import shutil
 import socket
@@ -9,11 +10,19 @@ import sys
 
 import pytest
 
-from tests.app.fuzz import API, FIELDS, PART, fuzz, image
-
 gradio_client = pytest.importorskip("gradio_client", reason="no Gradio")
 httpx = pytest.importorskip("httpx")
 
+API = "/gradio_api"
+CALL = f"{API}/call/v2/caption"
+MULTIPART = "multipart/form-data; boundary=b"
+PART = b"--b\r\nContent-Disposition: form-data; %s\r\n\r\nabc\r\n--b--\r\n"
+FIELDS = [b'name="files"; filename="a"', b'name="files"', b"", b'name="\xff"; filename=""']
+BODIES = [b"", b"[" * 900_000, b"\xff\xfe{}", b"null", *(PART % field for field in FIELDS)]
+VALUES = [
+    *(-1, 1.5, 10**400, float("nan"), float("inf"), True, {"a": 1}, [[1], None]),
+    *("\0", "\ud800", "a" * 100_000, "{{7*7}}", "SMILE"),
+]
 pytestmark = pytest.mark.slow  # they need the server, whose start takes seconds
 
 
@@ -57,20 +66,58 @@ def test_concurrent_callers_get_their_own_answers(server, files):
         assert list(threads.map(answer, range(12))) == alone * 4 and alone[2] == {"error"}
 
 
-def test_hostile_calls_are_never_500_read_no_file_and_fetch_no_address(server, tmp_path):
-    (tmp_path / "outside.png").write_bytes(image())
+def test_hostile_calls_are_never_500_read_no_file_and_fetch_no_address(server, files, tmp_path):
+    shutil.copy(files / "photo.jpg", tmp_path / "outside.jpg")
+    client, statuses = httpx.Client(base_url=server, timeout=60), []
+
+    def post(route, content, kind="application/json", **files):
+        content = json.dumps(content).encode() if isinstance(content, dict) else content
+        headers = {} if files else {"content-type": kind}
+        answer = client.post(route, content=content, headers=headers, **files)
+        statuses.append(answer.status_code)
+        return answer
+
+    def uploaded(name, content):
+        return post(f"{API}/upload", None, files={"files": (name, content)})
+
+    def caption(body):
+        """Return what a call by name is answered."""
+        started = post(CALL, body)
+        if started.status_code == 400:
+            return started.text
+        text = client.get(f"{CALL}/{started.json()['event_id']}").text
+        assert text.startswith("event: complete\ndata: "), (body, text)
+        return text
+
     with socket.create_server(("127.0.0.1", 0)) as foreign:
         foreign.setblocking(False)
         address = "{}:{}/a.png".format(*foreign.getsockname())
         others = [f"{scheme}//{address}" for scheme in ("http:", "HTTP:", "ftp:", "")]
         for name in (*others, others[0].replace(":", "%3A"), f"/{others[0]}"):
             for route in ("/file=", f"{API}/file=", f"{API}/file/", "/%67radio_api/file="):
-                assert httpx.get(f"{server}{route}{name}").status_code >= 400
-        paths = [f"{tmp_path}/outside.png", f"file://{tmp_path}/outside.png"]
-        statuses = fuzz(server, 60, [*others, *paths])
+                assert client.get(f"{route}{name}").status_code >= 400
+        outside = [f"{tmp_path}/outside.jpg", f"file://{tmp_path}/outside.jpg", "\0", "x" * 5000]
+        for path in (*others, *outside, "data:image/png;base64,AAAA"):
+            for more in ({}, {"url": others[0]}, {"is_stream": 1}):
+                assert '"error":' in caption({"photo": {"path": path, **more}})
         with pytest.raises(BlockingIOError):
             foreign.accept()
-    assert statuses[200] > 20 and statuses[400] > 5
+    photo = (files / "photo.jpg").read_bytes()
+    for name in ("../../up.png", "x" * 400 + ".png", "a.svg"):
+        uploaded(name, photo)
+    assert uploaded("large.png", photo + bytes(2 << 20)).status_code == 413
+    (path,) = uploaded("a.jpg", photo).json()
+    for route in (f"{API}/queue/join", CALL, f"{API}/upload", f"{API}/upload?upload_id=a"):
+        for content in BODIES:
+            for kind in ("application/json", MULTIPART, ""):
+                post(route, content, kind)
+    for value in VALUES:
+        for name in ("num_beams", "seed", "prompt", "checkpoints"):
+            caption({"photo": {"path": path}, name: value})
+        for key in ("fn_index", "session_hash", "trigger_id", "event_data"):
+            call = {"data": [{"path": path}, value], "fn_index": 1, "session_hash": "s"}
+            post(f"{API}/queue/join", {**call, key: value})
+    assert {200, 400} <= {*statuses} <= {200, 400, 413, 422, 503}
 
 
 def test_hosts_headers_and_fields_that_are_no_files(server):
@@ -81,7 +128,7 @@ def test_hosts_headers_and_fields_that_are_no_files(server):
         assert re.findall(r"<(?:link|script)[^>]*https?://[^>]*>", answer.text) == []
     for host in ("evil.example", "localhost.evil.example", "", "127.0.0.2"):
         assert httpx.get(server, headers={"Host": host}).status_code == 400
-    kind = {"content-type": "multipart/form-data; boundary=b"}
+    kind = {"content-type": MULTIPART}
     answer = httpx.post(f"{server}{API}/upload", content=PART % FIELDS[1], headers=kind)
     assert (answer.status_code, answer.text) == (400, "an upload has only files")
 
@@ -111,13 +158,14 @@ def test_a_token_is_the_password(visitor):
     assert "s3cret" not in stranger.get("/").text + visitor.get("/config").text
 
 
-def test_a_page_under_a_path_names_its_files_there_and_a_full_queue_refuses_callers(visitor):
+def test_a_page_under_a_path_names_its_files_there_and_a_full_queue_refuses_callers(visitor, files):
     """Two callers may wait while a slow call is computed."""
     config, root = visitor.get("/config").json(), "https://page.example/smile"
     (examples,) = (c["props"] for c in config["components"] if c["type"] == "dataset")
     assert config["root"] == root
     assert examples["samples"][0][0]["url"].startswith(f"{root}/gradio_api/file=")
-    (path,) = visitor.post(f"{API}/upload", files={"files": ("a.png", image())}).json()
+    photo = ("a.jpg", (files / "photo.jpg").read_bytes())
+    (path,) = visitor.post(f"{API}/upload", files={"files": photo}).json()
     slow = {"photo": {"path": path}, "num_beams": 10, "min_length": 100, "max_length": 110}
-    answers = [visitor.post(f"{API}/call/v2/caption", json=slow) for _ in range(12)]
+    answers = [visitor.post(CALL, json=slow) for _ in range(12)]
     assert {answer.status_code for answer in answers} == {200, 503}

@@ -1,6 +1,7 @@
 """The checkpoints of the page, and their labels."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -59,8 +60,8 @@ def test_the_default_is_the_demos_checkpoints(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"bash scripts/demo\.sh"):
         find_demo_checkpoints()
     for folder, names in (("demo-quick", ["mle", "smile", "mle_smile"]), ("demo", ["smile"])):
-        paths = [f"output/{folder}/{name}/checkpoint_best.pth" for name in names]
+        paths = [Path(f"output/{folder}/{name}/checkpoint_best.pth") for name in names]
         for path in paths:
-            (tmp_path / path).parent.mkdir(parents=True)
-            (tmp_path / path).touch()
-        assert find_demo_checkpoints() == paths
+            path.parent.mkdir(parents=True)
+            path.touch()
+        assert find_demo_checkpoints() == [*map(str, paths)]

@@ -23,33 +23,32 @@ VALUES = {
     ".inf": set(),
     "[[1]]": set(),
 }
-UNLIMITED = {"length_penalty"}
+NOT_ZERO = """
+batch_size init_lr image_size max_epoch reward_samples reward_temperature random_subset_size
+captions_per_image max_words shuffle_buffer accumulation_steps clip_grad_norm clip_grad_value
+lr_cycles lr_cycle_growth lr_decay early_stopping checkpoint_every keep_checkpoints rank_timeout
+eval_every log_every eval_batch_size spice_timeout encoder_dim encoder_size min_word_count embed_dim
+hidden_dim attention_dim num_layers teacher_forcing_k lora.r vit.embed_dim vit.depth vit.num_heads
+vit.patch_size vit.mlp_ratio vit.layer_norm_eps vit.initializer_range
+"""
+NOT_EMPTY = """
+tokenizer med_config clip_model ppl_model output_dir device vlm encoder encoder_weights spice_heap
+"""
 OUT_OF_RANGE = """
-batch_size=0 init_lr=0 image_size=0 image_size=4097 max_epoch=0 reward_samples=0 reward_samples=1001
-reward_temperature=0 label_smoothing=1 random_subset_size=0 random_subset_size=100001
-captions_per_image=0 captions_per_image=1001 max_words=0 max_tokens=2 augmentation_strength=2
-shuffle_buffer=0 num_workers=1001 accumulation_steps=0 clip_grad_norm=0 clip_grad_value=0
-lr_cycles=0 lr_cycles=101 lr_cycle_growth=0 lr_cycle_growth=11 lr_decay=0 lr_decay=2
-early_stopping=0 checkpoint_every=0 keep_checkpoints=0 keep_checkpoints=some rank_timeout=0
-eval_every=0 log_every=0 eval_batch_size=0 spice_timeout=0 spice_heap='' spice_heap=8T metrics=[]
-max_length=10001 num_beams=1001 seed=9223372036854775808 tokenizer='' med_config='' clip_model=''
-ppl_model='' output_dir='' device='' vlm='' lora.r=0 encoder='' encoder_weights='' encoder_dim=0
-encoder_dim=65537 encoder_size=0 encoder_size=1001 vocabulary_size=4 min_word_count=0 embed_dim=0
-embed_dim=65537 hidden_dim=0 hidden_dim=65537 attention_dim=0 attention_dim=65537 num_layers=0
-num_layers=1001 dropout=1 teacher_forcing_k=0 vit.embed_dim=0
-vit.embed_dim=65537 vit.depth=0 vit.depth=1001 vit.num_heads=0 vit.patch_size=0 vit.mlp_ratio=0
-vit.mlp_ratio=1001 vit.drop_path_rate=1 vit.drop_path_rate=-1 vit.layer_norm_eps=0
-vit.initializer_range=0 num_candidates=1 num_candidates=1001 rerank_weight=-1 rerank_weight=2
+image_size=4097 reward_samples=1001 label_smoothing=1 random_subset_size=100001 drop_image=1
+captions_per_image=1001 max_tokens=2 augmentation_strength=2 num_workers=1001 lr_cycles=101
+lr_cycle_growth=11 lr_decay=2 keep_checkpoints=some spice_heap=8T metrics=[] max_length=10001
+num_beams=1001 seed=9223372036854775808 encoder_dim=65537 encoder_size=1001 vocabulary_size=4
+embed_dim=65537 hidden_dim=65537 attention_dim=65537 num_layers=1001 dropout=1 vit.embed_dim=65537
+vit.depth=1001 vit.mlp_ratio=1001 vit.drop_path_rate=1 vit.drop_path_rate=-1 num_candidates=1
+num_candidates=1001 rerank_weight=-1 rerank_weight=2
 """
 
 VLM = "model=vlm augmentation=none"
 LINES = [
     ("num_beam=3", "unknown key 'num_beam'; did you mean 'num_beams'?"),
-    ("hiden_dim=3", "unknown key 'hiden_dim'; did you mean 'hidden_dim'?"),
     ("num_beams", "override 'num_beams' is not of the form key=value"),
     ("model=gru", "model: found 'gru'; input should be 'blip', 'rnn', 'lstm', 'attn', 'sat' or"),
-    ("num_beams=three", "num_beams: found 'three'; input should be a valid integer"),
-    ("keep_checkpoints=2.5", "keep_checkpoints: found 2.5; input should be a valid integer or 'al"),
     ("train_file=[3]", "train_file: found [3]; input should be a valid string; train_file: fo"),
     ("vit=3", "vit: found 3; input should be 'base' or 'large' or a mapping"),
     ("vit=base vit.depth=2", "override vit.depth: vit is 'base', which holds no keys"),
@@ -76,11 +75,8 @@ LINES = [
     ("num_beam_groups=2", "num_beam_groups is 2 with num_beams 3; it must divide num_beams of"),
     ("diversity_penalty=1", "diversity_penalty is 1.0, which makes groups of beams differ; raise"),
     ("rerank=itm", "rerank is itm, which needs itm_model"),
-    ("rerank=mmi candidates=beams num_beam_groups=3", "num_beam_groups is 3 with num_beams 20;"),
-    ("drop_image=1", "drop_image: found 1; input should be less than 1"),
     ("drop_image=0.2 reward={cider: 1}", "drop_image is 0.2, which reward does not support; set"),
     ("input=exact", "input is 'exact', which commit f445f286 was the last to support"),
-    ("null_image=zeros drop_image=0.2", "null_image is 'zeros', which commit 46748d31 was the"),
     ("attention_penalty=4", "attention_penalty is 4.0, but model blip has no attention; it is for"),
     ("model=lstm num_layers=2", "num_layers is 2; lstm has one layer"),
     ("model=sat teacher_forcing=exponential", "teacher_forcing_k is 10.0 with exponential;"),
@@ -90,6 +86,7 @@ LINES = [
     ("lora={rank: 4}", "unknown key 'lora.rank'"),
     ("vlm=other", "vlm is for model vlm; this one is blip"),
     (VLM, "vlm is missing: the folder or hub name of a model of transformers"),
+    ("rerank=mmi candidates=beams num_beam_groups=3", "num_beam_groups is 3 with num_beams 20;"),
     ("model=vlm vlm=a/b", "augmentation is blip, which model vlm does not support; set it to none"),
     (f"{VLM} vlm=a/b reward={{cider: 1}}", "reward is {'cider': 1.0}, which model vlm does not"),
     (
@@ -114,45 +111,39 @@ def error_of(path, overrides, flags=None):
     return str(error.value).removeprefix(f"{path}: ").removeprefix("command line: ")
 
 
-def schemas():
-    """Yield the name and the JSON schema of each key, and of each size of a vision transformer."""
+def types_of_keys():
+    """Yield each key, and each size of a vision transformer, with its JSON types."""
     schema = Config.model_json_schema()
-    yield from schema["properties"].items()
-    sizes = schema["$defs"]["VitSizes"]["properties"]
-    yield from ((f"vit.{name}", size) for name, size in sizes.items())
-
-
-def types_of(schema):
-    kinds = [kind for kind in schema.get("anyOf", [schema]) if "enum" not in kind]
-    return {kind.get("type") for kind in kinds}
+    sizes = schema["$defs"]["VitSizes"]["properties"].items()
+    for key, found in {**schema["properties"], **{f"vit.{k}": size for k, size in sizes}}.items():
+        kinds = [kind for kind in found.get("anyOf", [found]) if "enum" not in kind]
+        yield key, {kind.get("type") for kind in kinds}
 
 
 def sizes_for(key):
-    return [SIZES] if key.startswith("vit.") else []
+    return [SIZES] if key.startswith("vit.") else ["lora={}"] if key.startswith("lora.") else []
 
 
 @pytest.mark.parametrize("value", VALUES)
 def test_every_key_refuses_other_types(path, value):
-    checked = 0
-    for key, schema in schemas():
-        if not types_of(schema) & VALUES[value]:
-            given, flags = [*sizes_for(key)], {key: YAML(typ="safe").load(value)}
-            if given:
-                given, flags = [*given, f"{key}={value}"], None
-            line = error_of(path, given, flags)
-            assert line.startswith(f"{key}: found ") or key in ("lora", "vit", "vlm"), line
-            checked += 1
-    assert checked > 50
+    wrong = [key for key, types in types_of_keys() if not types & VALUES[value]]
+    assert len(wrong) > 50
+    for key in wrong:
+        given, flags = sizes_for(key), {key: YAML(typ="safe").load(value)}
+        if given:
+            given, flags = [*given, f"{key}={value}"], None
+        line = error_of(path, given, flags)
+        assert line.startswith(f"{key}: found ") or key in ("lora", "vit", "vlm"), line
 
 
 def test_every_number_is_limited(path):
-    for key, schema in schemas():
-        if types_of(schema) & {"integer", "number"} and key not in UNLIMITED:
+    for key, types in types_of_keys():
+        if types & {"integer", "number"} and key != "length_penalty":
             assert key in error_of(path, [*sizes_for(key), f"{key}=-7"])
-    for setting in OUT_OF_RANGE.split():
+    zero, empty = [f"{key}=0" for key in NOT_ZERO.split()], [f"{k}=''" for k in NOT_EMPTY.split()]
+    for setting in [*zero, *empty, *OUT_OF_RANGE.split()]:
         key = setting.partition("=")[0]
-        lora = ["lora={}"] if key.startswith("lora.") else []
-        assert error_of(path, [*sizes_for(key), *lora, setting]).startswith(f"{key}: found ")
+        assert error_of(path, [*sizes_for(key), setting]).startswith(f"{key}: found ")
 
 
 @pytest.mark.parametrize(("settings", "message"), LINES)
@@ -184,12 +175,8 @@ def test_an_empty_name_of_an_optional_file_is_none(path):
 
 
 NO_TAG = "not valid YAML at line 3: could not determine a constructor for the tag '"
-
-
 TENS = [f"&a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 10)]
 ALIASES = f"prompt: [&a0 [x], {', '.join(TENS)}]".encode()  # of ten lists of ten lists ...
-
-
 CONTENTS = [
     (b"# later", "expected lines of 'key: value', found None"),
     (b"image_root: \xe9", "not UTF-8 text at byte 12: convert it"),
