@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from tests.programs import refused
-from tests.smile import tiny_vlm
+from tests.vlm import folders
 
 for library in ("trl", "peft", "accelerate", "datasets"):
     pytest.importorskip(library, reason="what TRL needs is in the tests from Python 3.11")
@@ -21,7 +21,7 @@ def example():
 @pytest.fixture(scope="module")
 def arguments(scenes, repository, tmp_path_factory):
     model = tmp_path_factory.mktemp("model")
-    tiny_vlm.write(str(model))
+    folders.write("Idefics3ForConditionalGeneration", str(model))
     settings = [f"image_root={scenes}", f"ann_root={scenes}", f"vlm={model}", "reward_samples=2"]
     settings += ["batch_size=2", f"output_dir={model}/unused", "dataset=custom"]
     settings += [f"{split}_file=scenes_{split}.json" for split in ("train", "val", "test")]

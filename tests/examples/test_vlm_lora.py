@@ -9,8 +9,8 @@ import transformers
 from PIL import Image
 
 from smile import Objective
-from tests.smile import tiny_vlm
 from tests.smile.hf_steps import each_alone
+from tests.vlm import folders
 
 for library in ("trl", "peft", "accelerate", "datasets"):
     pytest.importorskip(library, reason="what TRL needs is in the tests from Python 3.11")
@@ -20,7 +20,7 @@ PHOTOS = {
     (48, 24): "a red disc on sand",
     (24, 48): "a small blue block on the grass",
     (40, 40): "a disc",
-    (16, 48): "two blue blocks and a small red disc",
+    (16, 48): "two blue block above a small red disc",
 }
 
 
@@ -29,7 +29,7 @@ def test_the_adapter_is_trained_on_the_photos_by_the_objective(tmp_path, capsys)
 
     load = transformers.AutoModelForImageTextToText.from_pretrained
     model, photos, output = (tmp_path / name for name in ("model", "photos", "adapter"))
-    tiny_vlm.write(str(model))
+    folders.write("Idefics3ForConditionalGeneration", str(model))
     photos.mkdir()
     lines = []
     for number, (size, caption) in enumerate(PHOTOS.items()):
@@ -46,7 +46,7 @@ def test_the_adapter_is_trained_on_the_photos_by_the_objective(tmp_path, capsys)
     for row, caption in zip(rows, PHOTOS.values()):
         row["pixel_values"] = row["pixel_values"].double()
         text = trainer.processing_class.decode(row["labels"][row["labels"] != -100])
-        assert text.strip() == f"{caption}<end_of_utterance>"
+        assert text.strip() == f"{caption} <end>"
     objective = Objective({"mle": 0.01, "smile": 0.99})
     expected, _ = each_alone(load(model, dtype=torch.float64), rows, objective)
     assert trainer.state.log_history[-1]["train_loss"] == pytest.approx(expected, rel=1e-4)

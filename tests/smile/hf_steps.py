@@ -86,12 +86,13 @@ def definition(name):
     return formula(made(name), Objective("smile"))
 
 
-def each_alone(model, rows, objective):
+def each_alone(model, rows, objective, router=0):
     """Return loss and gradients of a step on the rows, each computed alone and unpadded.
 
-    A row has the model's inputs, labels and optional weights: lists, or tensors (1, N).
+    A row has the model's inputs, labels and optional weights: lists, or tensors (1, N). router: the
+    coefficient of the mean of the rows' router losses.
     """
-    model, total, tokens = copy.deepcopy(model).train(), 0.0, 0
+    model, total, tokens, routers = copy.deepcopy(model).train(), 0.0, 0, 0.0
     for row in rows:
         row = {k: v if torch.is_tensor(v) else torch.tensor([v]) for k, v in row.items()}
         labels, weights = row.pop("labels"), row.pop("weights", None)
@@ -100,10 +101,11 @@ def each_alone(model, rows, objective):
             result = objective(model(**row).logits, labels)
         else:
             weights = None if weights is None else weights[:, 1:].double()
-            logits = model(**row, use_cache=False).logits
-            result = objective(logits[:, :-1], labels[:, 1:], weights=weights)
+            output = model(**row, use_cache=False)
+            result = objective(output.logits[:, :-1], labels[:, 1:], weights=weights)
+            routers = routers + (router * output.aux_loss if router else 0)
         total, tokens = total + result.loss * result.tokens, tokens + result.tokens
-    loss = total / (tokens if tokens > 0 else 1)
+    loss = total / (tokens if tokens > 0 else 1) + routers / len(rows)
     loss.backward()
     return loss.item(), gradients(model)
 

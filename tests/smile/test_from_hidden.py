@@ -33,7 +33,11 @@ def test_loss_parts_and_gradients_are_those_of_the_loss_of_logits(spec):
     for how in HOW.values():
         compare(Objective(spec, 0.1), *example(), **how)
     (hidden, weight, _), labels = example()
-    compare(Objective(spec), [hidden, weight, None], labels)
+    found, _ = compare(Objective(spec), [hidden, weight, None], labels)
+    with torch.no_grad():
+        again = from_hidden(Objective(spec), [hidden, weight, None], labels)
+    assert not again.loss.requires_grad
+    torch.testing.assert_close(again, found)
 
 
 @each_spec
@@ -91,17 +95,6 @@ def test_frozen_inputs_have_no_gradient_and_the_others_keep_theirs(frozen):
     assert [x.grad is not None for x in inputs] == [n not in frozen for n in range(3)]
 
 
-@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode])
-def test_without_gradients_the_loss_is_the_same(context):
-    inputs, labels = example()
-    for way in WAYS:
-        expected = way(Objective(MIXED), inputs, labels)
-        with context():
-            found = way(Objective(MIXED), inputs, labels)
-        assert expected.loss.requires_grad and not found.loss.requires_grad
-        torch.testing.assert_close(found, expected)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("halves", [0, 1, 3])  # of hidden states, weight and bias
 @pytest.mark.parametrize("spec", ["mle", "smile", "subsets", "gem", "all"])
@@ -156,9 +149,8 @@ def test_backward_runs_twice_and_outside_autocast(dtype, reduction):
 def test_a_second_derivative_is_refused():
     inputs, labels = example()
     loss = Objective("smile").from_hidden(*inputs, labels).loss
-    with pytest.raises(RuntimeError):
-        (gradient,) = torch.autograd.grad(loss, inputs[0], create_graph=True)
-        (loss + gradient.square().sum()).backward()
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(loss, inputs[0], create_graph=True)
 
 
 @pytest.mark.parametrize("reduction", ["mean", "none"])

@@ -8,9 +8,16 @@ from smile import Objective
 from smile.hf import use_smile
 from tests.markers import slow
 from tests.smile import trainer_parts as parts
-from tests.smile.trainer_parts import CAPTIONS, SmileSFTTrainer, SmileTrainer, check, ids, make
-
-peft = pytest.importorskip("peft")
+from tests.smile.hf_steps import T5, made
+from tests.smile.trainer_parts import (
+    CAPTIONS,
+    PROMPT,
+    SmileSFTTrainer,
+    SmileTrainer,
+    check,
+    ids,
+    make,
+)
 
 ONE_ROW = {"packing": True, "max_length": 64}
 SEVERAL_ROWS = {"packing": True, "max_length": 20}
@@ -36,32 +43,24 @@ def test_a_step_of_sft_is_the_definitions(step, tmp_path):
     assert not figures & {name.removeprefix("eval_") for name in (*entry, *metrics)}
 
 
-def assert_head(trainer, rows, packed):
-    """Check a step: logits are at positions before labels in training, at all in evaluation."""
-    loss, positions = parts.expected(rows)[0], []
-    head = trainer.model.get_output_embeddings()
-    head.register_forward_pre_hook(lambda _, hidden: positions.append(hidden[0].size(1)))
-    assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-6)
-    check(trainer, rows)
-    count = sum if packed else max
-    before_labels = (sum(label != -100 for label in row["labels"][1:]) for row in rows)
-    assert positions == [count(len(row["labels"]) for row in rows), count(before_labels)]
-
-
 PACKED = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed"])
 
 
 @PACKED
-@pytest.mark.parametrize("alone", [None, slow(False)])
-def test_completions_alone_are_scored(packed, alone, tmp_path):
-    """Unless TRL is set to score prompts, too; they are then part of the caption."""
-    data = [{"prompt": "user : a cat", "completion": " " + caption} for caption in CAPTIONS]
-    asked, said = ids("user : a cat"), [ids(caption + " </s>") for caption in CAPTIONS]
-    before = asked if alone is False else [-100] * len(asked)
-    rows = [{"input_ids": asked + x, "labels": before + x} for x in said]
-    options = {"completion_only_loss": alone, "eval_dataset": parts.data_set(data)}
-    options.update(ONE_ROW if packed else {})
-    assert_head(make(SmileSFTTrainer, tmp_path, data, **options), rows, packed)
+def test_completions_alone_are_scored_and_have_logits_in_training(packed, tmp_path):
+    """In evaluation, all positions have logits."""
+    data = [{"prompt": PROMPT, "completion": " " + caption} for caption in CAPTIONS]
+    asked, said = ids(PROMPT), [ids(caption + " <end>") for caption in CAPTIONS]
+    rows = [{"input_ids": asked + x, "labels": [-100] * len(asked) + x} for x in said]
+    options = {"eval_dataset": parts.data_set(data), **(ONE_ROW if packed else {})}
+    trainer, positions = make(SmileSFTTrainer, tmp_path, data, **options), []
+    head = trainer.model.get_output_embeddings()
+    head.register_forward_pre_hook(lambda _, hidden: positions.append(hidden[0].size(1)))
+    loss = parts.expected(rows)[0]
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-6)
+    check(trainer, rows)
+    count = sum if packed else max
+    assert positions == [count(len(asked + x) for x in said), count(map(len, said))]
 
 
 @PACKED
@@ -69,36 +68,26 @@ def test_each_turn_of_an_assistant_is_a_caption(packed, tmp_path):
     """The subset of one turn does not have the words of another."""
     data, expected = [], []
     for one, other in zip(CAPTIONS, CAPTIONS[1:]):
-        turns = [("user", "a cat"), ("assistant", one), ("user", "dog"), ("assistant", other)]
+        turns = [("user", "a star"), ("assistant", one), ("user", "disc"), ("assistant", other)]
         data.append({"messages": [{"role": role, "content": text} for role, text in turns]})
-        first, second = ids(f"{one} </s>"), ids(f"{other} </s>")
-        asked, again = ids("user : a cat"), ids("user : dog")
+        texts = ("user a star", f"{one} <end>", "user disc", f"{other} <end>")
+        asked, first, again, second = map(ids, texts)
         whole = [*asked, *first, *again, *second]
         for turn, before in ((first, asked), (second, [*asked, *first, *again])):
             labels = [-100] * len(before) + turn
             labels += [-100] * (len(whole) - len(labels))
             expected.append({"input_ids": whole, "labels": labels})
-    options = {"packing": packed, "max_length": 128}
-    check(make(SmileSFTTrainer, tmp_path, data, assistant_only_loss=True, **options), expected)
-
-
-def test_of_a_lora_on_packed_rows_the_adapters_alone_get_gradients(tmp_path):
-    config = peft.LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
-    trainer = make(SmileSFTTrainer, tmp_path, peft_config=config, **ONE_ROW)
-    model = parts.llama()
-    torch.manual_seed(42)  # SFTTrainer's, as it makes adapters
-    check(trainer, model=peft.get_peft_model(model, config))
-    trained = [name for name, x in trainer.model.named_parameters() if x.grad is not None]
-    assert all("lora_" in name for name in trained)
+    options = {"packing": packed, "max_length": 128, "assistant_only_loss": True}
+    check(make(SmileSFTTrainer, tmp_path, data, **options), expected)
 
 
 @pytest.mark.parametrize(
-    ("cls", "model"), [(SmileTrainer, parts.llama), (parts.SmileSeq2SeqTrainer, parts.t5)]
+    ("cls", "name"), [(SmileTrainer, "LlamaForCausalLM"), (parts.SmileSeq2SeqTrainer, T5)]
 )
-def test_an_accumulated_step_of_transformers_trainers_is_the_definitions(cls, model, tmp_path):
-    trained = model()
-    trained.accepts_loss_kwargs = False  # as of Qwen-VL, whose loss divides by its own tokens
-    check(make(cls, tmp_path, model=trained, **parts.UNEVEN), model=model())
+def test_an_accumulated_step_of_transformers_trainers_is_the_definitions(cls, name, tmp_path):
+    model = made(name).model
+    model.accepts_loss_kwargs = False  # as of Qwen-VL, whose loss divides by its own tokens
+    check(make(cls, tmp_path, model=model, **parts.UNEVEN), model=made(name).model)
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,17 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
-import transformers
 
 from smile import Objective
 from smile.hf import undo, use_smile
 from tests.markers import slow
 from tests.smile import trainer_parts as parts
+from tests.smile.hf_steps import T5, made, one_line
 from tests.smile.trainer_parts import SmileSFTTrainer, SmileTrainer, check, llama, make
 
 BOTH = pytest.mark.parametrize("cls", [slow(SmileTrainer), SmileSFTTrainer])
 REFUSED = "another loss is trained"
+MIXTRAL = "MixtralForCausalLM"
 
 
 def assert_mixture(entry, prefix=""):
@@ -39,41 +40,29 @@ def test_logs_have_each_part_as_a_mean_since_the_last_log(cls, tmp_path):
 
 @BOTH
 def test_compute_metrics_gets_the_logits_of_the_evaluation_loss(cls, tmp_path):
-    seen = {}
-
     def compute_metrics(prediction):
         given = prediction.predictions
-        seen["logits"] = torch.tensor(given[0] if isinstance(given, tuple) else given)
-        seen["labels"] = torch.tensor(prediction.label_ids)
-        return {"half": 0.5}
+        logits = torch.tensor(given[0] if isinstance(given, tuple) else given)
+        labels = torch.tensor(prediction.label_ids)
+        return {"again": parts.MIXTURE(logits[:, :-1], labels[:, 1:]).loss.item()}
 
     trainer = make(cls, tmp_path, eval_dataset=parts.data_set(), compute_metrics=compute_metrics)
-    metrics = trainer.evaluate()
-    again = parts.MIXTURE(seen["logits"][:, :-1], seen["labels"][:, 1:]).loss.item()
-    assert metrics["eval_half"] == 0.5
-    assert [again, metrics["eval_loss"]] == pytest.approx([parts.expected()[0]] * 2, rel=1e-5)
-
-
-def test_the_evaluation_loss_is_the_same_with_predict_with_generate(tmp_path):
-    options = {"predict_with_generate": True, "generation_max_length": 12}
-    options["compute_metrics"] = lambda found: {"n": len(found.predictions)}
-    options.update(model=parts.t5(), eval_dataset=parts.data_set())
-    metrics = make(parts.SmileSeq2SeqTrainer, tmp_path, **options).evaluate()
-    assert metrics["eval_loss"] == pytest.approx(parts.expected(model=parts.t5())[0], rel=1e-6)
-    assert metrics["eval_n"] == len(parts.CAPTIONS)
+    metrics, loss = trainer.evaluate(), parts.expected()[0]
+    assert metrics["eval_again"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-5)
 
 
 @pytest.mark.slow
 def test_a_model_of_model_init_is_trained_with_the_objective(tmp_path):
     """It is built twice: at first, and when training begins."""
-    made = []
+    built = []
 
     def model_init():
-        made.append(llama())
-        return made[-1]
+        built.append(llama())
+        return built[-1]
 
     check(trainer := make(SmileTrainer, tmp_path, model_init=model_init, **parts.UNEVEN))
-    assert len(made) == 2 and trainer.model is made[-1]
+    assert len(built) == 2 and trainer.model is built[-1]
 
 
 @BOTH
@@ -81,9 +70,9 @@ def test_router_losses_are_averaged_and_weighted_by_their_coefficient(cls, tmp_p
     """The coefficient is TRL's if given. Some models pass over the configuration."""
     is_trl = cls is SmileSFTTrainer
     options = {"router_aux_loss_coef": 0.5} if is_trl else {}
-    trainer, asked = make(cls, tmp_path, model=parts.mixtral(), **options, **parts.SINGLY), []
+    trainer, asked = make(cls, tmp_path, model=made(MIXTRAL).model, **options, **parts.SINGLY), []
     trainer.model.register_forward_pre_hook(lambda *x: asked.append(x[-1]), with_kwargs=True)
-    check(trainer, model=parts.mixtral(), router=0.5 if is_trl else 0.3)
+    check(trainer, model=made(MIXTRAL).model, router=0.5 if is_trl else 0.3)
     assert ("output_router_logits" in asked[0]) == is_trl
 
 
@@ -103,9 +92,10 @@ OTHER_LOSSES = {"label_smoothing_factor": 0.1, "compute_loss_func": lambda x, *_
 @pytest.mark.parametrize("cls", [SmileTrainer, SmileSFTTrainer, slow(parts.SmileSeq2SeqTrainer)])
 @pytest.mark.parametrize("name", OTHER_LOSSES)
 def test_another_loss_is_refused(cls, name, tmp_path):
-    model = parts.t5() if cls is parts.SmileSeq2SeqTrainer else None
+    model = made(T5).model if cls is parts.SmileSeq2SeqTrainer else None
     trainer = make(cls, tmp_path, model=model, **{name: OTHER_LOSSES[name]})
-    parts.refused_in_training(trainer, REFUSED)
+    with one_line(REFUSED):
+        trainer.train()
 
 
 @pytest.mark.parametrize("cls", [SmileTrainer, slow(SmileSFTTrainer)])
@@ -113,7 +103,8 @@ def test_another_loss_is_refused(cls, name, tmp_path):
 def test_a_model_that_lost_the_trainers_objective_is_refused(change, cls, tmp_path):
     trainer = make(cls, tmp_path)
     change(trainer.model)
-    parts.refused_in_training(trainer, f"^{cls.__name__}: {REFUSED}.*SmileLossMixin")
+    with one_line(f"^{cls.__name__}: {REFUSED}.*SmileLossMixin"):
+        trainer.train()
 
 
 @pytest.mark.parametrize("is_before", [True, False])
@@ -127,24 +118,6 @@ def test_use_smile_in_trls_own_sft_trainer_trains_it_or_is_refused(is_before, tm
         check(trainer)
     except ValueError as error:
         assert "class Mine(SmileLossMixin" in str(error) and "\n" not in str(error)
-
-
-def dpo_trainer(folder):
-    """Return TRL's DPOTrainer of a stored model, which loads another one to compare with."""
-    row = {"prompt": "user : a cat", "chosen": " the cat sits", "rejected": " a dog runs"}
-    arguments = parts.trl.DPOConfig(
-        str(folder), per_device_train_batch_size=2, gradient_checkpointing=False, **parts.QUIET
-    )
-    model = use_smile(transformers.LlamaForCausalLM.from_pretrained(f"{folder}/model"))
-    keywords = {"processing_class": parts.tokenizer(), "train_dataset": parts.data_set([row] * 2)}
-    return parts.trl.DPOTrainer(model, args=arguments, **keywords)
-
-
-def test_a_loss_of_trls_ends_in_its_first_step_and_runs_after_undo(tmp_path):
-    llama().float().save_pretrained(tmp_path / "model")
-    parts.refused_in_training(trainer := dpo_trainer(tmp_path), REFUSED)
-    undo(trainer.model)
-    assert trainer.train().global_step == 1
 
 
 def in_each_process(folder):
@@ -162,11 +135,8 @@ def in_each_process(folder):
         loss = sum(halves) / 2 if cls is SmileSFTTrainer else loss  # TRL counts no tokens
         assert trainer.evaluate()["eval_loss"] == pytest.approx(loss, rel=1e-6)
     check(make(cls, folder, rows, packing=True, max_length=24, **steps), rows)
-    trainer = make(cls, folder, rows, parts.mixtral(), router_aux_loss_coef=0.5, **steps)
-    check(trainer, rows, model=parts.mixtral(), router=0.5)
-    trainer = dpo_trainer(folder)
-    parts.refused_in_training(trainer, REFUSED)  # in both processes, before they synchronise
-    assert isinstance(trainer.model_wrapped, torch.nn.parallel.DistributedDataParallel)
+    trainer = make(cls, folder, rows, made(MIXTRAL).model, router_aux_loss_coef=0.5, **steps)
+    check(trainer, rows, model=made(MIXTRAL).model, router=0.5)
     del trainer
     gc.collect()  # a wrapped model that outlives the group can abort the process at its end
     dist.destroy_process_group()
@@ -174,9 +144,8 @@ def in_each_process(folder):
 
 
 @pytest.mark.slow
-def test_two_processes_train_evaluate_and_refuse_as_one(tmp_path):
+def test_two_processes_train_and_evaluate_as_one(tmp_path):
     from tests.processes import Processes  # which environments of trl_versions cannot import
 
-    llama().float().save_pretrained(tmp_path / "model")
     run = Processes(in_each_process, str(tmp_path), tmp_path / "output", 2)
     assert run.wait(200) == [0, 0], run.said()[-3000:]

@@ -59,22 +59,15 @@ def test_random_subset_draws_anew_and_repeats_with_the_seed():
         ("smlie", "'smlie' is unknown; choose from mle, smile, random, reverse"),
         ({}, "objective is {}; give a name, or a mapping"),
         (["focal"], "objective is ['focal']; give a name"),
-        ({"mle": -1}, "'mle': weight is -1; give a number from"),
-        *(
-            ({"mle": {"weight": wrong}}, f"weight is {wrong!r}; give a number from")
-            for wrong in (0, "much", float("nan"), float("inf"), True)
-        ),
-        ({"focal": {"alpha": 1}}, "'focal' has no parameter 'alpha'; it has weight, gamma"),
+        ({"mle": 0}, "'mle': weight is 0; give a number from"),
+        ({"mle": {"weight": "much"}}, "weight is 'much'; give a number from"),
         ({"mle": {"gamma": 1}}, "'mle' has no parameter 'gamma'; it has weight"),
         ({"focal": {"gamma": -1}}, "'focal': gamma is -1; give a number from 0"),
         ({"tailr": {"gamma": 1.5}}, "gamma is 1.5; give a number from 0 to 1"),
         ({"tailr": {"min_weight": float("nan")}}, "min_weight is nan; give a number"),
-        ({"mixce": {"eta": "half"}}, "eta is 'half'; give a number"),
         ({"mixce": {"eta": True}}, "eta is True; give a number"),
-        ({"scalegrad": {"gamma": 0}}, "gamma is 0; give a number from"),
         ({"gem": {"beta": 0}}, "beta is 0; give a number from"),
         ({"unlikelihood": {"alpha": float("inf")}}, "alpha is inf; give a number from 0"),
-        ({"selective_eos": {"eos_token_id": -1}}, "eos_token_id is -1; give a number from 0"),
     ],
 )
 def test_a_wrong_objective_is_one_line(spec, message):
@@ -83,10 +76,10 @@ def test_a_wrong_objective_is_one_line(spec, message):
             call(spec)
 
 
-def test_a_wrong_smoothing_is_one_line():
-    for wrong in (-0.1, 1.5, float("nan")):
-        with raises_line(ValueError, f"label_smoothing is {wrong}; give a number from 0 to 1"):
-            Objective("mle", label_smoothing=wrong)
+@pytest.mark.parametrize("wrong", [-0.1, 1.5, float("nan")])
+def test_a_wrong_smoothing_is_one_line(wrong):
+    with raises_line(ValueError, f"label_smoothing is {wrong}; give a number from 0 to 1"):
+        Objective("mle", label_smoothing=wrong)
 
 
 def test_weights_with_and_without_parameters():
@@ -97,14 +90,10 @@ def test_weights_with_and_without_parameters():
 
 def test_a_tokenizer_gives_the_ids_that_are_not_set():
     inputs, labels = example()
-    for objective, line in (
-        (Objective("selective_eos"), "eos_token_id is None; give the id of the end token"),
-        (
-            Objective("selective_eos").with_tokens(0, 23),
-            "is 23; give the id of the end token, below",
-        ),
-    ):
-        with raises_line(ValueError, line, start="selective_eos: "):
+    unset = Objective("selective_eos")
+    for objective, line in ((unset, "is None"), (unset.with_tokens(0, 23), "is 23")):
+        line = f"selective_eos: eos_token_id {line}; give the id of the end token, below 23"
+        with raises_line(ValueError, line):
             from_logits(objective, inputs, labels)
     plain = Objective({"selective_eos": 0.5, "reverse": 0.5})
     theirs, kept = plain.with_tokens(1, EOS), Objective(SPECS["selective_eos"]).with_tokens(1, 5)

@@ -21,7 +21,7 @@ from tests.runs import (
     weights,
     write_config,
 )
-from tests.smile import tiny_vlm
+from tests.vlm import folders
 
 pytestmark = [pytest.mark.slow, needs_fsdp]
 ONE = ("batch_size=8", "max_epoch=1", "checkpoint_every=2")
@@ -33,7 +33,7 @@ LORA = "lora={r: 2, alpha: 4, dropout: 0.0}"
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sharding")
-    tiny_vlm.write(str(folder / "model"))
+    folders.write("Idefics3ForConditionalGeneration", str(folder / "model"))
     path = write_config(folder, train_images=24)
     keys = f"model: vlm\nvlm: {folder / 'model'}\nprompt: Describe it.\naugmentation: none\n"
     path.write_text(path.read_text() + keys)

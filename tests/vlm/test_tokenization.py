@@ -9,7 +9,6 @@ import transformers
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from captioning.models.score_tokens import END, join_pieces
-from tests.smile import tiny_vlm
 from vlm.library import load_parts
 from vlm.prompt import PromptProcessor, Turn
 from vlm.tokenization import CaptionTokenizer
@@ -87,11 +86,10 @@ def test_a_turn_ends_by_the_template_the_tokenizer_or_the_model(suffix, of_model
         CaptionTokenizer(library, Turn("", "", ""), [])
 
 
-def test_the_turn_is_what_the_chat_template_writes_around_a_caption(tmp_path):
-    tiny_vlm.write(str(tmp_path))
-    turn = PromptProcessor(load_parts(str(tmp_path)), "look ").turn
-    prompt = "<s>User:<image> look<end_of_utterance>\nAssistant:"
-    assert turn == Turn(prompt, " ", "<end_of_utterance>")
+def test_the_turn_is_what_the_chat_template_writes_around_a_caption(vlm_folder):
+    folder, _ = vlm_folder("Idefics3ForConditionalGeneration")
+    turn = PromptProcessor(load_parts(folder), "look ").turn
+    assert turn == Turn("<start>user <image>look<end>\n<start>assistant", " ", "<end>")
 
 
 @pytest.mark.parametrize("is_special", [False, True])
