@@ -13,7 +13,6 @@ from captioning.data import image
 from captioning.data.augmentation import training_transform
 from captioning.data.image import load_image
 from captioning.runtime.errors import UserError
-from captioning.runtime.start import configure_process
 from tests.programs import raises_line
 
 GREY = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
@@ -50,19 +49,13 @@ def deep_png(values):
 PHOTOMETRIC = [struct.pack("<HHIHH", 262, 3, 1, lowest, 0) for lowest in (1, 0)]
 WIDE, WIDEST, FLOATS = (GREY.astype(kind) for kind in (np.uint16, np.int32, np.float32))
 SCALED = {
-    "16 bits": saved(WIDE * 256 + 77, "PNG"),
     "12 of 16 bits": saved(WIDE * 16 + 5, "PNG"),
-    "14 of 16 bits, as of thermal cameras": saved(WIDE * 64 + 50, "TIFF"),
-    "8 of 16 bits": saved(WIDE, "TIFF"),
     "8 of 32 bits": saved(WIDEST, "TIFF"),
-    "16 of 32 bits": saved(WIDEST * 257, "TIFF"),
     "declared": saved(WIDE * 3 + 100, "TIFF", tiffinfo={SMALLEST: 100, LARGEST: 867}),
     "declared floats": saved(FLOATS - 128, "TIFF", tiffinfo={SMALLEST: -128.0, LARGEST: 127.0}),
     "floats to 1": saved(FLOATS / 255, "TIFF"),
     "white is zero": saved(65535 - WIDE * 257, "TIFF").replace(*PHOTOMETRIC),
     "floats to 255": saved(FLOATS, "TIFF"),
-    "PGM": b"P5 16 16 65535\n" + (WIDE * 256 + 77).astype(">u2").tobytes(),
-    "PGM of 12 bits": b"P5 16 16 4095\n" + (WIDE * 16 + 8).astype(">u2").tobytes(),
     "dark PGM": b"P5 16 16 65535\n" + (WIDE // 16 * 256).astype(">u2").tobytes(),
 }
 
@@ -74,12 +67,10 @@ def test_values_are_scaled_from_the_range_that_is_declared_or_that_holds_them(na
 
 
 def test_values_of_an_unknown_range_are_refused():
-    dark, found = "16-bit colours that are almost black", "values from {} to {}, of no known range"
     for content, reason in (
-        (saved(FLOATS * 2, "TIFF"), found.format(0, 510)),
-        (saved(WIDEST - 1, "TIFF"), found.format(-1, 254)),
-        (saved(WIDEST * 300, "TIFF"), found.format(0, 76500)),
-        (deep_png(NOISE.astype(int) * 16), dark),
+        (saved(FLOATS * 2, "TIFF"), "values from 0 to 510, of no known range"),
+        (saved(WIDEST - 1, "TIFF"), "values from -1 to 254, of no known range"),
+        (deep_png(NOISE.astype(int) * 16), "16-bit colours that are almost black"),
     ):
         with raises_line(UserError, f"a photo: not a readable image ({reason}: scale them to 8"):
             pixels(content)
@@ -88,30 +79,22 @@ def test_values_of_an_unknown_range_are_refused():
 def test_colours_of_8_and_16_bits_are_kept():
     np.testing.assert_array_equal(pixels(saved(NOISE, "PNG")), NOISE)
     np.testing.assert_array_equal(pixels(deep_png(NOISE.astype(int) * 257)), NOISE)
-    opaque = Image.fromarray(NOISE).convert("RGBA")
-    np.testing.assert_array_equal(pixels(saved(opaque, "PNG")), NOISE)
-    bits = pixels(saved(GREY > 99, "PNG"))
-    assert (bits == 255 * (GREY > 99)[..., None]).all()
 
 
 def drawing(mode):
     """Return a PNG, all of it black: the left half is opaque, the right half transparent."""
-    alpha = Image.new("L", (8, 4), 255)
-    alpha.paste(0, (4, 0, 8, 4))
-    if mode in ("RGBA", "LA"):
-        picture = Image.new(mode, (8, 4))
-        picture.putalpha(alpha)
+    picture = Image.new({"palette": "P"}.get(mode, mode), (8, 4))
+    picture.paste((9, 0, 0) if mode == "RGB" else 1, (4, 0, 8, 4))
+    if mode == "RGBA":
+        picture.putalpha(Image.fromarray(np.array([[255] * 4 + [0] * 4] * 4, np.uint8)))
         return saved(picture, "PNG")
-    hidden = (9, 0, 0) if mode == "RGB" else 1
-    picture = Image.new(mode[0].upper() if "alpha" in mode else mode, (8, 4))
-    picture.paste(hidden, (4, 0, 8, 4))
-    if picture.mode == "P":
+    if mode == "palette":
         picture.putpalette([0] * 6)
-    transparency = b"\xff\0" if "alpha" in mode else picture.getpixel((4, 0))
-    return saved(picture, "PNG", transparency=transparency)
+        return saved(picture, "PNG", transparency=b"\xff\0")
+    return saved(picture, "PNG", transparency=picture.getpixel((4, 0)))
 
 
-@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "palette with alpha", "L", "I;16", "RGB"])
+@pytest.mark.parametrize("mode", ["RGBA", "palette", "I;16", "RGB"])
 def test_transparency_is_composed_on_white(mode):
     found = pixels(drawing(mode))
     assert (found[:, :4] == 0).all() and (found[:, 4:] == 255).all()
@@ -125,17 +108,11 @@ def test_photos_are_turned_upright_unless_they_are_wanted_as_stored(orientation)
     exif[0x0112] = orientation
     turned = [NOISE, NOISE[:, ::-1], NOISE[::-1, ::-1], NOISE[::-1], NOISE.swapaxes(0, 1)]
     turned += [np.rot90(NOISE, -1), np.rot90(NOISE, 2).swapaxes(0, 1), np.rot90(NOISE), NOISE]
-    for kind, mode in (("PNG", "RGB"), ("PNG", "RGBA"), ("WEBP", "RGB")):
-        settings = {"lossless": True} if kind == "WEBP" else {}
-        content = saved(Image.fromarray(NOISE).convert(mode), kind, exif=exif, **settings)
+    for mode in ("RGB", "RGBA"):
+        content = saved(Image.fromarray(NOISE).convert(mode), "PNG", exif=exif)
         np.testing.assert_array_equal(pixels(content), turned[orientation - 1])
         stored = load_image("", io.BytesIO(content), exif=False)
         np.testing.assert_array_equal(np.asarray(stored), NOISE)
-
-
-def test_damaged_exif_data_leaves_the_pixels():
-    for data in (b"Exif\0\0II*\0\xff\xff\xff\xff", b"x"):
-        np.testing.assert_array_equal(pixels(saved(NOISE, "PNG", exif=data)), NOISE)
 
 
 def test_heic_is_read_where_pillow_heif_is_installed():
@@ -153,12 +130,6 @@ def test_without_pillow_heif_the_line_names_it(monkeypatch):
         pixels(b"\0\0\0\x18ftypheic", "IMG_1.HEIC")
     image._formats.cache_clear()
     assert str(error.value).endswith("JPEG2000): pip install pillow-heif")
-
-
-def test_programs_get_no_warning_of_a_large_image(recwarn):
-    configure_process()
-    image.open_image("", io.BytesIO(saved(Image.new("1", (9500, 9500)), "PNG"))).close()
-    assert not recwarn.list
 
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
@@ -192,17 +163,13 @@ def in_srgb(values):
 
 def test_colours_are_converted_to_srgb_by_the_profile_in_the_file():
     assert np.abs(in_srgb(NOISE) - NOISE).max() > 30
-    for kind, settings in (("PNG", {}), ("WEBP", {"lossless": True}), ("TIFF", {})):
-        content = saved(NOISE, kind, icc_profile=P3, **settings)
+    for kind in ("PNG", "TIFF"):
+        content = saved(NOISE, kind, icc_profile=P3)
         np.testing.assert_allclose(pixels(content), in_srgb(NOISE), atol=2)
         read = load_image("", io.BytesIO(content))
         np.testing.assert_array_equal(pixels(saved(read, "PNG")), read)  # it has no profile
         stored = load_image("", io.BytesIO(content), exif=False)
         np.testing.assert_array_equal(stored, NOISE)
-    alpha = Image.fromarray(NOISE).convert("RGBA")
-    alpha.putalpha(128)
-    content = saved(alpha, "PNG", icc_profile=P3)
-    np.testing.assert_allclose(pixels(content), (in_srgb(NOISE) + 255) / 2, atol=2)
 
 
 @pytest.mark.parametrize("exif", [True, False])
@@ -216,8 +183,10 @@ def test_training_converts_colours_as_evaluation_does(exif):
         np.testing.assert_allclose(centre, in_srgb(colour) if exif else colour, atol=3)
 
 
-def test_a_profile_of_srgb_or_of_another_mode_or_a_damaged_one_changes_nothing():
-    for profile in (SRGB, P3[:200], b"?"):
+def test_damaged_exif_data_and_profiles_that_do_not_apply_leave_the_pixels():
+    for data in (b"Exif\0\0II*\0\xff\xff\xff\xff", b"x"):
+        np.testing.assert_array_equal(pixels(saved(NOISE, "PNG", exif=data)), NOISE)
+    for profile in (SRGB, P3[:200]):
         np.testing.assert_array_equal(pixels(saved(NOISE, "PNG", icc_profile=profile)), NOISE)
     np.testing.assert_array_equal(pixels(saved(GREY, "PNG", icc_profile=P3))[..., 0], GREY)
 

@@ -109,7 +109,6 @@ IMAGE = b"an image"  # stands for one
 BAD = {
     "c.png: not a readable image (none of ": [("c.png", b"text"), ("c.txt", b"three")],
     "c.png has no caption: add one": [("c.png", IMAGE), ("c.txt", b" \n")],
-    "c.png: not valid JSON at line 1": [("c.png", IMAGE), ("c.json", b"{")],
     "c.png: its captions are not UTF-8 text": [("c.png", IMAGE), ("c.txt", b"\xff")],
 }
 
