@@ -7,6 +7,9 @@ from contextlib import contextmanager
 from pathlib import PurePosixPath
 from urllib.parse import unquote, urlsplit
 
+import fsspec
+import pytest
+
 from tests import servers
 
 API, FILE = "/api/datasets/owner/birds", "/datasets/owner/birds/resolve/main/"
@@ -31,7 +34,7 @@ def tree(files, folder, recursive):
 
 @contextmanager
 def serving(files):
-    """Run a server of {name: bytes} within the block, and return its address."""
+    """Let hf://datasets/owner/birds have the files {name: bytes} within the block."""
 
     def answer(path, headers, body):
         path, query = unquote(urlsplit(path).path), urlsplit(path).query
@@ -50,5 +53,7 @@ def serving(files):
             return 206, {"Content-Range": name}, data[first : last + 1]
         return 200, {}, data
 
-    with servers.serving(answer) as server:
-        yield server.url
+    with servers.serving(answer) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        patch.setitem(fsspec.config.conf, "hf", {"endpoint": server.url})
+        yield

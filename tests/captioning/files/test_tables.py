@@ -10,7 +10,6 @@ pytest.importorskip("datasets", reason="the datasets library reads Parquet")
 pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
 
 import datasets
-import fsspec
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -120,10 +119,7 @@ def on_hub(scenes, tmp_path_factory):
         parquet.write_table(pa.Table.from_pylist(rows), folder / "part")
         files[f"data/train-{number}.parquet"] = (folder / "part").read_bytes()
     files["photos/a.png"] = photos[3].read_bytes()
-    with serving(files) as address, pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
-        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-        patch.setitem(fsspec.config.conf, "hf", {"endpoint": address})
+    with serving(files):
         yield photos
 
 
