@@ -62,13 +62,13 @@ def test_an_output_that_is_no_picture_is_refused_before_the_work(tmp_path, monke
         refused("captioning.attend", *command, part="has to be another file, which ends in .png")
 
 
-@pytest.mark.parametrize("max_length", [5, 16])
-def test_a_caption_that_was_cut_says_so(trained, scenes, tmp_path, max_length):
+def test_a_caption_that_was_cut_says_so(trained, scenes, tmp_path):
     run, photo = trained(tmp_path / "run", "sat"), min((scenes / "images").iterdir())
     config, settings = tmp_path / "config.yaml", (run / "config.yaml").read_text()
     settings = settings.replace("min_length: 5", "min_length: 1")
-    config.write_text(settings.replace("max_length: 16", f"max_length: {max_length}"))
-    given = (photo, "--config", config, "--output", tmp_path / "map.png")
-    outcome = run_program("captioning.attend", "--checkpoint", run, *given)
-    assert outcome.code == 0, outcome.err
-    assert ("the caption was cut at max_length" in outcome.err) == (max_length == 5)
+    for max_length in (5, 16):
+        config.write_text(settings.replace("max_length: 16", f"max_length: {max_length}"))
+        given = (photo, "--config", config, "--output", tmp_path / "map.png")
+        outcome = run_program("captioning.attend", "--checkpoint", run, *given)
+        assert outcome.code == 0, outcome.err
+        assert ("the caption was cut at max_length" in outcome.err) == (max_length == 5)

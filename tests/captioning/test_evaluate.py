@@ -77,19 +77,15 @@ def test_metrics_by_models_in_one_command(
     names = ["cap_len", *clip, "R@1", "R@5", "R@10", "median_rank", "PPL", "ITM", "ITC"]
     assert list(scores["metrics"]) == names and scores["skipped"] == {}
     assert scores["metrics"]["R@5"]["value"] == 100 and scores["metrics"]["PPL"]["n"] == 4
-    assert scores["settings"]["pool"] == "5 images (the captions' own)"
     assert scores["versions"]["torch"] and scores["versions"]["transformers"]
-    third = json.loads((tmp_path / "out" / "per_caption.jsonl").read_text().splitlines()[2])
-    assert third["PPL"] is None and 1 <= third["rank"] <= 5
 
 
 def test_predictions_of_other_images_are_one_line_and_leave_earlier_scores(files, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "metrics.json").write_text("{}")
+    (tmp_path / "metrics.json").write_text("{}")
     arguments = files({8: "a", 9: "b"})
     line = "predictions and references have no image id in common: the first ones are 8 and '5'"
     with unchanged(tmp_path):
-        refused("captioning.evaluate", *arguments, "--output_dir", tmp_path / "out", part=line)
+        refused("captioning.evaluate", *arguments, "--output_dir", tmp_path, part=line)
 
 
 def test_images_on_one_side_alone_are_counted_and_the_others_are_scored(files, tmp_path):
@@ -165,13 +161,6 @@ def test_an_option_that_no_chosen_metric_uses_is_a_warning(files):
         "warning: --synonyms has no effect without --metrics chair",
         "warning: --itm_model has no effect without --metrics itm",
     ]
-
-
-@pytest.mark.slow
-def test_an_option_names_a_file_of_a_store(files, s3):
-    s3.files.pipe_file("bucket/scenes.json", b'{"made_from": {}, "scenes": {"5": ["sand"]}}')
-    scored = [*files({5: "sand"}), "--metrics", "facts", "--facts_file"]
-    assert evaluate(*scored, "s3://bucket/scenes.json").code == 0
 
 
 def test_two_files_are_compared_in_one_command(files, tmp_path):

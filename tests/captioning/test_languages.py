@@ -1,15 +1,11 @@
 """A small BLIP learns captions of a language with its own vocabulary, by the programs."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 from tokenizers import BertWordPieceTokenizer
 
-from BLIP.tokenizer import CaptionTokenizer
-from captioning.data.annotations import Sample
-from captioning.training.data_check import IMAGES, check_captions
 from tests.markers import slow
 from tests.programs import run_program
 from tests.tiny import SPECIAL_TOKENS, TINY_RUN
@@ -68,16 +64,3 @@ def test_captions_of_a_language_from_training_to_bulk_captioning(written, tmp_pa
     rows = map(json.loads, out.read_text().splitlines())
     found = {row["image"].rpartition("/")[2]: row["caption"] for row in rows}
     assert found == {f"{number}.png": captions[number % 4] for number in range(16)}
-
-
-def test_the_share_of_unknown_tokens_is_that_of_evenly_spaced_images(vocabulary, capsys):
-    tokenizer = CaptionTokenizer(str(vocabulary))
-    config = SimpleNamespace(max_words=5, max_tokens=9, model="blip", prompt="a ")
-    samples = [Sample("a.png", ("the red cat", "the ball"), 1)] * (2 * IMAGES)
-    check_captions(config, samples, tokenizer)
-    few = [*samples[IMAGES:], *[Sample("b.png", ("a cat in the zoo",), 2)] * 100]  # 1 of 105
-    check_captions(config, few, tokenizer)
-    assert capsys.readouterr().err == ""
-    samples[:IMAGES] = [few[-1]] * IMAGES
-    check_captions(config, samples, tokenizer)
-    assert capsys.readouterr().err.startswith("10.0% of ")  # 1 of 5 + 5

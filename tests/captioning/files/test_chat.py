@@ -28,28 +28,17 @@ def ask(server):
     return ChatServer(server.url, "--url", KEY).ask({"a": "\ud800"})
 
 
-def with_status(*codes, **headers):
-    return [
-        (code, {name.replace("_", "-"): text for name, text in headers.items()}, "{}")
-        for code in codes
-    ]
+TROUBLE = [
+    *("close", "hang", (200, {"Content-Length": "999"}, "{}"), said([{"type": "text"}])),
+    *((200, {}, text) for text in ("<html>", "[" * 9999, "[]", '{"choices": []}')),
+    *((code, {"Retry-After": "Sunday"}, "{}") for code in (429, 500)),
+]
 
 
-@pytest.mark.parametrize(
-    "trouble",
-    [
-        ["close", *with_status(200, Content_Length="999"), "hang"],
-        [(200, {}, text) for text in ("<html>", "[" * 9999, "[]")],
-        [(200, {}, f'{{"choices": {text}}}') for text in ("[]", "[1]", "[{}]", "null")],
-        [said(7), said([{"type": "text"}]), *with_status(200, Content_Encoding="gzip")],
-        with_status(408, 409, 425, 429),
-        with_status(500, 503, 524, 529, Retry_After="Sunday"),
-    ],
-)
+@pytest.mark.parametrize("trouble", TROUBLE, ids=range(len(TROUBLE)))
 def test_a_request_is_repeated_after_temporary_trouble(server, trouble):
-    server.answers = list(trouble)
-    assert ask(server) == [Reply("well", False)]
-    assert len(server.asked) == len(trouble) + 1
+    server.answers = [trouble]
+    assert ask(server) == [Reply("well", False)] and len(server.asked) == 2
     assert {headers["Authorization"] for _, headers, _ in server.asked} == {f"Bearer {SECRET}"}
 
 
@@ -57,12 +46,7 @@ def test_a_request_is_repeated_after_temporary_trouble(server, trouble):
     ("answer", "reason", "tries"),
     [
         ((503, {}, "bu\nsy"), "503 bu sy, after 5 tries", 5),
-        ("close", "disconnected without sending a response., after 5 tries", 5),
-        (
-            (200, {}, "{}"),
-            "200 the answer does not follow OpenAI's chat interface, after 5 tries",
-            5,
-        ),
+        ((200, {}, "{}"), "200 the answer does not follow OpenAI's chat interface, after 5", 5),
         ((401, {}, f"{SECRET} is unknown"), f"401 (the key) is unknown (is {KEY} right?)", 1),
         ((418, {}, ""), "418 I'm a Teapot", 1),
     ],
@@ -103,21 +87,14 @@ def test_a_pause_ends_when_the_run_is_stopped(server, monkeypatch):
     "content",
     [
         *("<think>A disc?</think>A star.", "A disc?\n</think>A star.", "A star.<think>Or is"),
-        *("<think>Is </think> it?</think>A star.", "[THINK]A disc?[/THINK]A star."),
-        *("<seed:think>A disc?</seed:think>A star.", "◁think▷A disc?◁/think▷A star."),
+        *("[THINK]A disc?[/THINK]A star.", "◁think▷A disc?◁/think▷A star."),
         *("<think>Hm</think><answer>A star.</answer>", "<|begin_of_box|>A star.<|end_of_box|>"),
-        "<REASONING>A disc?</REASONING><CONCLUSION>A star.</CONCLUSION>",
     ],
 )
 def test_thoughts_are_not_in_the_text(server, content):
     parts = [{"type": "thinking", "thinking": []}, {"type": "text", "text": "A star."}]
     server.usual = lambda: said("A star.", content, parts, "<think>It may")
     assert ask(server) == [*[Reply("A star.", False)] * 3, Reply("", False)]
-
-
-def test_answers_that_are_cut_say_so(server):
-    server.usual = lambda: said("A st", None, "\ud800", finish_reason="length", reasoning="Hm")
-    assert ask(server) == [Reply(text, True) for text in ("A st", "", "?")]
 
 
 def test_proxies_are_for_other_machines(server, monkeypatch):
@@ -135,9 +112,7 @@ def test_a_key_over_http_is_one_warning(server, capfd):
 
 
 def test_an_address_or_key_that_cannot_be_used_is_one_line_without_it(monkeypatch):
-    urls = ["ftp://host/v1", "host/v1", "", "https://host:x/v1", "https:///v1", "http://[::1/v1"]
-    urls += [f"https://{rest}" for rest in ("me:secret@host", "host?k=secret", "host#secret")]
-    for url in urls:
+    for url in ("ftp://host/v1", "https://host:x/v1", "https://me:secret@host"):
         with raises_line(UserError, "--url has to be an address such as https://host") as caught:
             ChatServer(url, "--url", KEY)
         assert "secret" not in str(caught.value)

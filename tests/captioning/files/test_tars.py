@@ -1,6 +1,5 @@
 """Samples of tars, as webdataset sees them; and tars that are broken, or made to do harm."""
 
-import contextlib
 import gzip
 import io
 import random
@@ -33,15 +32,6 @@ MEMBERS = [  # of eight samples, two of which have no image
     ("e.2.txt", b"two"),
     ("f.psd", b"no image"),
 ]
-
-
-@contextlib.contextmanager
-def memory_below(most):
-    tracemalloc.start()
-    yield
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < most
 
 
 @pytest.mark.parametrize("with_data", [True, False])
@@ -82,7 +72,7 @@ def test_a_tar_that_ends_early_gives_what_is_whole_and_then_one_line(tmp_path, w
         assert found == list(keys)
 
 
-@pytest.mark.parametrize("kind", ["w", "w:gz", "w:bz2", "w:xz"])
+@pytest.mark.parametrize("kind", ["w", "w:gz", "w:xz"])
 def test_any_damage_is_one_line(tmp_path, kind):
     path, change, errors = tmp_path / "a.tar", random.Random(0), []
     with tarfile.open(path, kind) as tar:
@@ -114,16 +104,11 @@ def test_a_file_that_claims_to_be_huge_is_not_read(tmp_path, name):
         file.write(members + huge.tobuf(tarfile.GNU_FORMAT) + bytes(1 << 24))
     found = tars.samples(str(tmp_path / "a.tar.gz"))
     assert next(found).data == b"x"
-    with memory_below(1 << 23), raises_line(tars.BrokenTar, f"{name} has 1,099,511,627,776 bytes"):
+    tracemalloc.start()
+    with raises_line(tars.BrokenTar, f"{name} has 1,099,511,627,776 bytes"):
         list(found)
-
-
-def test_images_are_held_one_at_a_time(tmp_path):
-    members = [(f"{n}.png", bytes(1 << 22)) for n in range(8)]
-    members += [("7.seg", bytes(1 << 25)), *((f"x{n}.txt", b"") for n in range(3000))]
-    write_members(tmp_path / "a.tar", members)
-    with memory_below(4 << 22):  # the loop holds one, too, and a file is joined from parts
-        assert {each.size for each in tars.samples(str(tmp_path / "a.tar"))} == {1 << 22}
+    assert tracemalloc.get_traced_memory()[1] < 1 << 23
+    tracemalloc.stop()
 
 
 def test_patterns_are_expanded_and_a_name_runs_no_command(tmp_path, monkeypatch):

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from functools import partial
 from multiprocessing import forkserver
 
@@ -14,6 +12,7 @@ from captioning.runtime.errors import UserError
 from captioning.runtime.jobs import Job, Observer, ranks_of, run_jobs, start_server
 from tests.captioning.conftest import is_running
 from tests.captioning.runtime import jobs
+from tests.processes import Processes
 from tests.programs import raises_line
 
 
@@ -100,23 +99,13 @@ def test_ctrl_c_twice_kills_those_that_do_not_stop(job, tmp_path):
     assert not is_running(next(tmp_path.glob("up.*")).suffix[1:])
 
 
-PROGRAM = """
-import sys
-from functools import partial
-from pathlib import Path
-from captioning.runtime.jobs import Job, Observer, run_jobs, start_server
-from tests.captioning.runtime import jobs
-
-start_server([])
-do = partial(jobs.do, "until_asked(folder)", sys.argv[1])
-run_jobs([Job(name, do, Path(sys.argv[1], name)) for name in "ab"], [{}, {}], Observer())
-"""
-
-
 @pytest.mark.slow
-def test_jobs_end_with_the_program_that_is_killed(tmp_path, repository):
-    program = subprocess.Popen([sys.executable, "-c", PROGRAM, str(tmp_path)], cwd=repository)
+def test_jobs_end_with_the_program_that_is_killed(job, tmp_path):
+    def program(names):
+        start_server([])
+        run(*(job(name, "until_asked(folder)") for name in names))
+
+    killed = Processes(program, "ab", tmp_path / "said")
     jobs.wait_for(tmp_path, "up.*", 2)
-    program.kill()
-    program.wait()
+    killed.send(signal.SIGKILL)
     jobs.wait_for(tmp_path, "asked.*", 2)
