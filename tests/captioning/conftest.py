@@ -195,7 +195,7 @@ def s3(s3_server, tmp_path, monkeypatch):
         s3fs.S3FileSystem.clear_instance_cache()  # perhaps one without these variables
         s3_server.files = s3fs.S3FileSystem(use_listings_cache=False)
     s3_server.faults.clear()
-    s3_server.refused, s3_server.withheld = None, lambda path: False
+    s3_server.refuses = lambda method, path: False
     if s3_server.files.exists("bucket"):
         s3_server.files.rm("bucket", recursive=True)
     s3_server.files.mkdir("bucket")

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import Counter
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
 from captioning.files import store_requests, stores
 
@@ -14,8 +14,8 @@ ERROR = b"<Error><Code>%s</Code><Message>told to fail</Message></Error>"
 class FaultyStore:
     """faults: names of what befalls each of the next requests for objects, the first one first.
 
-    refused: how the path of an object ends that may not be written, or None. withheld: whether the
-    object of a path may not be read. variables: the environment of its users.
+    refuses: whether a request, by its method and path, is not allowed. variables: the environment
+    of its users.
     """
 
     def __init__(self):
@@ -23,8 +23,7 @@ class FaultyStore:
         from werkzeug.serving import make_server
 
         self.faults: list[str] = []
-        self.refused: Optional[str] = None
-        self.withheld: Callable[[str], bool] = lambda path: False
+        self.refuses: Callable[[str, str], bool] = lambda method, path: False
         self.requests: Counter[str] = Counter()  # by method
         self.files: Any = None
         self._moto = DomainDispatcherApplication(create_backend_app)
@@ -40,20 +39,18 @@ class FaultyStore:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
     def _answer(self, environ, start_response):
-        of_object = environ["PATH_INFO"].count("/") > 1
-        self.requests[environ["REQUEST_METHOD"]] += 1
-        fault = self.faults.pop(0) if of_object and self.faults else "none"
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        if self.refused and method == "PUT" and path.endswith(self.refused):
-            fault = "refused"
-        if of_object and method in ("GET", "HEAD") and self.withheld(path):
+        of_object = path.count("/") > 1
+        self.requests[method] += 1
+        fault = self.faults.pop(0) if of_object and self.faults else "none"
+        if of_object and self.refuses(method, path):
             fault = "refused"
         if fault in REFUSALS:
             status, code = REFUSALS[fault]
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response(status, [("Content-Type", "application/xml"), ("Connection", "close")])
             # After HEAD a client may take a body for the beginning of the next answer.
-            return [] if environ["REQUEST_METHOD"] == "HEAD" else [ERROR % code]
+            return [] if method == "HEAD" else [ERROR % code]
         if fault == "slow":
             time.sleep(0.3)
         answer = self._moto(environ, start_response)

@@ -16,7 +16,6 @@ from captioning.config import load_config
 from captioning.data.image import evaluation_transform, load_image
 from captioning.models.build import captioner_from, load_trained
 from decoding import DecodingSettings
-from tests.captioning import object_store
 from tests.processes import Processes
 from tests.programs import run_program
 
@@ -86,17 +85,12 @@ def given(checkpoint, photos, tmp_path):
 
 
 @pytest.fixture
-def start(given, tmp_path, request):
-    """Return a function that starts the program in a process; see `given`."""
-    hooks = [object_store.quick_retries] if "s3" in request.fixturenames else []
+def start(given, tmp_path):
+    """Return a function that starts the program in a process with a hook; see `given`."""
 
-    def begin(*flags, hook=None, **named):
-        def run_hooks(rank):
-            for each in hooks if hook is None else [*hooks, hook]:
-                each(rank)
-
+    def begin(*flags, hook, **named):
         log = tmp_path / f"log{os.urandom(4).hex()}"
-        return Processes(caption.main, given(*flags, **named), log, hook=run_hooks)
+        return Processes(caption.main, given(*flags, **named), log, hook=hook)
 
     return begin
 

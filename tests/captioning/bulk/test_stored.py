@@ -9,7 +9,7 @@ import pytest
 from captioning.bulk.plan import Plan
 from captioning.files import stores
 from tests.captioning.bulk.conftest import contents
-from tests.captioning.object_store import FAULTS, stamps
+from tests.captioning.object_store import FAULTS, quick_retries, stamps
 from tests.captioning.tar_files import write_tar
 from tests.programs import one_error_line
 
@@ -58,12 +58,12 @@ def test_a_store_that_returns_nothing_any_more_ends_the_run(run, s3, stored, fai
     """For example when credentials expire: no image is reported as failed."""
     undisturbed, _ = run(stored, folder="undisturbed")
     requests = itertools.count()
-    s3.withheld = lambda path: next(requests) >= answered
+    s3.refuses = lambda method, path: next(requests) >= answered
     flags = ["num_workers=1", "--shard_size", "3"]
     _, log = run(stored, *flags, code=2)
     one_error_line(log, "not allowed: give credentials")
     assert failed() == {}
-    s3.withheld = lambda path: False
+    s3.refuses = lambda method, path: False
     lines, log = run(stored, *flags)
     assert lines == undisturbed and "failed 0" in log
 
@@ -72,7 +72,7 @@ def test_a_photo_that_a_store_refuses_or_lacks_fails_alone(
     run, s3, photos, stored, failed, tmp_path
 ):
     first, second, third = sorted(path.name for path in photos.glob("*.png"))[:3]
-    s3.withheld = lambda path: path.endswith(second)
+    s3.refuses = lambda method, path: path.endswith(second)
     names = [f"{stored}/{first}", f"{stored}/{second}", f"photos/{third}", "s3://bucket/lost.png"]
     (tmp_path / "list.txt").write_text("\n".join(names))
     lines, log = run(tmp_path / "list.txt")
@@ -87,6 +87,7 @@ def kill_before_put(number):
 
     def hook(rank):
         keep, left = Plan.keep, itertools.count(1)
+        quick_retries(rank)
 
         def keep_or_die(self, *given):
             if next(left) == number:

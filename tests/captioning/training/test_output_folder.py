@@ -131,10 +131,10 @@ def _check_what_is_there(folder, epoch, state):
 def test_what_a_store_lacks_is_written_by_the_next_call(s3, on):
     output = on("one")
     save(output.folder, 0)
-    s3.refused = "checkpoint_00.pth"
+    s3.refuses = lambda method, path: method == "PUT" and path.endswith("checkpoint_00.pth")
     with raises_line(UserError, "checkpoint_00.pth", "not allowed"):
         output.upload()
-    s3.refused = None
+    s3.refuses = lambda method, path: False
     on("one").upload()
     s3.files.rm("bucket/run", recursive=True)
     on("one").upload()
