@@ -19,38 +19,27 @@ CAPTIONS = {
 }
 
 
-@pytest.fixture
-def written(tmp_path):
-    """Return a function that writes photos, captions and a tokenizer, and returns the arguments."""
-
-    def write(language, *settings):
-        prompt, captions = CAPTIONS[language]
-        rows = [{"image": f"{n}.png", "caption": captions[n % 4]} for n in range(16)]
-        for row, colour in zip(rows, COLOURS * 4):
-            Image.new("RGB", (32, 32), colour).save(tmp_path / row["image"])
-        for split, part in {"train": rows, "val": rows[:4], "test": rows[4:8]}.items():
-            (tmp_path / f"scenes_{split}.json").write_text(json.dumps(part))
-        tokenizer = BertWordPieceTokenizer(lowercase=False, strip_accents=False)
-        kinds = {"vocab_size": 200, "min_frequency": 1, "special_tokens": SPECIAL_TOKENS}
-        tokenizer.train_from_iterator([prompt, *captions], **kinds, show_progress=False)
-        tokenizer.save_model(str(tmp_path))
-        (tmp_path / "tokenizer_config.json").write_text(
-            json.dumps({"do_lower_case": False, "strip_accents": False})
-        )
-        (tmp_path / "run.yaml").write_text(TINY_RUN.format(data=tmp_path))
-        own = [f"prompt={prompt}", f"language={language}", f"output_dir={tmp_path}/run"]
-        return ["--config", tmp_path / "run.yaml", "min_length=1", "device=cpu", *own, *settings]
-
-    return write
-
-
 LEARNING = "captions_per_image=1 init_lr=1e-2 max_epoch=40 eval_every=40 objective=mle"
+LEARNING += " augmentation=none min_length=1 device=cpu"
 
 
 @pytest.mark.parametrize("language", ["zh", slow("ko"), slow("de")])
-def test_captions_of_a_language_from_training_to_bulk_captioning(written, tmp_path, language):
-    given = written(language, *LEARNING.split(), "augmentation=none")
-    captions, run = CAPTIONS[language][1], tmp_path / "run"
+def test_captions_of_a_language_from_training_to_bulk_captioning(tmp_path, language):
+    (prompt, captions), run = CAPTIONS[language], tmp_path / "run"
+    rows = [{"image": f"{n}.png", "caption": captions[n % 4]} for n in range(16)]
+    for row, colour in zip(rows, COLOURS * 4):
+        Image.new("RGB", (32, 32), colour).save(tmp_path / row["image"])
+    for split, part in {"train": rows, "val": rows[:4], "test": rows[4:8]}.items():
+        (tmp_path / f"scenes_{split}.json").write_text(json.dumps(part))
+    tokenizer = BertWordPieceTokenizer(lowercase=False, strip_accents=False)
+    kinds = {"vocab_size": 200, "min_frequency": 1, "special_tokens": SPECIAL_TOKENS}
+    tokenizer.train_from_iterator([prompt, *captions], **kinds, show_progress=False)
+    tokenizer.save_model(str(tmp_path))
+    as_written = {"do_lower_case": False, "strip_accents": False}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(as_written))
+    (tmp_path / "run.yaml").write_text(TINY_RUN.format(data=tmp_path))
+    own = [f"prompt={prompt}", f"language={language}", f"output_dir={run}"]
+    given = ["--config", tmp_path / "run.yaml", *LEARNING.split(), *own]
     for flags in ((), ("--evaluate", "--eval_split", "test")):
         done = run_program("captioning.train", *given, *flags)
         assert done.code == 0 and "unknown" not in done.err

@@ -76,18 +76,6 @@ def test_batches_depend_on_seed_and_epoch_but_not_on_workers(make_loader, worker
         assert order != other_order and (images != others).flatten(1).any(1).all()
 
 
-@pytest.mark.parametrize("world_size", [1, 3, 11])
-def test_evaluation_gives_each_image_to_one_process(make_loader, world_size):
-    for rank in range(world_size):
-        batches = list(make_loader(3, rank, world_size, kind="evaluation"))
-        positions = [index for batch in batches for index in batch["index"]]
-        assert positions == list(range(rank, 10, world_size))
-        for batch in batches:
-            assert batch["image"].shape == (len(batch["index"]), 3, 8, 8)
-            assert len(batch["index"]) <= 3
-            assert batch["image_id"] == [100 + index for index in batch["index"]]
-
-
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", ["training", "evaluation"])
 def test_bad_image_is_one_line_and_workers_end(photos, make_loader, no_child_stays, kind, workers):
@@ -96,11 +84,6 @@ def test_bad_image_is_one_line_and_workers_end(photos, make_loader, no_child_sta
     with closing(loader), raises_line(UserError, "4.png: not a readable image"):
         list(loader)
     no_child_stays()
-
-
-def test_a_global_batch_without_enough_items_is_one_line(make_loader):
-    with pytest.raises(UserError, match=r"6 on 2 process\(es\) takes 12 .* there are 10: lower"):
-        make_loader(6, world_size=2)
 
 
 def test_skipped_images_are_replaced_or_left_out_counted_and_logged_once(
