@@ -48,7 +48,6 @@ def save_clip_tokenizer(folder, start, end):
 
 
 def is_running(process):
-    """Return whether the process of this id exists and has not ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -112,7 +111,6 @@ def save_siglip(folder):
 
 
 def unit(features):
-    """Return unit vectors; of a single one, the vector."""
     features = getattr(features, "pooler_output", features)
     return torch.nn.functional.normalize(features, dim=-1).detach().numpy().squeeze()
 
@@ -205,11 +203,7 @@ def s3(s3_server, tmp_path, monkeypatch):
 
 @pytest.fixture
 def no_child_stays():
-    """Return a check that of the processes begun since the test's start none still runs.
-
-    What other tests in this process left behind, such as the workers of a loader that lies in a
-    cycle, is not the test's.
-    """
+    """Return a check that of the processes begun since the test's start none still runs."""
     gc.collect()
     before = set(multiprocessing.active_children())
 

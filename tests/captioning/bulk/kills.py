@@ -53,9 +53,6 @@ class LateStore(LocalFileSystem):
         with open(lpath, "rb") as file:
             self.pipe_file(rpath, file.read())
 
-    def rm_file(self, path):
-        os.remove(self._strip_protocol(path))
-
 
 def use_late_store(rank=0):
     """A hook of `tests.processes`: make late:// a store."""

@@ -79,23 +79,6 @@ def test_an_unfinished_run_refuses_another_input_and_other_settings(run, photos,
     assert [line["image"] for line in lines[10:]] == sorted(map(str, other.rglob("*.png")))
 
 
-def test_images_added_later_are_captioned_too(run, photos, expected):
-    """--existing overwrite applies to them as in an undisturbed run."""
-    source, late = min(photos.glob("scene*.png")), photos / "aa.png"
-    (photos / "bad.png").write_text("no image")
-    source.with_suffix(".txt").write_text("a tag\n")
-    flags = ["--sidecar", "--existing", "overwrite"]
-    with stopped_after(1):
-        run(photos, *flags, "num_workers=0")
-    shutil.copy(source, late)
-    late.with_suffix(".txt").write_text("a tag\n")
-    lines, log = run(photos, *flags)
-    after = {line["image"]: line["caption"] for line in lines}
-    assert len(lines) == len(after) == 11 and "done 11, skipped 0, failed 1" in log
-    assert after[str(source)] == after[str(late)] == expected(source)[0][0]
-    assert late.with_suffix(".txt").read_text() == after[str(late)] + "\n"
-
-
 def test_captions_made_with_other_settings_weights_or_prompts_are_reported(
     run, photos, tmp_path, checkpoint
 ):

@@ -15,7 +15,6 @@ SEVERAL += ["sample=true", "temperature=3", "top_p=1", "--shard_size", "4", "eva
 
 @pytest.fixture
 def flags(itm_checkpoint):
-    """Return a function: the flags of a threshold."""
     return lambda above: ["--filter", f" itm > {above:.3f}", "--itm_model", str(itm_checkpoint)]
 
 

@@ -31,7 +31,6 @@ def test_a_list_names_images_once_of_its_folder_or_of_root(tmp_path):
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return a folder of files with many kinds of names, and with a link to a folder."""
     names = ["b.JPG", "a.png", "notes.txt", ".hid.png", "cats/c.webp", "cats/x/d.tiff", ".h/e.png"]
     for name in [*names, "f.xcf", "g.xcf"]:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)

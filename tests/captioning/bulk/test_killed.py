@@ -22,7 +22,6 @@ from tests.processes import Processes
 
 @pytest.fixture
 def memory():
-    """Return a folder on a disk in memory."""
     with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as name:
         yield Path(name)
 

@@ -16,8 +16,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def launch(given, tmp_path):
-    """Return a function that starts the program in two processes by captioning.launch."""
-
     def begin(*flags):
         arguments = ["-m", "captioning.caption", *given("--shard_size", 2, "num_workers=0", *flags)]
         return Launched(2, *arguments, output=tmp_path / "log")

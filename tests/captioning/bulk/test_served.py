@@ -49,7 +49,6 @@ def server(monkeypatch, photos, loaded):
 
 @pytest.fixture
 def run(run, server):
-    """Return a function that captions by the server: the lines and the log."""
     # One request at a time: the server looks at the last one.
     usual = ["num_workers=0", "--url", server.url, "--concurrency", "1"]
     return lambda source, *flags, **named: run(source, *usual, *flags, **named)

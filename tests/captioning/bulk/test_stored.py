@@ -18,7 +18,6 @@ OUT = "s3://bucket/within/captions.jsonl"
 
 @pytest.fixture
 def stored(s3, photos):
-    """Return the address of a folder of the photos and of other files."""
     for path in photos.rglob("*.png"):
         s3.files.put_file(str(path), f"bucket/photos/{path.relative_to(photos)}")
     for name in (".hidden/a.png", "notes.txt", "within/.b.png"):

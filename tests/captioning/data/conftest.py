@@ -1,10 +1,20 @@
-"""Small photos and samples that the data tests share."""
+"""Small photos and samples that the data tests share, and the comparison of batches."""
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from captioning.data.annotations import Sample
+
+KEYS = ("captions", "image_id", "index")
+
+
+def assert_same_batches(first, second, keys=KEYS):
+    assert len(first) == len(second)
+    for one, other in zip(first, second):
+        assert torch.equal(one["image"], other["image"])
+        assert [one[key] for key in keys] == [other[key] for key in keys]
 
 
 @pytest.fixture

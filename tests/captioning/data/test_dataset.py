@@ -12,7 +12,7 @@ from captioning.data.annotations import Sample
 from captioning.data.augmentation import training_transform
 from captioning.data.dataset import EvaluationDataset, TrainingDataset, preprocess_caption
 from captioning.runtime.errors import UserError
-from tests.captioning.data.batches import assert_same_batches
+from tests.captioning.data.conftest import assert_same_batches
 from tests.programs import raises_line
 
 

@@ -28,7 +28,6 @@ CAPTIONS_OF = {
 
 @pytest.fixture
 def folder(tmp_path):
-    """Return a folder of files with the names of photos."""
     for name in NAMES:
         (tmp_path / name).touch()
     return tmp_path
@@ -36,7 +35,6 @@ def folder(tmp_path):
 
 @pytest.fixture
 def configured(folder, tmp_path_factory):
-    """Return a function that makes a configuration of keys, the photos in `folder`."""
     path = tmp_path_factory.mktemp("config") / "a.yaml"
     path.write_text(f"dataset: custom\nimage_root: {folder}\nann_root: {folder}\n")
     return lambda **keys: load_config(path, flags=keys)

@@ -14,7 +14,7 @@ from captioning.data.image import evaluation_transform
 from captioning.data.loader import evaluation_loader, training_loader
 from captioning.data.randomness import derived_seed, permutation
 from captioning.runtime.errors import UserError
-from tests.captioning.data.batches import KEYS, assert_same_batches
+from tests.captioning.data.conftest import KEYS, assert_same_batches
 from tests.programs import raises_line
 
 

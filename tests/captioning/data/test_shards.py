@@ -10,11 +10,11 @@ from captioning.data.annotations import Sample
 from captioning.data.augmentation import training_transform
 from captioning.data.dataset import TrainingDataset
 from captioning.data.loader import training_loader
-from captioning.data.shards import Shards
+from captioning.data.shards import ShardDataset, Shards
 from captioning.files import tars as tar_files
 from captioning.files.stores import StoreError
 from captioning.runtime.errors import UserError
-from tests.captioning.data.batches import assert_same_batches, dataset, members
+from tests.captioning.data.conftest import assert_same_batches
 from tests.captioning.object_store import FAULTS
 from tests.captioning.tar_files import write_members
 from tests.programs import raises_line
@@ -22,8 +22,22 @@ from tests.programs import raises_line
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path, monkeypatch):
-    """Keep what is known of a test's tars in its own folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def members(photos, samples, suffix):
+    """Yield the members of the samples, with captions in .txt or .json files."""
+    for sample in samples:
+        captions = list(sample.captions)
+        fields = {"captions": captions} if len(captions) > 1 else {"caption": captions[0]}
+        text = "\n".join(captions) if suffix == "txt" else json.dumps({**fields, "width": 24})
+        yield sample.image, (photos / sample.image).read_bytes()
+        yield f"{sample.image.partition('.')[0]}.{suffix}", text.encode()
+
+
+def dataset(tars, skip=False, **settings):
+    shards = Shards(tars, skip)
+    return ShardDataset(shards, "", training_transform(8), 7, skip_bad_images=skip, **settings)
 
 
 @pytest.fixture
@@ -47,7 +61,7 @@ def loaded(tars, epoch=0, first=0, batch_size=4, workers=0, **settings):
 
 @pytest.mark.parametrize("captions_per_image", [1, 2])
 def test_an_item_is_that_of_the_same_files(tars, photos, samples, captions_per_image):
-    of_tars = dataset(tars, captions_per_image)
+    of_tars = dataset(tars, captions_per_image=captions_per_image)
     transform = training_transform(8)
     of_files = TrainingDataset(samples, photos, transform, 7, captions_per_image)
     assert len(of_tars) == len(of_files) == (19 if captions_per_image == 1 else 10)
@@ -155,7 +169,6 @@ def test_images_that_are_not_used_are_counted_once(photos, capsys):
 
 @pytest.fixture
 def stored(s3, tars):
-    """Return the addresses of the tars in a store."""
     for number, tar in enumerate(tars):
         s3.files.put_file(tar, f"bucket/{number}.tar")
     return [f"s3://bucket/{number}.tar" for number in range(3)]

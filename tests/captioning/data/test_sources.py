@@ -17,7 +17,6 @@ FILES = ("train_file", "val_file", "test_file", "val_gt_file", "test_gt_file")
 
 @pytest.fixture
 def configured(tmp_path):
-    """Return a function that makes a configuration of a data set and its files."""
     (tmp_path / "gt").mkdir()
 
     def make(dataset="coco", **keys):

@@ -12,17 +12,6 @@ from tests.programs import raises_line
 from tests.servers import serving
 
 
-def test_an_address_that_nobody_answers_is_named_without_secrets(s3, monkeypatch):
-    import s3fs
-
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    monkeypatch.setattr(store_requests, "TRIES", 2)
-    s3fs.S3FileSystem.clear_instance_cache()
-    with raises_line(stores.StoreError, "s3://bucket/a.bin: 2 requests failed") as error:
-        stores.stamp("s3://bucket/a.bin")
-    assert "S3CR3T" not in str(error.value) and error.value.__cause__ is None
-
-
 def test_a_library_that_is_missing_is_named(monkeypatch):
     missing = Mock(side_effect=ImportError("Install gcsfs to access Google Storage"))
     monkeypatch.setattr("fsspec.core.url_to_fs", missing)

@@ -1,6 +1,10 @@
 """Parquet and Arrow files with images inside, on disk and on a server that stands for the hub."""
 
+import hashlib
 import json
+import re
+from pathlib import PurePosixPath
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import pytest
@@ -10,6 +14,7 @@ pytest.importorskip("datasets", reason="the datasets library reads Parquet")
 pytest.importorskip("pyarrow", reason="pyarrow writes Parquet")
 
 import datasets
+import fsspec
 import pyarrow as pa
 from pyarrow import parquet
 
@@ -21,7 +26,7 @@ from captioning.files.cache import local
 from captioning.files.images import images_in
 from captioning.metrics.image_files import find_images
 from captioning.runtime.errors import UserError
-from tests.captioning.hub import serving
+from tests import servers
 from tests.programs import raises_line
 
 
@@ -107,6 +112,7 @@ def test_what_cannot_be_read_is_named_in_one_line(rows, tmp_path):
 
 
 DATA = "hf://datasets/owner/birds"
+API, FILE = "/api/datasets/owner/birds", "/datasets/owner/birds/resolve/main/"
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +125,32 @@ def on_hub(scenes, tmp_path_factory):
         parquet.write_table(pa.Table.from_pylist(rows), folder / "part")
         files[f"data/train-{number}.parquet"] = (folder / "part").read_bytes()
     files["photos/a.png"] = photos[3].read_bytes()
-    with serving(files):
+    tree = [{"type": "directory", "path": path, "oid": "1" * 40} for path in ("data", "photos")]
+    for name, data in files.items():
+        digest = hashlib.sha1(data).hexdigest()
+        tree.append({"type": "file", "path": name, "oid": digest, "size": len(data)})
+
+    def answer(path, headers, body):
+        path, query = unquote(urlsplit(path).path), urlsplit(path).query.lower()
+        if path.startswith(f"{API}/tree/main"):
+            within = PurePosixPath(path[len(f"{API}/tree/main/") :])
+            levels = 9 if "recursive=true" in query else 1
+            listed = [e for e in tree if within in [*PurePosixPath(e["path"]).parents][:levels]]
+            return 200, {}, json.dumps(listed).encode()
+        if path.startswith(API):
+            return 200, {}, json.dumps({"id": "owner/birds", "sha": "0" * 40}).encode()
+        data = files.get(path.removeprefix(FILE))
+        if data is None:
+            return 404, {"X-Error-Code": "RepoNotFound"}, b"{}"
+        if span := re.fullmatch(r"bytes=(\d+)-(\d+)", headers.get("Range", "")):
+            first, last = map(int, span.groups())
+            name = f"bytes {first}-{last}/{len(data)}"
+            return 206, {"Content-Range": name}, data[first : last + 1]
+        return 200, {}, data
+
+    with servers.serving(answer) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        patch.setitem(fsspec.config.conf, "hf", {"endpoint": server.url})
         yield photos
 
 

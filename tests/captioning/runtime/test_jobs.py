@@ -2,30 +2,66 @@
 
 import os
 import signal
+import time
 from functools import partial
 from multiprocessing import forkserver
+from pathlib import Path
 
 import pytest
 
-from captioning.runtime import signals
+from captioning.runtime import distributed, signals
 from captioning.runtime.errors import UserError
 from captioning.runtime.jobs import Job, Observer, ranks_of, run_jobs, start_server
+from captioning.runtime.program import run_program
 from tests.captioning.conftest import is_running
-from tests.captioning.runtime import jobs
 from tests.processes import Processes
 from tests.programs import raises_line
+
+
+def do(code, folder):
+    """Execute code, which may set `exit_code` and call the functions below."""
+    found = {**globals(), "folder": Path(folder), "exit_code": None}
+    exec(code, found)
+    return found["exit_code"]
+
+
+def until_asked(folder):
+    """Write a file at the beginning, and one when a stop is requested."""
+
+    def wait():
+        (folder / f"up.{os.getpid()}").touch()
+        while not signals.stop_requested():
+            time.sleep(0.02)
+        (folder / f"asked.{os.getpid()}").touch()
+
+    run_program(wait)
+
+
+def wait_for(folder, pattern, count):
+    """Wait until the folder has `count` files that match, or more."""
+    until = time.monotonic() + 60
+    while len(list(folder.glob(pattern))) < count:
+        assert time.monotonic() < until, pattern
+        time.sleep(0.02)
+
+
+def sum_of_ranks(folder):
+    distributed.start("cpu")
+    total = distributed.gather_on_main(distributed.rank() + 1)
+    (folder / f"rank{distributed.rank()}").write_text(f"{total} on {os.environ['GPU']}")
+    distributed.stop()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def imported_once():
     """Start the fork server with the modules of the jobs, even if another test has started one."""
     forkserver._forkserver._stop()
-    start_server([jobs.__name__])
+    start_server([__name__])
 
 
 @pytest.fixture
 def job(tmp_path):
-    return lambda name, code: Job(name, partial(jobs.do, code, tmp_path), tmp_path / f"{name}.log")
+    return lambda name, code: Job(name, partial(do, code, tmp_path), tmp_path / f"{name}.log")
 
 
 def run(*given, slots=({}, {}), keep_going=False, poll=lambda: None):
@@ -106,6 +142,6 @@ def test_jobs_end_with_the_program_that_is_killed(job, tmp_path):
         run(*(job(name, "until_asked(folder)") for name in names))
 
     killed = Processes(program, "ab", tmp_path / "said")
-    jobs.wait_for(tmp_path, "up.*", 2)
+    wait_for(tmp_path, "up.*", 2)
     killed.send(signal.SIGKILL)
-    jobs.wait_for(tmp_path, "asked.*", 2)
+    wait_for(tmp_path, "asked.*", 2)

@@ -61,8 +61,6 @@ def test_batches_end_at_the_first_check_after_a_request():
 
 
 class Items(torch.utils.data.Dataset):
-    """Each item holds the id of the process that made it."""
-
     def __getitem__(self, index):
         time.sleep(0.05)
         return {"image": torch.tensor(os.getpid()), "index": index, "unreadable": []}
