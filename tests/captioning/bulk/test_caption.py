@@ -136,18 +136,14 @@ def test_images_with_captions_in_another_file_are_skipped(run, photos, tmp_path,
     assert len(found) == 8 and not {str(one), str(two)} & found and "skipped 2" in log
 
 
-@pytest.mark.parametrize(
-    ("name", "line"),
-    [
-        ("other.png", "names other.png, and no image of"),
-        ("scene_000009.png", "/scene_000009.png or {}/within/scene_000009.png: use longer names"),
-    ],
-)
-def test_a_captions_file_that_names_no_image_or_two_is_refused(run, photos, tmp_path, name, line):
-    (tmp_path / "captions.txt").write_text(f"image,caption\n{name},a cat\n")
-    shutil.copy(photos / "within" / "scene_000009.png", photos)
-    log = run(photos, "--captions", str(tmp_path / "captions.txt"), code=2)[1]
-    assert line.format(photos) in log
+def test_a_captions_file_that_names_no_image_or_two_is_refused(run, photos, tmp_path):
+    shutil.copy(twice := photos / "within" / "scene_000009.png", photos)
+    for name, line in {
+        "other.png": "names other.png, and no image of",
+        twice.name: f"{photos}/{twice.name} or {twice}: use longer names there",
+    }.items():
+        (tmp_path / "captions.txt").write_text(f"image,caption\n{name},a cat\n")
+        assert line in run(photos, "--captions", str(tmp_path / "captions.txt"), code=2)[1]
 
 
 def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expected):
@@ -165,13 +161,20 @@ def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expect
     assert tagged.with_suffix(".caption").read_text() == "".join(f"{c}\n" for c in captions)
 
 
+def test_a_file_name_that_is_not_utf8_is_kept(run, photos):
+    odd = os.fsencode(photos) + b"/z\xe9.png"
+    shutil.copy(min(photos.glob("*.png")), odd)
+    lines, _ = run(photos, "--sidecar")
+    assert os.fsencode(lines[-1]["image"]) == odd
+    assert run(photos, "--sidecar")[0] == lines
+
+
 def test_the_secrets_of_a_checkpoints_address_are_written_nowhere(
     given, checkpoint, tmp_path, monkeypatch
 ):
     shown = "https://host/models/checkpoint_best.pth"
     address = f"{shown.replace('host', 'me:SECRET@host')}?X-Signature={'SECRET' * 100}"
-    sources = {address: checkpoint}
-    monkeypatch.setattr("BLIP.checkpoint.fetch", sources.__getitem__)
+    monkeypatch.setattr("BLIP.checkpoint.fetch", {address: checkpoint}.__getitem__)
     monkeypatch.setattr("captioning.bulk.plan.remove", lambda folder: None)
     code, _, log = run_program("captioning.caption", address, *given()[1:])
     assert code == 0 and f"loaded {shown}: every key matched" in log

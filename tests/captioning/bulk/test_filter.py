@@ -7,6 +7,7 @@ import pytest
 from captioning.files.tars import samples
 from captioning.metrics.itm import ItmScorer
 from tests.captioning.bulk.conftest import read_lines
+from tests.captioning.tar_files import write_tar
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow writes Parquet")
 SEVERAL = ["--num_return", "2", "--prefix", "see ", "--suffix", "!"]
@@ -66,11 +67,15 @@ def test_captions_that_are_not_above_go_to_a_file_of_their_own_and_are_done(
 
 
 @pytest.mark.slow
-def test_another_filter_tries_again_what_was_dropped(run, photos, flags, dropped):
-    kept, _ = run(photos, *flags(0.999))
+def test_another_filter_tries_again_what_was_dropped(run, photos, flags, dropped, tmp_path):
+    """Of a tar, with the scores of its files."""
+    write_tar(tmp_path / "a.tar", sorted(photos.rglob("*.png")))
+    of_files, _ = run(photos, *flags(0.0), folder="files")
+    kept, _ = run(tmp_path / "a.tar", *flags(0.999))
     lost = dropped()
     assert kept == [] and len(lost) == 10
-    second, log = run(photos, *flags(0.0))
-    assert "done 10, skipped 0, failed 0" in log and len(second) == 10 and not dropped()
-    third, log = run(photos, *flags(0.999), "--existing", "overwrite")
+    second, log = run(tmp_path / "a.tar", *flags(0.0))
+    assert "done 10, skipped 0, failed 0" in log and not dropped()
+    assert [line["itm"] for line in second] == [line["itm"] for line in of_files]
+    third, log = run(tmp_path / "a.tar", *flags(0.999), "--existing", "overwrite")
     assert (third, dropped()) == (kept, lost)

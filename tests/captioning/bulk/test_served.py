@@ -172,6 +172,7 @@ def test_a_stop_awaits_no_answer_and_cancels_the_requests_that_wait(server, monk
     ("flags", "reason", "requests"),
     [
         (["num_beams=3"], "num_beams does not apply to a served model", 0),
+        (["temperature=0.7"], "temperature has no effect without sample=true", 0),
         (["--num_return", "2"], "--num_return needs sample=true", 0),
         (["--url", "https://me:secret@host/v1"], "--url has to be an address", 0),
         (["sample=true"], "404 no such model", 1),

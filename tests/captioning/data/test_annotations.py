@@ -128,6 +128,8 @@ def test_a_bad_file_is_refused_in_one_line(write, read, content, message):
 
 
 def test_a_folder_of_photos_has_captions_beside_them_or_is_refused(tmp_path, capsys):
+    with raises_line(UserError, "the folder has no photos and no metadata.jsonl"):
+        read_annotations(tmp_path)
     for name in ("a.png", "b.png", "b.svg", "c.svg", "d.CR2"):
         (tmp_path / name).touch()
     (tmp_path / "a.txt").write_text("one\n\ntwo\n")
