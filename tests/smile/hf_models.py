@@ -1,14 +1,14 @@
 """A tiny random model of each family of transformers that text is trained with, and a batch for it.
 
-A family is a function that returns a `Family`. Its name is that of the model's class, and, after a
-comma, what this one of its models is for.
+A family's name is that of the model's class, and, after a comma, what this one of its models is
+for.
 """
 
 import transformers
 
-from tests.smile.families import decoders, encoder_decoders, vision_language
+from tests.smile.families import language, vision_language
 
-FAMILIES = {**encoder_decoders.FAMILIES, **decoders.FAMILIES, **vision_language.FAMILIES}
+FAMILIES = {**language.FAMILIES, **vision_language.FAMILIES}
 
 
 def class_of(name):
@@ -18,9 +18,13 @@ def class_of(name):
 HERE = [name for name in sorted(FAMILIES) if hasattr(transformers, class_of(name))]
 
 
+def new(name):
+    return FAMILIES[name](class_of(name))
+
+
 def make(name):
     """Return the family in float64 and in evaluation mode."""
-    family = FAMILIES[name]()
+    family = new(name)
     batch = {k: in_float64(v) for k, v in family.batch.items()}
     knows_float64(family.model)
     return family._replace(model=family.model.double().eval(), batch=batch)

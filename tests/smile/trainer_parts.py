@@ -6,7 +6,7 @@ import transformers
 
 from smile import Objective
 from smile.hf import SmileLossMixin
-from tests.smile.families import words
+from tests.smile.families import batches
 from tests.smile.hf_steps import LLAMA, each_alone, gradients, made
 
 pytest.importorskip("accelerate", reason="Trainer needs accelerate, in the tests from Python 3.10")
@@ -33,7 +33,7 @@ SINGLY = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 5}
 
 
 def tokenizer():
-    known = words.tokenizer()
+    known = batches.tokenizer()
     known.chat_template = TEMPLATE
     return known
 

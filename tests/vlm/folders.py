@@ -10,9 +10,8 @@ import pytest
 import torch
 import transformers
 
-from tests.smile.families.batches import PAD, START
-from tests.smile.families.words import END, tokenizer
-from tests.smile.hf_models import FAMILIES as MODELS
+from tests.smile.families.batches import END, PAD, START, tokenizer
+from tests.smile.hf_models import new
 
 PROMPT = "describe the image"
 # <start>user <image>describe the image<end> <start>assistant a red disc<end>
@@ -165,7 +164,7 @@ def with_marks(names: Iterable[str], *settings: object) -> list:
 def write(name, folder):
     torch.manual_seed(0)
     make, prompt = PROCESSORS[name]
-    made, model = make(), MODELS[name]().model
+    made, model = make(), new(name).model
     words = made.parts[1] if isinstance(made, Apart) else made.tokenizer
     if not name.startswith("Mllama"):  # its image's token is no word of the head
         resized = getattr(model, "decoder", None) or model
