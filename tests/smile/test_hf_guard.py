@@ -15,7 +15,7 @@ REMEDY = r"not the objective's\. Train with class Mine\(SmileLossMixin, SFTTrain
 
 
 def by_another_forward(model, batch):
-    """Like Liger's patch of an instance, and TRL's, which call the decoder themselves."""
+    """Like Liger's patch of an instance, and TRL's."""
     model.forward = types.MethodType(OWN, model)
     return model(**batch).loss
 
@@ -51,22 +51,21 @@ def test_a_decoder_of_a_class_without_base_model_is_guarded(name):
         pytest.skip(f"transformers has no {name}")
     model, batch, *_ = made(name)
     use_smile(model)(**batch).loss.backward()
+    decoder = model.text_decoder if hasattr(model, "text_decoder") else model.decoder
     with one_line(REMEDY):
-        (model.text_decoder if hasattr(model, "text_decoder") else model.decoder)(
-            input_ids=batch["labels"].clamp(min=0)
-        )
+        decoder(input_ids=batch["labels"].clamp(min=0))
 
 
 @pytest.mark.slow
 @hf_steps.needs(LLAMA)
 def test_ligers_patch_of_an_instance_is_refused():
     liger = pytest.importorskip("liger_kernel.transformers")
+    model, batch, *_ = made(LLAMA)
     # Its other kernels run on a GPU alone.
     rest = {"rope": False, "rms_norm": False, "swiglu": False}
-    model = use_smile(made(LLAMA).model)
-    liger.apply_liger_kernel_to_llama(model=model, **rest)
+    liger.apply_liger_kernel_to_llama(model=use_smile(model), **rest)
     with one_line(REMEDY):
-        model(**made(LLAMA).batch)
+        model(**batch)
 
 
 @pytest.mark.parametrize("name", BOTH_KINDS)

@@ -2,17 +2,16 @@
 objective."""
 
 import copy
-import functools
 import gc
 import types
 
 import pytest
 import torch
 import torch.distributed as dist
+import transformers
 from torch.distributed.algorithms._checkpoint import checkpoint_wrapper as torchs
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from smile import Objective
 from smile.hf import undo, use_smile
@@ -46,16 +45,8 @@ def on_decoder(model):
 
 
 def on_layers(model):
-    """Wrap each layer in reentrant checkpointing."""
-    impl = torchs.CheckpointImpl.REENTRANT
-    wrapper = functools.partial(torchs.checkpoint_wrapper, checkpoint_impl=impl)
-    is_layer = lambda module: type(module).__name__ in ("GPT2Block", "T5Block")  # noqa: E731
-    torchs.apply_activation_checkpointing(model, wrapper, is_layer)
-    return model
-
-
-def as_transformers_does(model):
-    model.gradient_checkpointing_enable()
+    is_old = transformers.__version__ == "4.15.0"  # which knows reentrant checkpointing alone
+    model.gradient_checkpointing_enable(*[{"use_reentrant": True}] * (not is_old))
     return model
 
 
@@ -66,9 +57,7 @@ def on_head(model):
 
 @each_kind
 @before_and_after
-@pytest.mark.parametrize(
-    "wrap", [with_a_forward_set, dispatched, on_decoder, on_layers, as_transformers_does, on_head]
-)
+@pytest.mark.parametrize("wrap", [with_a_forward_set, dispatched, on_decoder, on_layers, on_head])
 def test_a_wrapped_model_trains_the_objective(name, before, wrap):
     model = wrap(use_smile(made(name).model)) if before else use_smile(wrap(made(name).model))
     for _ in range(2):
@@ -115,17 +104,6 @@ def test_an_adapter_of_peft_has_the_same_gradients(kind, before):
     expected = Objective()(logits[:, :-1], labels[:, 1:]).loss
     expected.backward()
     torch.testing.assert_close(found, (expected.detach(), gradients(model)))
-
-
-@pytest.mark.parametrize("reentrant", [False, True])
-def test_a_recomputed_step_has_the_same_loss_and_gradients(reentrant):
-    model, batch = use_smile(made(GPT2).model), dict(made(GPT2).batch)
-    words = model.transformer.wte(batch.pop("input_ids"))
-    loss = checkpoint(
-        lambda words: model(inputs_embeds=words, **batch).loss, words, use_reentrant=reentrant
-    )
-    loss.backward()
-    torch.testing.assert_close((loss.detach(), gradients(model)), hf_steps.definition(GPT2))
 
 
 @pytest.mark.slow

@@ -3,8 +3,8 @@
 python -m tests.smile.trl_versions FOLDER [VERSION ...]
 
 Needs uv. The environments are made in FOLDER, with the libraries of the day of the release and the
-torch that is installed here, and stay there. Ends with 1 if a release trains another loss than
-the definition, or does not say in one line what to type.
+torch and pytest that are installed here, and stay there. Ends with 1 if a release trains another
+loss than the definition, or does not say in one line what to type.
 """
 
 import os
@@ -22,7 +22,6 @@ RELEASES = {
     "1.14.2": "2026-10-07",
     "1.16.0": "2026-10-16",
 }
-OF_TORCH = ("functorch", "nvidia", "cuda", "torch-", "torchgen", "triton")
 TESTS = (
     *("tests/smile/test_hf_trainers.py", "tests/smile/test_hf_trainers_around.py", "-k"),
     "(step_of_sft and padded) or completions or each_turn or metrics or in_trls_own_sft_trainer",
@@ -35,13 +34,11 @@ def environment(folder: Path, version: str) -> str:
     if not python.exists():
         subprocess.run(["uv", "venv", "-q", "-p", sys.executable, folder / version], check=True)
         (there,) = (folder / version / "lib").glob("*/site-packages")
-        for entry in Path(site.getsitepackages()[0]).iterdir():
-            if entry.name == "torch" or entry.name.startswith(OF_TORCH):
-                (there / entry.name).symlink_to(entry)
+        (there / "installed_here.pth").write_text(site.getsitepackages()[0])  # looked in last
     overrides = folder / "without_torch.txt"
     overrides.write_text("torch; sys_platform == 'never'\n")
-    needed = [f"trl=={version}", "peft", "pytest", "sympy", "networkx", "setuptools", "jinja2"]
-    latest = ["--exclude-newer", RELEASES[version], "--override", overrides]
+    needed = [f"trl=={version}", "peft", "--override", overrides]
+    latest = ["--exclude-newer", RELEASES[version]]
     subprocess.run(["uv", "pip", "install", "-q", "-p", python, *latest, *needed], check=True)
     return str(python)
 
