@@ -89,20 +89,21 @@ def definition(name):
 def each_alone(model, rows, objective, router=0):
     """Return loss and gradients of a step on the rows, each computed alone and unpadded.
 
-    A row has the model's inputs, labels and optional weights: lists, or tensors (1, N). router: the
-    coefficient of the mean of the rows' router losses.
+    A row has the model's inputs, labels and optional segments and weights: lists, or tensors
+    (1, N). router: the coefficient of the mean of the rows' router losses.
     """
     model, total, tokens, routers = copy.deepcopy(model).train(), 0.0, 0, 0.0
     for row in rows:
         row = {k: v if torch.is_tensor(v) else torch.tensor([v]) for k, v in row.items()}
-        labels, weights = row.pop("labels"), row.pop("weights", None)
+        labels = row.pop("labels")
         if model.config.is_encoder_decoder:
             row["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
             result = objective(model(**row).logits, labels)
         else:
-            weights = None if weights is None else weights[:, 1:].double()
+            names = row.keys() & {"segments", "weights"}
+            more = {name: row.pop(name)[:, 1:] for name in names}
             output = model(**row, use_cache=False)
-            result = objective(output.logits[:, :-1], labels[:, 1:], weights=weights)
+            result = objective(output.logits[:, :-1], labels[:, 1:], **more)
             routers = routers + (router * output.aux_loss if router else 0)
         total, tokens = total + result.loss * result.tokens, tokens + result.tokens
     loss = total / (tokens if tokens > 0 else 1) + routers / len(rows)

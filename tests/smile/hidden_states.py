@@ -16,9 +16,7 @@ END = {"eos_token_id": EOS}
 SPECS = {  # every objective, and mixtures
     **{name: name for name in ("mle", "smile", "random", "reverse", *ALTERNATIVES)},
     "selective_eos": {"selective_eos": END},
-    "mle + smile": {"mle": 0.01, "smile": 0.99},
     "subsets": {"random": 0.4, "smile": 0.3, "reverse": 0.2, "mle": 0.7},
-    "weighed": {"mle": 0.3, "focal": 0.2, "tailr": 0.4, "smile": 0.1},
     "all": {
         **{name: 0.1 + 0.1 * i for i, name in enumerate(("mle", "smile", "random", "reverse"))},
         **dict.fromkeys(ALTERNATIVES, 0.2),

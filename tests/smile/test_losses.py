@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from smile import Objective
 from tests.programs import raises_line
-from tests.smile.hidden_states import IGNORE, SPECS, WAYS, example, from_hidden, from_logits
+from tests.smile.hidden_states import IGNORE, SPECS, WAYS, example
 
 
 def test_a_cross_entropy_that_writes_into_its_input_changes_no_gradient(monkeypatch):
@@ -77,18 +77,16 @@ def test_losses_are_those_of_the_original_code(shared_data):
     assert len(expected) == 7
 
 
-@pytest.mark.parametrize("way", [from_logits, from_hidden])
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("change", "how", "line"),
     [
-        *(
-            (word, {}, f"the label at caption 1, position 0 is {word}, but the vocabulary has 23")
-            for word in (23, 30524, -1)
-        ),
+        (23, {}, "the label at caption 1, position 0 is 23, but the vocabulary has 23"),
+        (-1, {}, "the label at caption 1, position 0 is -1, but the vocabulary has 23"),
         (None, {"reduction": "median"}, "reduction is 'median'; it must be 'mean', 'sum' or"),
         *(
             (None, {"weights": torch.tensor([1.0, 1, 1, 1, wrong])}, "weights must be finite")
-            for wrong in (-1, float("nan"), float("inf"))
+            for wrong in (-1, math.nan, math.inf)
         ),
         (slice(4), {}, "for labels of (4, 7); give one for each label"),
         (torch.tensor(1), {}, "for labels of (7,); give one for each label"),
@@ -105,20 +103,15 @@ def test_wrong_arguments_are_one_line(way, change, how, line):
 
 
 IMPORTS = """
-import sys
-import torch
-import smile
-print(sys.modules.keys() & {"smile.hf", "transformers", "torch._dynamo", "torch._inductor"})
+import sys, torch, smile
 objective = smile.Objective({"mle": 0.1, "smile": 0.4, "random": 0.5, "focal": 1, "gem": 1})
 hidden, labels = torch.randn(1, 2, 3, requires_grad=True), torch.tensor([[1, 2]])
 objective.from_hidden(hidden, torch.randn(4, 3), None, labels).loss.backward()
+assert "smile.hf" not in sys.modules
 import smile.hf
-print(sys.modules.keys() & {"transformers"})
+print(*sys.modules.keys() & {"transformers", "torch._dynamo", "torch._inductor"})
 """
 
 
 def test_neither_transformers_nor_torchs_compiler_is_imported():
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.splitlines() == ["set()"] * 2
+    assert subprocess.check_output([sys.executable, "-c", IMPORTS], text=True) == "\n"
