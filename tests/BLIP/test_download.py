@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from BLIP.download import DownloadError, download, fetch, without_secrets
-from captioning.files import stores
 from tests.processes import Processes
 from tests.programs import raises_line
 from tests.servers import serving
@@ -76,11 +75,10 @@ def test_an_address_is_shown_without_user_password_and_query():
         "https://SECRET@[::1]/a": "https://[::1]/a",
         "https://me:SEC/RET@host/a": "https://...",
         "https://host?SECRET": "https://host",
-        "hf://owner/name@v1/a.pth": "hf://owner/name@v1/a.pth",
         "s3://bucket/a@b.pth": "s3://bucket/a@b.pth",
         "photos/what?#1@home.png": "photos/what?#1@home.png",
     }.items():
-        assert without_secrets(address) == stores.without_secrets(address) == shown
+        assert without_secrets(address) == shown
 
 
 def test_a_model_of_the_hub_is_fetched_as_safetensors_if_it_has_them(tmp_path, monkeypatch):
@@ -117,12 +115,9 @@ def test_what_cannot_be_fetched_is_one_line_without_secrets(server, hub_folder, 
         f"{server.url.replace('//', '//me:SECRET@')}/absent.pth?X=SECRET#SECRET": "",
         f"{server.url}/absent.pth?X-Signature=SECRET": "Not Found",
         f"{server.url}/a.pth?SECRET of two words": "InvalidURL",
-        f"{server.url.replace('//', '//me:SECRET/SECRET@')}/a.pth": "https://...",
         f"{server.url}/?SECRET": no_address,
-        f"{server.url}/a%00b.pth": "embedded null",
         "https://127.0.0.1:9/file.pth": "refused",
         "http://me:SECRET@127.0.0.1:9/a.pth?SECRET": no_address,
-        "s3://me:SECRET@bucket/a.pth?SECRET": no_address,
         "file:///etc/passwd": no_address,
         "hf://me:SECRET@name": "is not hf://[spaces/]owner/name",
         "hf://owner/name/../../file.pth": "is not hf://[spaces/]owner/name",

@@ -67,7 +67,7 @@ def test_captions_are_cut_to_max_tokens_and_are_as_many_for_each_image():
     captioner = make("lstm", max_tokens=4)
     _, labels = captioner.predictions(images(1), [["a dog runs on grass"]])
     assert labels.tolist() == WORDS.encode(["a dog"], 9)[:, 1:].tolist()
-    for wrong in ([["a"], []], [[], []], [["a"]], [["a"], ["dog", "cat"]]):
+    for wrong in ([[], []], [["a"]], [["a"], ["dog", "cat"]]):
         with raises_line(ValueError, "captions for 2 images; give each image the same number"):
             captioner(images(2), wrong)
 

@@ -115,19 +115,9 @@ def git():
     return transformers.GitProcessor(images, with_start(tokenizer()))
 
 
-class Apart:
-    """Saves an image processor and a tokenizer without a joint processor."""
-
-    def __init__(self, *parts):
-        self.parts = parts
-
-    def save_pretrained(self, folder):
-        for part in self.parts:
-            part.save_pretrained(folder)
-
-
 def vision_encoder_decoder():
-    return Apart(transformers.ViTImageProcessor(size=SIDE), tokenizer())
+    """An image processor and a tokenizer, without a joint processor."""
+    return transformers.ViTImageProcessor(size=SIDE), tokenizer()
 
 
 # The names of tests/smile/families, what makes their processor, and the prompt that suits them.
@@ -165,7 +155,8 @@ def write(name, folder):
     torch.manual_seed(0)
     make, prompt = PROCESSORS[name]
     made, model = make(), new(name).model
-    words = made.parts[1] if isinstance(made, Apart) else made.tokenizer
+    parts = made if isinstance(made, tuple) else (made,)
+    words = getattr(made, "tokenizer", parts[-1])
     if not name.startswith("Mllama"):  # its image's token is no word of the head
         resized = getattr(model, "decoder", None) or model
         resized.resize_token_embeddings(max(words.get_vocab().values()) + 1)
@@ -178,5 +169,6 @@ def write(name, folder):
         start = END if name.startswith("Florence2") else START
         model.generation_config.decoder_start_token_id = start
     model.save_pretrained(folder)
-    made.save_pretrained(folder)
+    for part in parts:
+        part.save_pretrained(folder)
     return prompt
