@@ -1,7 +1,6 @@
 """How metrics are built, files that are none of theirs, and sums of metrics."""
 
 import json
-import math
 
 import numpy as np
 import pytest
@@ -81,29 +80,18 @@ def test_another_file_is_one_line(
         built.evaluate(CaptionSet({"x": "a"}, captions))
 
 
-WRITTEN = "write it as METRIC, -METRIC or METRIC + METRIC"
-
-
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("text", "start"),
     [
-        ("CIDEr+Bleu_4", 1.2),
-        (" Bleu_4 - PPL ", -79.7),
-        ("-PPL", -80.0),
-        (" - ".join(all_metrics()), None),
-        ("CIDEr + METEOR", None),  # which is missing
-        ("CIDEr - wrong_facts", None),  # which is not finite
         ("CIDEr + BLEU_4", "'BLEU_4' is no metric; did you mean Bleu_4?"),
         ("perplexity", f"'perplexity' is no metric; there are {', '.join(all_metrics())}"),
         ("CIDEr - CIDEr", "CIDEr occurs twice"),
-        *((text, WRITTEN) for text in ("CIDEr Bleu_4", "CIDEr +", "", "--PPL")),
+        *((text, "write it as METRIC, -METRIC or") for text in ("CIDEr Bleu_4", "CIDEr +", "")),
     ],
 )
-def test_a_sum_has_the_values_of_its_metrics_or_is_none_or_one_line(text, expected):
-    scores = {"CIDEr": 0.9, "Bleu_4": 0.3, "PPL": 80.0, "R@1": 10.0, "PAC-S": 3.0}
-    if isinstance(expected, str):
-        with raises_line(ValueError, start=expected):
-            MetricSum.parse(text)
-    else:
-        found = MetricSum.parse(text).compute({**scores, "wrong_facts": math.nan})
-        assert found == (expected if expected is None else pytest.approx(expected))
+def test_what_is_no_sum_of_metrics_is_one_line(text, start):
+    with raises_line(ValueError, start=start):
+        MetricSum.parse(text)
+    # Any metrics make one, also PAC-S, which has a minus in its name.
+    found = MetricSum.parse(" - ".join(all_metrics())).compute(dict.fromkeys(all_metrics(), 1.0))
+    assert found == 2 - len(all_metrics())

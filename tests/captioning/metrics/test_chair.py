@@ -68,14 +68,6 @@ def test_a_caption_names_the_objects_that_were_found_by_hand(synonyms):
     assert {caption: ", ".join(objects) for caption, objects in found.items()} == NAMED
 
 
-CAPTIONS = {
-    1: "a dog and a dog chase a cat under a kite",  # the cat is no object of these synonyms
-    2: "a man on a bike",
-    3: "nothing at all",
-    4: "two birds and a puppy",
-    5: "a man with a phone",
-}
-REFERENCES = {1: ["a kite"], 2: ["people ride"], 3: ["a chair"], 4: ["ducks"], 5: ["a man"]}
 INSTANCES = {
     "images": [{"id": i} for i in (1, 2, 3, 4)],
     "categories": [{"id": 18, "name": "dog"}, {"id": 2, "name": "bicycle"}],
@@ -97,9 +89,18 @@ def files(tmp_path, synonyms):
 
 
 def test_hallucinations_and_recall_are_those_counted_by_hand(files, synonyms, tmp_path):
+    captions = {
+        1: "a dog and a dog chase a cat under a kite",  # the cat is no object of these synonyms
+        2: "a man on a bike",
+        3: "nothing at all",
+        4: "two birds and a puppy",
+        5: "a man with a phone",
+    }
+    references = {1: ["a kite"], 2: ["people ride"], 3: ["a chair"], 4: ["ducks"], 5: ["a man"]}
+
     def chair(objects_file):
         options = {"objects_file": objects_file, "synonyms": str(synonyms)}
-        return scored("chair", CAPTIONS, REFERENCES, **options)
+        return scored("chair", captions, references, **options)
 
     scores = chair(files)
     values = {name: estimate.value for name, estimate in scores.metrics.items()}

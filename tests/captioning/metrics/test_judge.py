@@ -11,10 +11,8 @@ from captioning.metrics.checklist import read_checklist
 from captioning.metrics.clair import Clair
 from captioning.metrics.intervals import mean_estimate, ratio_estimate
 from captioning.metrics.scoring import write_scores
-from captioning.runtime.errors import UserError
 from tests.captioning.chat_server import said, serving
 from tests.captioning.metrics.conftest import scored
-from tests.programs import raises_line
 
 CAPTIONS = {1: "a dog on a sofa", 2: "two red\nballs", 3: "a kite"}
 REFERENCES = {1: ["a puppy sleeps", "a dog lies down"], 2: ["balls"], 3: ["the sky"]}
@@ -124,17 +122,6 @@ def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path):
     assert evaluator.unavailable() == {} and not server.asked
 
 
-def test_a_damaged_reply_is_asked_again_and_a_forbidden_cache_refused(ask, tmp_path, server):
-    ask({1: "a dog"})
-    [kept] = (tmp_path / "judge").iterdir()
-    for number, text in enumerate(("", '{"model": "wise"}'), 2):
-        kept.write_text(text)
-        assert ask({1: "a dog"}).metrics["CLAIR"].value == 80 and len(server.asked) == number
-    given = {"judge_url": server.url, "judge_model": "wise"}
-    with raises_line(UserError, str(kept)):
-        scored("clair", CAPTIONS, None, Settings(cache_dir=kept), **given)
-
-
 def test_coverage_and_precision_are_shares_of_the_set_and_answers_are_kept(ask, server):
     """Of six questions with a valid reply, the captions answer five, and three with yes."""
     replies = {"a kite": '{"1": "Yes", "2": "yes", "3": "Not said ", "4": "no"}'}
@@ -157,17 +144,11 @@ def test_coverage_and_precision_are_shares_of_the_set_and_answers_are_kept(ask, 
     assert ask({1: "a"}, None, {1: ["A?"]}).settings["checklist_unread"] == 1
 
 
-CAPEVAL = {
-    "id": "DK001",
-    "img_path": "images/DK001.jpg",
-    "instance_checklist": [{"Tags": "object", "Question": "Is a robot mentioned?"}],
-    "human_checklist": [],
-    "text_checklist": [{"Tags": "text_content", "Question": "Is 'Strain gauge' mentioned?"}],
-}
-
-
 def test_a_checklist_is_read_as_it_is_published(tmp_path):
-    (tmp_path / "list.jsonl").write_text(json.dumps(CAPEVAL))
+    row = {"id": "DK001", "img_path": "images/DK001.jpg", "human_checklist": []}
+    row["instance_checklist"] = [{"Tags": "object", "Question": "Is a robot mentioned?"}]
+    row["text_checklist"] = [{"Tags": "text", "Question": "Is 'Strain gauge' mentioned?"}]
+    (tmp_path / "list.jsonl").write_text(json.dumps(row))
     questions = ["Is a robot mentioned?", "Is 'Strain gauge' mentioned?"]
     names = ("DK001", "images/DK001.jpg", "DK001.jpg")
     assert read_checklist(tmp_path / "list.jsonl") == dict.fromkeys(names, questions)

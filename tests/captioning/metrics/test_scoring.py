@@ -47,14 +47,6 @@ def test_the_table_has_the_published_order_intervals_skipped_metrics_and_remarks
     assert format_table(scores, 99).splitlines()[9:] == lines[10:]
 
 
-@pytest.mark.parametrize("others", [3, 4])
-def test_one_caption_for_most_images_is_named(capsys, others):
-    texts = [*"bcde"[:others], *["a disc"] * (7 - others)]
-    score(dict(enumerate(texts)), None, [])
-    line = "warning: 4 of 7 captions are the same, 'a disc': the captioner makes little use"
-    assert (line in capsys.readouterr().err) == (others == 3)
-
-
 class Broken(Evaluator):
     metrics = (Metric("ITM", "ITM"), Metric("ITC", "ITC"))
 

@@ -1,7 +1,6 @@
 """Captions of many images, in order, unreadable images left out; a prompt for each image."""
 
 import shutil
-from unittest.mock import Mock
 
 import pytest
 import torch
@@ -46,7 +45,7 @@ def test_captions_that_were_cut_are_marked_and_counted(caption, capsys, monkeypa
     """A caption was cut if it has none of the end tokens."""
     ids = torch.tensor([[[5, 6, 2, -1]], [[5, 6, 5, 6]], [[5, 9, -1, -1]]])
     lists = scored_lists(Generated([["a"], ["b"], ["c"]], ids, torch.zeros(3, 1)), [2, 9])
-    made = Mock(side_effect=lambda _, __, images, *___: lists[: len(images)])
+    made = lambda _, __, images, *___: lists[: len(images)]  # noqa: E731
     monkeypatch.setattr("captioning.models.generation.caption_lists", made)
     found = [result.get("cut") for result in caption("eval_batch_size=3")]
     assert found == [None, True, None, None, True, None, None]
@@ -79,7 +78,6 @@ def world(request, scenes_config):
     own = captioner.prompt, captioner.prompt_ids
 
     def prompted(prompt):
-        """As if the prompt were the configuration's."""
         captioner.prompt, captioner.prompt_ids = own
         if prompt is not None:
             captioner.prompt = f"{prompt} "

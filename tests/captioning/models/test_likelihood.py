@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -15,14 +14,8 @@ from captioning.config import load_config
 from captioning.data.annotations import Sample
 from captioning.data.image import evaluation_transform, load_image
 from captioning.data.sources import read_split
+from captioning.models import likelihood
 from captioning.models.build import load_trained
-from captioning.models.likelihood import (
-    TEMPERATURES,
-    UNSCALED,
-    find_minimum,
-    likelihood,
-    unigram_nll,
-)
 from captioning.models.score_tokens import END, scored_captions
 from decoding import DecodingSettings
 from smile import Objective
@@ -36,13 +29,10 @@ CAPTIONS = [("a dog runs", "a cat"), ("a cat sits",), ("a dog sits", "a zebra")]
 @pytest.fixture
 def world(scenes_config, tmp_path):
     """Return (configuration, samples of three images with 2, 1 and 2 captions, captioner)."""
-    samples = []
-    for n, captions in enumerate(CAPTIONS):
-        pixels = np.random.default_rng(n).integers(0, 255, (32, 32, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(tmp_path / f"{n}.png")
-        samples.append(Sample(f"{n}.png", captions, n))
-    keys = ["image_size=32", "num_workers=0", "batch_size=2"]
-    config = load_config(scenes_config, [f"image_root={tmp_path}", *keys])
+    samples = [Sample(f"{n}.png", captions, n) for n, captions in enumerate(CAPTIONS)]
+    for sample in samples:
+        Image.effect_noise((32, 32), 90).convert("RGB").save(tmp_path / sample.image)
+    config = load_config(scenes_config, [f"image_root={tmp_path}", "batch_size=2"])
     words = Vocabulary(["a", "dog", "cat", "runs", "sits"])
     keys = classic_config("sat")
     captioner = ClassicCaptioner(keys, ImageEncoder(keys), words, Objective("smile"))
@@ -55,7 +45,7 @@ def world(scenes_config, tmp_path):
 
 def test_means_over_all_tokens_and_the_best_temperature(world):
     config, samples, captioner = world
-    tokens, nll = likelihood(captioner, samples, config, CPU)
+    tokens, nll = likelihood.likelihood(captioner, samples, config, CPU)
     transform = evaluation_transform(32)
     logits, labels = [], []
     with torch.no_grad():
@@ -67,13 +57,17 @@ def test_means_over_all_tokens_and_the_best_temperature(world):
                 labels.append(ids[0])
     logits, labels = torch.cat(logits), torch.cat(labels)
     assert tokens == len(labels) == 18
-    assert nll[UNSCALED] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)
+    assert nll[likelihood.UNSCALED] == pytest.approx(
+        F.cross_entropy(logits, labels).item(), rel=1e-5
+    )
     # An independent search for the minimum.
-    fine = torch.linspace(TEMPERATURES[0], TEMPERATURES[-1], 10_000, dtype=torch.float64)
+    fine = torch.linspace(
+        likelihood.TEMPERATURES[0], likelihood.TEMPERATURES[-1], 10_000, dtype=torch.float64
+    )
     scaled = (logits / fine.view(-1, 1, 1)).log_softmax(-1)  # (temperatures, tokens, words)
     losses = -scaled[:, range(18), labels].mean(1)
-    temperature, value = find_minimum(nll)
-    assert TEMPERATURES[0] < temperature < TEMPERATURES[-1]
+    temperature, value = likelihood.find_minimum(nll)
+    assert likelihood.TEMPERATURES[0] < temperature < likelihood.TEMPERATURES[-1]
     assert temperature == pytest.approx(fine[losses.argmin()].item(), rel=5e-3)
     assert value == pytest.approx(losses.min().item(), rel=1e-4)
 
@@ -84,19 +78,19 @@ def test_the_program_prints_the_likelihoods_of_a_checkpoint(trained, tmp_path):
     assert outcome.code == 0, outcome.err
     config, captioner = load_trained(best, None, CPU)
     samples = read_split(config, "val")
-    tokens, nll = likelihood(captioner, samples, config, CPU)
-    temperature, calibrated = find_minimum(nll)
-    unigram = unigram_nll(captioner, read_split(config, "train"), samples, config)
+    tokens, nll = likelihood.likelihood(captioner, samples, config, CPU)
+    temperature, calibrated = likelihood.find_minimum(nll)
+    unigram = likelihood.unigram_nll(captioner, read_split(config, "train"), samples, config)
     first, *rows = outcome.out.splitlines()
     assert first == f"{tokens} tokens of 5 images of val, nats per token"
     assert f"temperature={temperature:.3f}" in rows[-1]
-    values = (nll[UNSCALED], unigram, calibrated)
+    values = (nll[likelihood.UNSCALED], unigram, calibrated)
     assert [row.split()[-1] for row in rows] == [f"{value:.3f}" for value in values]
 
 
 def test_the_unigram_model_counts_words_and_ends(world):
     config, samples, captioner = world
-    found = unigram_nll(captioner, samples[:1], samples[1:2], config)
+    found = likelihood.unigram_nll(captioner, samples[:1], samples[1:2], config)
     # Training: a dog runs END, a cat END: 7 tokens, and one more of each of 9.
     counts = {"a": 2, "cat": 1, "sits": 0, "END": 2}
     assert found == pytest.approx(-sum(math.log((1 + n) / 16) for n in counts.values()) / 4)

@@ -7,19 +7,12 @@ import torch
 from PIL import Image
 
 from captioning.metrics.intervals import Estimate
+from captioning.report import tokens as token_costs
 from captioning.report.comparison import Comparison, Row, read_comparison
 from captioning.report.figures import assign_styles, draw_curves, draw_lengths
 from captioning.report.picture import load_picture
 from captioning.report.plane import draw_plane
 from captioning.report.runs import read_runs
-from captioning.report.tokens import (
-    Prediction,
-    Token,
-    TokenFigure,
-    choose_caption,
-    token_figure,
-    token_losses,
-)
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -88,18 +81,15 @@ def test_the_costs_of_words_are_those_computed_token_by_token(make_captioner):
     captioner = make_captioner()
     image = torch.randn(1, 3, 48, 48)
     caption = "the man with a red ball and the dogs on a box"
-    tokens = token_losses(captioner, image, caption)
+    tokens = token_costs.token_losses(captioner, image, caption)
     labels = "the man with a red ball and the dog -s on a box (end)"
     assert " ".join(token.label for token in tokens) == labels
     ids = captioner.tokenizer.encode([captioner.prompt + caption], 40)
     embedded, prompt = captioner.visual_encoder(image), len(captioner.prompt_ids)
     own = sorted(set(ids[0, prompt:].tolist()))
     for n, token in enumerate(tokens, prompt):
-        scores, label = (
-            captioner.text_decoder.logits(ids[:, :n], embedded)[0, -1].double(),
-            ids[0, n],
-        )
-        costs = [(some.logsumexp(0) - scores[label]).item() for some in (scores, scores[own])]
+        scores = captioner.text_decoder.logits(ids[:, :n], embedded)[0, -1].double()
+        costs = [(some.logsumexp(0) - scores[ids[0, n]]).item() for some in (scores, scores[own])]
         assert (token.mle, token.smile) == pytest.approx(costs, abs=1e-4)
         best = scores.softmax(0).topk(5)
         for prediction, probability, i in zip(token.predictions, *map(torch.Tensor.tolist, best)):
@@ -110,26 +100,15 @@ def test_the_costs_of_words_are_those_computed_token_by_token(make_captioner):
     assert n == ids.size(1) - 1
 
 
-@torch.no_grad()
-def test_a_shifted_first_token_is_a_word(make_captioner, vocabulary, tmp_path):
-    pieces = tmp_path / "vocab.txt"
-    pieces.write_text(vocabulary.read_text() + "##a\n")
-    captioner = make_captioner(tokenizer=str(pieces), first_token_shift=True)
-    captioner.text_decoder.cls["predictions"].bias[-3] += 50  # "##a", before [DEC] and [ENC]
-    first, *_, last = token_losses(captioner, torch.randn(1, 3, 48, 48), "a dog")
-    assert first.label == first.predictions[0].word == "a" and first.predictions[0].in_caption
-    assert first.mle < 1 and last.predictions[0].word == "-a"  # where it would go on with "dog"
-
-
 def test_the_word_that_smile_spares_most_is_told():
     """Not the first word, which first-token MLE charges."""
     costs = [("one", False, 9.0, 0.0), ("crimson", False, 3.0, 0.5)]
     costs += [("navy", False, 2.0, 0.2), ("near", True, 5.0, 1.0)]
-    tokens = [
-        Token("red", [Prediction(best, 0.5, in_caption)], mle, smile)
-        for best, in_caption, mle, smile in costs
-    ]
-    figure = TokenFigure(None, "", None, tokens)
+    tokens = []
+    for word, is_known, *both in costs:
+        best = token_costs.Prediction(word, 0.5, is_known)
+        tokens.append(token_costs.Token("red", [best], *both))
+    figure = token_costs.TokenFigure(None, "", None, tokens)
     assert figure.spared == (2, tokens[1])
     assert figure._replace(tokens=tokens[:1]).spared is None
 
@@ -137,8 +116,8 @@ def test_the_word_that_smile_spares_most_is_told():
 def test_words_are_shown_of_ten_words_and_of_mle_if_it_can_be_loaded(runs):
     references = {1: ["a b", "a " * 13], 2: ["a b c", "b " * 9], 3: ["c " * 9]}
     comparison = Comparison("test", [], [], 0, [], references=references)
-    assert choose_caption(comparison) == (2, "b " * 9)
+    assert token_costs.choose_caption(comparison) == (2, "b " * 9)
     for content, label in (None, "MLE"), ({}, "SMILE"):
         if content is not None:
             torch.save({"model": content}, runs[0] / "checkpoint_best.pth")
-        assert token_figure(read_comparison([runs[1], runs[0]])).run.label == label
+        assert token_costs.token_figure(read_comparison([runs[1], runs[0]])).run.label == label

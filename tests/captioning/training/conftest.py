@@ -11,11 +11,9 @@ from captioning.training.batches import training_batches
 from captioning.training.step import TrainingStep
 from captioning.training.validation import SplitEvaluation
 
-CPU = torch.device("cpu")
 
-
-class SetUp(BaseException):
-    """Ends a run before its first step."""
+class Ended(BaseException):
+    """Ends a run within a step."""
 
 
 class Tuning:
@@ -23,7 +21,7 @@ class Tuning:
 
     - before_step: called with (step, batches, number) before each step, from 0; it may return
       other batches
-    - step: the `TrainingStep` of the latest call, from its first step on
+    - step, number: the `TrainingStep` of the latest call, from its first step on, and its number
     """
 
     def __init__(self, config, monkeypatch):
@@ -34,23 +32,22 @@ class Tuning:
         original = TrainingStep.__call__
 
         def call(step, batches, number):
-            self.step = step
+            self.step, self.number = step, number
             return original(step, self.before_step(step, batches, number) or batches, number)
 
         with self.monkeypatch.context() as patch:
             patch.setattr(TrainingStep, "__call__", call)
-            fine_tuning.fine_tune(self.config, CPU)
+            fine_tuning.fine_tune(self.config, torch.device("cpu"))
         return self
 
-    def set_up(self):
-        """Run up to the first step, without it; the next `run` begins at the same step."""
+    def set_up(self, end=None):
+        """Run up to the first step, or until `end`, which is called before it, raises Ended."""
 
-        def stop(step, batches, number):
-            self.number = number
-            raise SetUp
+        def stop(*_):
+            raise Ended
 
-        before, self.before_step = self.before_step, stop
-        with pytest.raises(SetUp):
+        before, self.before_step = self.before_step, end or stop
+        with pytest.raises(Ended):
             self.run()
         self.before_step = before
         return self
@@ -61,7 +58,6 @@ class Tuning:
         return self.step.learner
 
     def batches(self, epoch=0):
-        """Return the batches of an epoch."""
         samples = fine_tuning.read_split(self.config, "train")
         preprocessing = fine_tuning.preprocessing_of(self.config)
         loader = training_batches(self.config, samples, preprocessing)
@@ -93,11 +89,6 @@ def scored(monkeypatch):
     return by_epoch
 
 
-def without_dropout(step, *_):
-    """Keep dropout and the like switched off; for `Tuning.before_step`."""
-    step.learner.eval()
-
-
 def first_gradient(tuning):
     """Return the gradients of the run's first step, as the optimizer gets them."""
     found, before = {}, tuning.before_step
@@ -106,13 +97,10 @@ def first_gradient(tuning):
         def keep(*_, **__):
             named = step.learner.named_parameters()
             found.update({n: p.grad.clone() for n, p in named if p.grad is not None})
-            raise SetUp
+            raise Ended
 
         step.optimizer.register_step_pre_hook(keep)
         return before(step, batches, number)
 
-    tuning.before_step = watch
-    with pytest.raises(SetUp):
-        tuning.run()
-    tuning.before_step = before
+    tuning.set_up(watch)
     return found

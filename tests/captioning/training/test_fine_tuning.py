@@ -1,4 +1,4 @@
-"""Fine-tuning on a small data set: what it writes, resumes, weights and refuses."""
+"""Fine-tuning on a small data set: what it writes, resumes, weighs, ends early and refuses."""
 
 import copy
 import json
@@ -9,9 +9,11 @@ import torch
 
 from captioning.config import load_config
 from captioning.data.image import normalise
+from captioning.models.build import captioner_from
 from captioning.runtime.errors import UserError
 from tests.captioning.training.conftest import first_gradient
-from tests.tiny import log_of
+from tests.programs import raises_line, unchanged
+from tests.tiny import CAPTIONERS, CLASSIC, log_of
 
 NO_DROPOUT = ["med_config.hidden_dropout_prob=0", "med_config.attention_probs_dropout_prob=0"]
 
@@ -55,7 +57,7 @@ def test_scores_of_an_epoch_go_when_it_is_trained_again(run, scored):
     for epoch in (0, 1):
         (folder / f"checkpoint_0{epoch}.pth").unlink()
     best = (folder / "checkpoint_best.pth").read_bytes()
-    with pytest.raises(UserError, match="has weights of an earlier run, but no checkpoint to resu"):
+    with raises_line(UserError, "has weights of an earlier run, but no checkpoint to resume"):
         run("max_epoch=2").run()
     assert (folder / "checkpoint_best.pth").read_bytes() == best
 
@@ -139,6 +141,56 @@ def test_compiled_parts_give_the_same_gradient(run, quick_compiler):
     torch.testing.assert_close(compiled, eager, rtol=1e-3, atol=1e-5)
 
 
-def test_too_few_batches_to_accumulate_is_one_line(run):
-    with pytest.raises(UserError, match="accumulation_steps is 9, but an epoch has only 3 batches"):
-        run("accumulation_steps=9").run()
+def with_bleu(*values):
+    given = [{} if value is None else {"Bleu_4": value} for value in values]
+    return {epoch: {"CIDEr": 0.5, **bleu} for epoch, bleu in enumerate(given)}
+
+
+def test_validation_bleu_lowers_the_rates_of_decoder_and_encoder(run, scored):
+    scored.update(with_bleu(0.1, 0.3, 0.2, 0.3, 0.4, 0.2))
+    plateau = ["lr_schedule=plateau", "lr_patience=0", "lr_decay=0.5", "metrics=[coco, length]"]
+    rates = ["init_lr=1e-2", "encoder_lr=1e-4", "max_epoch=6", "log_every=1"]
+    tuning = run("model=lstm", *CLASSIC, "prompt=''", *rates, *plateau).run()
+    logged = [line["learning_rate"] for line in log_of(tuning.folder, "step")]
+    expected = [1e-2 * share for share in (1, 1, 1, 0.5, 0.25, 0.25)]
+    assert logged[::3] == pytest.approx(expected) and len(logged) == 18
+    groups = [group["lr"] for group in tuning.step.optimizer.param_groups]
+    assert groups == pytest.approx([2.5e-3, 2.5e-5])
+
+
+def test_a_run_that_ended_early_is_left_as_it_is(run, scored, capsys):
+    scored.update(with_bleu(0.3, None, 0.2, 0.4))
+    settings = ["max_epoch=4", "metrics=[coco, length]", "lr_schedule=exponential"]
+    first = run(*settings, "early_stopping=1").run()
+    with unchanged(first.folder):
+        run(*settings, "early_stopping=1", "log_every=2").run()
+    ended = "stopped early, after 3 epochs: Bleu_4 was best 1 validations ago"
+    shown = capsys.readouterr().err
+    assert shown.count(ended) == 2 and "resuming" not in shown
+    # With more patience it goes on.
+    more = run(*settings, "early_stopping=2").run()
+    assert "resuming from" in capsys.readouterr().err
+    assert (more.folder / "checkpoint_03.pth").exists()
+
+
+def test_a_classic_checkpoint_has_its_own_words(trained, scenes_config, tmp_path):
+    best = trained(tmp_path / "run", "sat") / "checkpoint_best.pth"
+    saved = torch.load(best, weights_only=True)
+    # The training captions of this configuration would make another vocabulary.
+    more = ["vocabulary_size=9", "encoder_weights=default"]
+    config = load_config(scenes_config, [*CAPTIONERS["sat"], *more])
+    captioner, line = captioner_from(config, str(best))
+    assert captioner.tokenizer.words == saved["vocabulary"] and "every key matched" in line
+    torch.testing.assert_close(captioner.state_dict(), saved["model"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        (["accumulation_steps=9"], "accumulation_steps is 9, but an epoch has only 3 batches"),
+        (["model=lstm", *CLASSIC, "encoder_lr=0"], "encoder_weights is none and encoder_lr is 0"),
+    ],
+)
+def test_what_cannot_be_trained_is_one_line(run, settings, line):
+    with raises_line(UserError, line):
+        run(*settings).run()

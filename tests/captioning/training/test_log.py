@@ -9,7 +9,6 @@ from tensorboard.summary.writer import event_file_writer
 
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
-from captioning.runtime.progress import log_line, progress
 from captioning.training.log import RunLog, record_run, shell_command
 
 
@@ -37,8 +36,8 @@ def test_a_run_records_no_secret_of_an_address(scenes_config, tmp_path, monkeypa
         ("f=[https://h/a.tar, https://me:S@h2/b?X=S]", "f=[https://h/a.tar, https://h2/b]"),
         ("f=[https://h/a?X=S,https://S@h/b#S]", "f=[https://h/a,https://h/b]"),
         (
-            """x={"a": ["https://me:SECRET@h/a?X=1, SECRET"], 'b': 's3://b/c', d: 1}""",
-            """x={"a": ["https://h/a"], 'b': 's3://b/c', d: 1}""",
+            """x={"a": "https://me:S@h/a?X=1, S", 'b': 's3://b'}""",
+            """x={"a": "https://h/a", 'b': 's3://b'}""",
         ),
         ("--url=https://me:SE'CRET@h/a?X='SECRET&u=https://SECRET", "--url=https://h/a"),
         ("photos/what?#1@home.png", "photos/what?#1@home.png"),
@@ -46,16 +45,6 @@ def test_a_run_records_no_secret_of_an_address(scenes_config, tmp_path, monkeypa
 )
 def test_a_command_is_shown_without_the_secrets_in_its_words(word, shown):
     assert shlex.split(shell_command(["train.py", word, "seed=5"])) == ["train.py", shown, "seed=5"]
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_only_rank_0_shows_anything(monkeypatch, capsys, rank):
-    monkeypatch.setenv("RANK", str(rank))
-    log_line("hello")
-    with progress(3, "bar") as bar:
-        bar.update(3)
-    shown = capsys.readouterr().err
-    assert ("hello" in shown and "bar: 100%" in shown) if rank == 0 else shown == ""
 
 
 def test_a_log_goes_on_where_the_run_does(tmp_path):

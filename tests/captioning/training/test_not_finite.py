@@ -9,7 +9,6 @@ from tests.programs import raises_line
 
 
 def failing(tuning):
-    """Return the line with which a run ends."""
     with raises_line(UserError) as error:
         tuning.run()
     return str(error.value)

@@ -7,9 +7,7 @@ import torch
 
 from captioning.data.image import normalise
 from smile import Objective
-from tests.captioning.training.conftest import first_gradient, without_dropout
-from tests.markers import slow
-from tests.tiny import log_of
+from tests.captioning.training.conftest import first_gradient
 
 GIVEN = ["max_epoch=1", "log_every=1", "objective=smile", "accumulation_steps=3"]
 SPECS = ["mle", "smile", "random", "reverse", {"mle": 0.01, "smile": 0.99}]
@@ -22,9 +20,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
         [["cat"], ["dog"], ["man"]],
         [["red dog on the box"]] * 3,
         [[""], [""], [""]],
-        slow([[""], ["a red dog and a blue cat and a small ball"], ["cat"]]),
         [["xyzzy plugh"], ["\N{SNOWMAN}"], ["xyzzy"]],  # unknown words
-        slow([["dog " * 30], ["cat " * 30], ["dog cat " * 15]]),
     ],
     ids=str,
 )
@@ -48,7 +44,7 @@ def without_labels(tuning, empty):
     calls = []
 
     def ignore(step, *_):
-        without_dropout(step)
+        step.learner.eval()
         training_tokens = step.learner.training_tokens
 
         def ignoring(*given):
@@ -79,12 +75,3 @@ def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty
     size = torch.stack([g.norm() for g in expected.values()]).norm()
     difference = torch.stack([(found[n] - expected[n]).norm() for n in expected]).norm()
     assert difference < (1e-5 if precision == "fp32" else 2e-2) * size
-
-
-@pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_a_step_without_any_label_has_no_gradient(run, precision):
-    tuning = run(f"precision={precision}")
-    found = first_gradient(without_labels(tuning, {0, 1, 2}))
-    assert all((value == 0).all() for value in found.values())
-    (line,) = log_of(without_labels(tuning, {0, 1, 2}).run().folder, "step")
-    assert line["loss"] == line["smile"] == line["grad_norm"] == 0

@@ -93,53 +93,28 @@ def test_a_kill_before_any_write_leaves_a_run_that_goes_on(s3, on, monkeypatch):
             for name in ("upload", "remove"):
                 patch.setattr(stores, name, watched(getattr(stores, name)))
             train(output, at := [])
-        _check_what_is_there(on(f"two{count}").folder, *at[-1])
+        folder, (epoch, state) = on(f"two{count}").folder, at[-1]  # what was being uploaded
+        found = checkpoints.read_newest(folder)
+        if found is None:
+            assert (epoch, state) == (0, "saved")
+            continue
+        saved, lines = found.content["epoch"], (folder / LOG).read_text().splitlines()
+        assert saved in ((epoch, epoch - 1) if state == "saved" else (epoch,))
+        assert found.log_lines == [] and found.content["model"]["w"].tolist() == [saved] * 9
+        # The log is that of the checkpoint or later, and has no scores that are not there.
+        assert [f"trained {n}" in lines for n in range(saved + 1)] == [True] * (saved + 1)
+        assert [f"scored {n}" in lines for n in range(saved)] == [True] * saved
+        for scored in (n for n in range(3) if f"scored {n}" in lines):
+            assert (folder / f"result/{scored}.json").exists()
+        if (folder / SELECTED).exists():  # it must not name an epoch that is not best yet
+            best = checkpoints.read(checkpoints.best(folder))["epoch"]
+            assert read_json(folder / SELECTED)["epoch"] <= best and best in (epoch, epoch - 1)
         if left >= 0:
             break
     assert count == 3 * 6 + 1  # files of an epoch, what is removed
-    results = (f"result/{epoch}.json" for epoch in range(3))
-    saved = (f"checkpoint_{epoch:02d}.pth" for epoch in (1, 2))
-    assert set(stamps(ADDRESS)) == {
-        "writer.json",
-        LOG,
-        SELECTED,
-        checkpoints.BEST,
-        *results,
-        *saved,
-    }
-
-
-def _check_what_is_there(folder, epoch, state):
-    """epoch, state: what was being uploaded."""
-    found = checkpoints.read_newest(folder)
-    if found is None:
-        assert (epoch, state) == (0, "saved")
-        return
-    saved, lines = found.content["epoch"], (folder / LOG).read_text().splitlines()
-    assert saved in ((epoch, epoch - 1) if state == "saved" else (epoch,))
-    assert found.log_lines == [] and found.content["model"]["w"].tolist() == [saved] * 9
-    # The log is that of the checkpoint or later, and has no scores that are not there.
-    assert [f"trained {n}" in lines for n in range(saved + 1)] == [True] * (saved + 1)
-    assert [f"scored {n}" in lines for n in range(saved)] == [True] * saved
-    for scored in (n for n in range(3) if f"scored {n}" in lines):
-        assert (folder / f"result/{scored}.json").exists()
-    if (folder / SELECTED).exists():  # it must not name an epoch that is not best yet
-        best = checkpoints.read(checkpoints.best(folder))["epoch"]
-        assert read_json(folder / SELECTED)["epoch"] <= best and best in (epoch, epoch - 1)
-
-
-def test_what_a_store_lacks_is_written_by_the_next_call(s3, on):
-    output = on("one")
-    save(output.folder, 0)
-    s3.refuses = lambda method, path: method == "PUT" and path.endswith("checkpoint_00.pth")
-    with raises_line(UserError, "checkpoint_00.pth", "not allowed"):
-        output.upload()
-    s3.refuses = lambda method, path: False
-    on("one").upload()
-    s3.files.rm("bucket/run", recursive=True)
-    on("one").upload()
-    assert {"checkpoint_00.pth", "writer.json"} == set(stamps(ADDRESS))
-    assert newest(on("two")) == newest(output) == 0
+    names = {"writer.json", LOG, SELECTED, "checkpoint_01.pth", "checkpoint_02.pth"}
+    names |= {checkpoints.BEST, *(f"result/{epoch}.json" for epoch in range(3))}
+    assert set(stamps(ADDRESS)) == names
 
 
 def test_a_run_has_one_writer_and_an_earlier_state_is_not_lost(s3, on, tmp_path, monkeypatch):

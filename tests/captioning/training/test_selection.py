@@ -1,4 +1,4 @@
-"""Which epoch of a run is selected, recorded and logged."""
+"""Which epoch of a run is selected, recorded and logged; what metrics of a split get and lack."""
 
 import json
 import math
@@ -13,22 +13,20 @@ from captioning.models import checkpoints
 from captioning.models.build import load_trained
 from captioning.runtime.errors import UserError
 from captioning.training.selection import read_selection
-from captioning.training.validation import Validation
+from captioning.training.validation import SplitEvaluation, Validation
 from tests.programs import raises_line
 from tests.tiny import log_of
 
-LOWER_AND_LONGER = [  # as in a published log of SMILE's original code: the sum of the first two
-    {"CIDEr": 0.101, "Bleu_4": 0.066, "cap_len": 14.2},  # falls
-    {"CIDEr": 0.080, "Bleu_4": 0.055, "cap_len": 18.9},
-    {"CIDEr": 0.062, "Bleu_4": 0.043, "cap_len": 22.1},
-]
 ALL = "keep_checkpoints=all"
 GIVEN = ["max_epoch=3", "metrics=[coco, length]"]
 
 
 @pytest.fixture(autouse=True)
 def scores(scored):
-    scored.update(enumerate(LOWER_AND_LONGER))
+    """As in a published log of SMILE's original code: the sum of the first two falls."""
+    scored[0] = {"CIDEr": 0.101, "Bleu_4": 0.066, "cap_len": 14.2}
+    scored[1] = {"CIDEr": 0.080, "Bleu_4": 0.055, "cap_len": 18.9}
+    scored[2] = {"CIDEr": 0.062, "Bleu_4": 0.043, "cap_len": 22.1}
 
 
 def best_of(folder):
@@ -79,41 +77,24 @@ def test_what_was_selected_is_told_recorded_and_logged(run, capsys):
         "  epoch 2: 0.135, CIDEr 0.080, BLEU-4 0.055, Cap. Len. 18.90",
         "  epoch 3: 0.105, CIDEr 0.062, BLEU-4 0.043, Cap. Len. 22.10",
     ]
-    assert best_of(folder) == 0
     record = json.loads((folder / "selected.json").read_text())
     assert [each["value"] for each in record.pop("epochs")] == pytest.approx([0.167, 0.135, 0.105])
     assert record == {"select": "CIDEr + Bleu_4", "epoch": 0}
     assert [line["CIDEr"] for line in log_of(folder, "val")] == [0.101, 0.08, 0.062]
 
 
-def hide_metrics(monkeypatch):
+def test_metrics_that_cannot_be_had_are_one_line_at_the_start(run, monkeypatch, capsys):
+    """By default the last epoch is selected."""
     monkeypatch.setattr(Coco, "unavailable", lambda c: dict.fromkeys(c.metric_names, "no licence"))
-
-
-@pytest.mark.parametrize(
-    ("setting", "key", "value"),
-    [
-        ("select=CIDEr + PPL", "select", "CIDEr + PPL"),
-        ("early_stopping=2", "monitor", "Bleu_4"),
-        ("lr_schedule=plateau", "monitor", "Bleu_4"),
-    ],
-)
-def test_metrics_that_cannot_be_had_are_one_line_at_the_start(
-    run, monkeypatch, setting, key, value
-):
-    hide_metrics(monkeypatch)
-    first = value.split()[0]
-    for metrics, why in {
-        "[length]": f"metrics is ['length'], which does not include {first}",
-        "[coco, length]": f"{first} cannot be computed: no licence",
+    for setting, named in {
+        "select=CIDEr + PPL": "select is CIDEr + PPL, but ",
+        "early_stopping=2": "monitor is Bleu_4, but ",
+        "lr_schedule=plateau": "monitor is Bleu_4, but ",
     }.items():
-        with raises_line(UserError, f"{key} is {value}, but {why}; set {key} to others"):
-            run(setting, f"metrics={metrics}").run()
-    run(setting, "metrics=[length]", f"{key}=-cap_len").set_up()
-
-
-def test_the_default_falls_back_to_the_last_epoch_and_says_so(run, monkeypatch, capsys):
-    hide_metrics(monkeypatch)
+        with raises_line(UserError, named, "cannot be computed: no licence; set "):
+            run(setting).run()
+        with raises_line(UserError, named, "metrics is ['length'], which does not include"):
+            run(setting, "metrics=[length]").run()
     folder = run("objective=mle").set_up().folder
     assert load_config(folder / "config.yaml").select == "last"
     line = "the last epoch will be selected, not the best by CIDEr + Bleu_4: CIDEr cannot be comp"
@@ -169,3 +150,31 @@ def test_no_epoch_is_done_before_its_weights_are_kept(run, monkeypatch):
     with raises_line(UserError, "weights_00.pth: No space left on device", start="cannot write"):
         tuning.run()
     assert checkpoints.saved(tuning.folder) == []
+
+
+@pytest.fixture
+def evaluation(scenes, scenes_config):
+    """Return a function that sets up the evaluation of the validation split."""
+    given = "val", scenes, torch.device("cpu")
+    return lambda *overrides: SplitEvaluation(load_config(scenes_config, overrides), *given)
+
+
+def test_models_are_told_of_images_device_and_pool(evaluation, scenes, tmp_path):
+    (tmp_path / "pool.txt").write_text("7.png")
+    given = ("metrics=[retrieval]", "clip_model=some/model")
+    for pool, count in ((tmp_path / "pool.txt", 1), ("train", 24), ("val", 5)):
+        [evaluator] = evaluation(*given, f"pool={pool}").evaluators
+        assert len(evaluator.files) == count
+    settings = evaluator.settings
+    assert [*settings.images.values()] == evaluator.files and evaluator.files[0].exists()
+    assert evaluator.config.clip_model == "some/model" and settings.device == "cpu"
+    with raises_line(UserError, "pool: test holds no images: give a folder"):
+        evaluation(*given, "val_file=", "test_file=", "split={val: 0.5}", "pool=test")
+
+
+def test_what_is_missing_is_said_before_captions_are_made(evaluation, scenes, capsys, no_java):
+    evaluation("metrics=[coco]")
+    assert "METEOR will be skipped: no Java" in capsys.readouterr().err
+    for facts, line in (([], "facts needs facts_file"), (["facts_file=a"], f"{scenes}/a: no such")):
+        with raises_line(UserError, line):
+            evaluation("metrics=[length, facts]", *facts)
