@@ -19,22 +19,14 @@ import warnings
 from pathlib import Path
 
 import pytest
-from torch.distributed import run as torchrun
+from torch.distributed.run import get_args_parser
 
 from captioning.config import load_config
 
 BLOCK = re.compile(r"^( *)```(?:bash|sh|shell)\n(.*?)^\1```", re.S | re.M)  # in a list, indented
 OWN = ("smile", "decoding", "BLIP", "baselines", "vlm", "captioning", "app", "benchmarks", "tests")
-# Programs that a page may call and that are not looked into.
-FOREIGN = (
-    *("pip", "curl", "wget", "git", "tar", "unzip", "rm", "cp", "mv", "ls", "cat", "head"),
-    *("tail", "grep", "wc", "sleep", "nohup", "ssh", "srun", "sbatch", "scontrol", "nvidia-smi"),
-    *("tensorboard", "jq", "xdg-open", "ray", "node", "npm"),
-)
-NEEDED_BY_SCRIPTS = (
-    *("bash", "dirname", "nproc", "getconf", "env", "mkdir", "basename", "tr", "cksum", "cut"),
-    *("realpath", "mktemp", "tee", "timeout"),
-)
+FOREIGN = "cat cp curl jq mv npm pip ray rm scontrol sleep srun unzip"  # that pages may call
+NEEDED = "bash basename cksum cut dirname env getconf mkdir mktemp nproc realpath tee timeout tr"
 OF_SLURM = {"SLURM_JOB_NODELIST": "a,b", "SLURM_JOB_ID": "1", "SLURM_NNODES": "2"}
 STAND_IN = f"""#!{sys.executable} -IS
 import json, os, sys
@@ -73,16 +65,15 @@ class Stage:
         shutil.copytree(repository / "scripts", folder / "scripts")
         setup = folder / "scripts" / "setup.sh"
         setup.write_text(f"echo {programs / 'python'}\n")  # nothing is to be installed
-        for name in ("python", "torchrun", *FOREIGN):
-            path = programs / name
-            path.write_text(STAND_IN.format(record=str(self.record)))
-            path.chmod(0o755)
-        for name in NEEDED_BY_SCRIPTS:
+        for name in ("python", *FOREIGN.split()):
+            (programs / name).write_text(STAND_IN.format(record=str(self.record)))
+            (programs / name).chmod(0o755)
+        for name in NEEDED.split():
             (programs / name).symlink_to(shutil.which(name))
         self.variables = {"PATH": str(programs), "HOME": str(folder), **OF_SLURM}
 
-    def calls(self, block):
-        """The words of each command that the block calls. Raises Wrong for what cannot run."""
+    def check(self, block):
+        """Raises Wrong, with the command, for the first of the block's that cannot be."""
         self.record.write_text("")
         # What a page downloads or unpacks is not there.
         command = [shutil.which("bash"), "-c", f"set -eu -o pipefail\ncd() {{ :; }}\n{block}"]
@@ -90,38 +81,25 @@ class Stage:
         done = subprocess.run(command, capture_output=True, text=True, **options)
         if done.returncode != 0:
             raise Wrong(done.stderr.strip() or f"bash ended with {done.returncode}")
-        return [json.loads(line) for line in self.record.read_text().splitlines()]
-
-    def check(self, block):
-        """Raises Wrong, with the command, for the first of the block's that cannot be."""
-        for program, *words in self.calls(block):
+        for program, *words in map(json.loads, self.record.read_text().splitlines()):
             try:
-                if program == "torchrun":
-                    _check_launched(words)
-                elif program == "python" and words[:1] == ["-m"]:
+                if program == "python" and words[0] == "-m":
                     _check_module(words[1], words[2:])
             except Exception as error:
                 raise Wrong(f"{program} {' '.join(words)}: {error}") from error
 
 
 def _check_module(name, words):
-    """Raises Wrong for a module that does not exist or that does not take the arguments."""
-    if name.split(".")[0] in OWN:
-        if name == "captioning.launch":
-            _check_launched(words)
-        else:
-            _check_settings(arguments_of(name, words))
+    """Raises an error for a module that does not exist or that does not take the arguments."""
+    if name == "captioning.launch":  # whose arguments are torchrun's, then those of a program
+        with _said_by_parser():
+            given = get_args_parser().parse_args(words)
+        assert given.module, f"{given.training_script} is launched, and not a module (-m)"
+        _check_module(given.training_script, given.training_script_args)
+    elif name.split(".")[0] in OWN:
+        _check_settings(arguments_of(name, words))
     elif name not in FOREIGN and importlib.util.find_spec(name.split(".")[0]) is None:
         raise Wrong(f"no module {name}")
-
-
-def _check_launched(words):
-    """The arguments are torchrun's, the last of them a program and its own."""
-    with _said_by_parser():
-        given = torchrun.parse_args(words)
-    if not given.module:
-        raise Wrong(f"{given.training_script} is launched, and not a module (-m)")
-    _check_module(given.training_script, given.training_script_args)
 
 
 @contextlib.contextmanager

@@ -16,27 +16,32 @@ from smile import OBJECTIVES, Objective
 from smile.hf import last_parts, use_smile
 from tests.smile.hf_steps import GPT2, made
 
-MIXTURE = {"mle": 0.1, "smile": 0.9}
+# These make tokens or random numbers on the CPU, and move them.
+MADE_ON_THE_CPU = (
+    (CaptionGenerator, "training_tokens"),
+    (CompiledStep, "_fill_cache"),
+    (sampling, "_uniform_noise"),
+)
 
 
-def objective(kind):
+def objective(is_fused):
     hidden, weight, labels = torch.randn(3, 7, 8), torch.randn(30, 8), torch.randint(30, (3, 7))
     inputs = [x.requires_grad_() for x in (hidden, weight)]
-    segments = torch.tensor([[0, 0, 0, 0, 1, 1, 2]] * 3) if "packed" in kind else None
+    segments = torch.tensor([[0, 0, 0, 0, 1, 1, 2]] * 3)
     loss = Objective(dict.fromkeys(OBJECTIVES, 0.1), 0.1).with_tokens(0, 1)
 
     def work():
-        if "logits" in kind:
-            output = loss(hidden @ weight.T, labels, segments)
-        else:
+        if is_fused:
             output = loss.from_hidden(hidden, weight, None, labels, segments)
+        else:
+            output = loss(hidden @ weight.T, labels, segments)
         return [*output.parts.values(), *torch.autograd.grad(output.loss, inputs)]
 
     return work
 
 
 def training_step():
-    captioner = our_captioner(True, MIXTURE).eval()
+    captioner = our_captioner(True, {"mle": 0.1, "smile": 0.9}).eval()
     photos = random_images(captioner, 2).requires_grad_()
 
     def work():
@@ -46,11 +51,10 @@ def training_step():
     return work
 
 
-def captions(compiled=False, **settings):
+def captions(factory=None, **settings):
     captioner = our_captioner(True).eval()
+    captioner.step_factory = factory or captioner.step_factory
     photos = random_images(captioner, 2)
-    if compiled:
-        captioner.step_factory = CompiledStepFactory()
     chosen = DecodingSettings(**{"max_length": 10, "min_length": 6, **settings})
 
     def work():
@@ -74,7 +78,7 @@ def likelihoods_and_maps():
 
 def transformers_model():
     model, batch, *_ = made(GPT2)
-    use_smile(model, MIXTURE)
+    use_smile(model, {"mle": 0.1, "smile": 0.9})
 
     def work():
         loss = model(**batch, num_items_in_batch=5).loss
@@ -85,25 +89,16 @@ def transformers_model():
 
 
 CASES = {
-    **{kind: partial(objective, kind) for kind in ("logits", "hidden states", "packed logits")},
-    "packed hidden states": partial(objective, "packed hidden states"),
+    "logits": partial(objective, False),
+    "hidden states": partial(objective, True),
     "a training step": training_step,
-    "beams": partial(captions, num_beams=3, num_return=2),
     "groups": partial(captions, num_beams=4, num_beam_groups=2, diversity_penalty=0.5),
-    "compiled steps": partial(captions, compiled=True, num_beams=3),
+    "compiled steps": partial(captions, CompiledStepFactory(), num_beams=3, num_return=2),
     "the best word": partial(captions, sample=True, top_k=1, repetition_penalty=1.2),
     "guidance": partial(captions, guidance_scale=2.0, no_repeat_ngram_size=2),
     "likelihoods and maps": likelihoods_and_maps,
     "transformers": transformers_model,
 }
-
-
-# These make tokens or random numbers on the CPU, and move them.
-MADE_ON_THE_CPU = (
-    (CaptionGenerator, "training_tokens"),
-    (CompiledStep, "_fill_cache"),
-    (sampling, "_uniform_noise"),
-)
 
 
 def on_the_cpu(function):

@@ -14,7 +14,7 @@ def names(trained, scenes_config, scenes, tmp_path_factory):
     """Return a run, a photo, and a folder of files that are named for what is wrong with them."""
     run = trained(tmp_path_factory.mktemp("finished") / "run")
     folder = tmp_path_factory.mktemp("files")
-    (attack, *_, pickled), _ = attacks(folder)
+    (attack, _, pickled), _ = attacks(folder)
     attack.rename(folder / "attack.pth")
     pickled.rename(folder / "pickle.pth")
     torch.save({"model": {"w": torch.ones(3)}}, folder / "other.pth")
