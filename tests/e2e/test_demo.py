@@ -1,7 +1,4 @@
-"""The quick demo with few images, from its first line to the report, killed once and continued.
-
-tests/captioning/demo/test_parts.py has its parts, in this process.
-"""
+"""The quick demo with few images, from its first line to the report, killed once and continued."""
 
 import contextlib
 import json

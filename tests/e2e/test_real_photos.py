@@ -21,20 +21,16 @@ SMALL = [
 
 @pytest.mark.slow
 def test_the_scripts_train_in_two_processes_and_evaluate_in_one(repository, tmp_path, shared_data):
-    environment = {k: v for k, v in os.environ.items() if k not in ("VENV", "PYTHON")}
     folders = [f"image_root={shared_data}/photos", f"tokenizer={shared_data}/bert-base-uncased"]
     folders += [f"{key}={shared_data}/annotation" for key in ("ann_root", "coco_gt_root")]
 
     def script(name, processes, *metrics):
-        variables = {"VIRTUAL_ENV": sys.prefix, "NPROC_PER_NODE": processes}
+        variables = {"VENV": "", "PYTHON": "", "VIRTUAL_ENV": sys.prefix}
+        variables["NPROC_PER_NODE"] = processes
         command = ["bash", str(repository / "scripts" / name), "configs/caption_coco.yaml"]
-        result = subprocess.run(
-            [*command, *folders, f"output_dir={tmp_path}", *SMALL, *metrics],
-            env={**environment, **variables},
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
+        command += [*folders, f"output_dir={tmp_path}", *SMALL, *metrics]
+        options = {"env": {**os.environ, **variables}, "capture_output": True, "timeout": 280}
+        result = subprocess.run(command, text=True, **options)
         assert result.returncode == 0, result.stderr
         return result.stderr
 

@@ -18,13 +18,21 @@ NOWHERE = "http://127.0.0.1:9/simple"
 AS_PYTHON = 'case "$*" in *version_info*) echo Python {};; esac'
 CONTENT = "lib/python*/site-packages/tiny_package.py"
 UNREACHABLE = "the package index cannot be reached"
+PYPROJECT = """
+[project]
+name = "tiny"
+version = "1"
+[project.optional-dependencies]
+app = ["tiny-tool==1.0"]
+dev = ["tiny-tool"]
+"""
 
 
 class Project:
     """Scripts, requirements of tiny-package, and wheels of its versions 1.0 and 1.1."""
 
     def __init__(self, repository, root, pip):
-        """pip: whether environments have it. The folders of wheels are then pip's setting."""
+        """pip: whether environments have it. The folder of wheels is then pip's setting."""
         self.root, self.venv, self.wheels = root, root / ".venv", root / "wheels"
         self.interpreter, self.log = self.venv / "bin/python", self.venv / "setup.log"
         shutil.copytree(repository / "scripts", root / "scripts")
@@ -35,21 +43,18 @@ class Project:
         bare = f'[ "$2" != venv ] || {python} -m venv --without-pip "$3" "$4"\n'
         self.write_program("python3", f'{"" if pip else bare}{python} "$@"')
         self.write_program("uv", f'exec "{uv.find_uv_bin()}" "$@"')
-        (root / "pyproject.toml").write_text(
-            '[project]\nname = "tiny"\nversion = "1"\n[project.optional-dependencies]\n'
-            'app = ["tiny-tool==1.0"]\ndev = ["tiny-tool"]\n'
-        )
+        (root / "pyproject.toml").write_text(PYPROJECT)
         self.require("tiny-package>=1.0", 'absent; python_version < "3"')
-        self.require(
-            "tiny-package==1.0", "tiny-tool==1.0", "of-another-platform==3.0", more="-lock"
-        )
-        self.packages = {"UV_OFFLINE": "1", "UV_FIND_LINKS": str(self.wheels)}
+        self.lock("tiny-package==1.0", "tiny-tool==1.0", "of-another-platform==3.0")
+        self.packages = {"UV_OFFLINE": "1", "UV_FIND_LINKS": self.wheels}
         if pip:
-            links = f"{root / 'bin'} {self.wheels}"
-            self.packages = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": links}
+            self.packages = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{root / 'bin'} {self.wheels}"}
 
-    def require(self, *lines, more=""):
-        (self.root / f"requirements{more}.txt").write_text("\n".join(lines) + "\n")
+    def require(self, *lines):
+        (self.root / "requirements.txt").write_text("\n".join(lines))
+
+    def lock(self, *lines):
+        (self.root / "requirements-lock.txt").write_text("\n".join(lines))
 
     def write_wheel(self, name, program=""):
         """Write a wheel of an empty module, or of a program."""
@@ -76,20 +81,13 @@ class Project:
         return path
 
     def start(self, *arguments, **variables):
-        given = {
-            "PATH": f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}",
-            **{"HOME": self.root, "PIP_CONFIG_FILE": os.devnull},
-            **{"PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0"},
-            **{**self.packages, **variables},
-        }
-        return subprocess.Popen(
-            ["bash", self.root / "scripts/setup.sh", *arguments],
-            env={name: str(value) for name, value in given.items() if value},
-            start_new_session=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        given = {"HOME": self.root, "PIP_CONFIG_FILE": os.devnull, **self.packages, **variables}
+        given["PATH"] = f"{self.root / 'bin'}{os.pathsep}{os.environ['PATH']}"
+        given.update(PIP_RETRIES="0", UV_HTTP_RETRIES="0")
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = ["bash", self.root / "scripts/setup.sh", *arguments]
+        env = {name: str(value) for name, value in given.items() if value}
+        return subprocess.Popen(command, env=env, start_new_session=True, **pipes)
 
     def use(self, *arguments, interpreter=None, **variables):
         """Set up, which has to print the environment's interpreter. Return stderr."""
@@ -98,13 +96,14 @@ class Project:
         assert (output, process.returncode) == (f"{interpreter or self.interpreter}\n", 0), errors
         return errors
 
-    def refuse(self, *words, before=0, **variables):
-        """Set up, which has to fail with an error line of these words after `before` lines."""
+    def refuse(self, *words, **variables):
+        """Set up, which has to fail with an error line of these words. Return what comes before."""
         process = self.start(**variables)
         output, errors = process.communicate()
         *lines, last = errors.splitlines()
-        assert (output, process.returncode, len(lines)) == ("", 1, before), errors
+        assert (output, process.returncode) == ("", 1), errors
         assert last.startswith("error: ") and all(str(word) in last for word in words)
+        return lines
 
     def versions(self):
         found = self.venv.glob("lib/python*/site-packages/tiny_*.dist-info")
@@ -119,15 +118,14 @@ def project(request, tmp_path, repository):
 
 
 def test_locked_versions_are_installed_once_and_latest_takes_what_the_requirements_allow(project):
-    project.require("tiny-package==1.0.5", more="-lock")  # which is no longer there
-    errors = project.start().communicate()[1]
-    assert errors.splitlines()[-1].startswith("error: cannot install") and "LATEST=1" in errors
-    project.require("tiny-package==1.0", "tiny-tool==1.0", more="-lock")
+    project.lock("tiny-package==1.0.5")  # which is no longer there
+    project.refuse("cannot install", "LATEST=1")
+    project.lock("tiny-package==1.0", "tiny-tool==1.0")
     for extra, more in (((), {}), (("dev",), {"tiny_tool": "1.0"})):
         assert "installing packages" in project.use(*extra)
         assert project.versions() == {"tiny_package": "1.0", **more}
     project.log.unlink()
-    project.require("tiny-package==1.1", more="-lock")  # what satisfies is left unchanged
+    project.lock("tiny-package==1.1")  # what satisfies is left unchanged
     assert project.use() == "" and not project.log.exists()
     shutil.rmtree(project.venv)
     project.use(LATEST="1")
@@ -150,16 +148,17 @@ def test_active_environment_is_used_if_it_satisfies_and_left_as_it_is(project):
 def test_what_is_unusable_is_refused_before_anything_is_made(project):
     broken = project.write_program("broken", "exit 127")
     old = project.write_program("old", AS_PYTHON.format("3.8"))
-    project.refuse("is not found or does not run", PYTHON=broken)
-    project.refuse("is Python 3.8", "3.9 or later", PYTHON=old)
+    assert project.refuse("is not found or does not run", PYTHON=broken) == []
+    assert project.refuse("is Python 3.8", "3.9 or later", PYTHON=old) == []
     assert not project.venv.exists()
     project.use()
     other = project.write_program("other", AS_PYTHON.format("3.99"))
-    project.refuse("has Python", "not Python 3.99", PYTHON=other)
-    (project.root / "work").mkdir()
-    (project.root / "work/thesis.txt").write_text("two years")
-    project.refuse("is no environment", VENV=project.root / "work")
-    assert (project.root / "work/thesis.txt").read_text() == "two years" and project.versions()
+    assert project.refuse("has Python", "not Python 3.99", PYTHON=other) == []
+    thesis = project.root / "work/thesis.txt"
+    thesis.parent.mkdir()
+    thesis.write_text("two years")
+    assert project.refuse("is no environment", VENV=thesis.parent) == []
+    assert thesis.read_text() == "two years" and project.versions()
 
 
 def test_killed_installation_is_made_again_and_two_calls_install_once(project):
@@ -190,7 +189,7 @@ def test_pips_variables_and_files_say_where_packages_come_from(project, tmp_path
     assert project.versions() == {"tiny_package": "1.1", "tiny_tool": "1.0"}
     project.require("tiny-package==1.0", "another-package")  # the environment stays
     given = {"PIP_NO_INDEX": "0", "PIP_INDEX_URL": NOWHERE}
-    project.refuse(UNREACHABLE, project.log, before=1, **given)
+    assert len(project.refuse(UNREACHABLE, project.log, **given)) == 1
     assert f" {NOWHERE}/" in project.log.read_text()
     project.require("tiny-package==1.1")
     assert project.use() == ""
@@ -206,7 +205,7 @@ def test_pips_variables_and_files_say_where_packages_come_from(project, tmp_path
 def test_without_uv_pip_checks_and_installs_it(project):
     project.write_program("uv", "exit 127")
     nowhere = {"PIP_NO_INDEX": "", "PIP_FIND_LINKS": "", "PIP_INDEX_URL": NOWHERE}
-    project.refuse(UNREACHABLE, before=1, **nowhere)
+    project.refuse(UNREACHABLE, **nowhere)
     project.write_wheel("uv-1.0", f'#!/bin/sh\nexec "{uv.find_uv_bin()}" "$@"\n')
     project.use()
     assert project.versions() == {"tiny_package": "1.0"} and (project.venv / "bin/uv").exists()

@@ -47,7 +47,6 @@ REWARDED += ["reward_samples=3", "objective={smile: 0.1}", "max_epoch=1"]
 )
 def test_random_numbers_and_the_loss_scale_are_resumed(run, finished, tmp_path, settings):
     step = DICE.randrange(2, STEPS)
-    print(f"to be stopped at step {step}")
     for hook in (stop_at(step), None):
         run(*settings, hook=hook)
     assert difference(finished(*settings, processes=1), tmp_path / "run") is None, step
@@ -61,7 +60,6 @@ def test_two_processes_stopped_by_a_signal_to_either_end_bit_identical(run, fini
     settings = ("max_epoch=2", "batch_size=4")
     # At the end of an epoch, its validation would notice a stop that the step has not.
     steps = sorted(DICE.sample([*range(1, STEPS), *range(STEPS + 1, 2 * STEPS)], 2))
-    print(f"to be stopped at steps {steps}")
     for rank, step in enumerate(steps):
         run(*settings, processes=2, hook=stop_at(step, rank=rank))
         assert saved_step(tmp_path / "run", STEPS) == step
@@ -72,23 +70,15 @@ def test_two_processes_stopped_by_a_signal_to_either_end_bit_identical(run, fini
 def test_stopped_while_captions_are_made_or_scored_it_ends_bit_identical(run, finished, tmp_path):
     """The epoch is saved without scores; resume adds them."""
 
+    def signalled(call):
+        return lambda *given: os.kill(os.getpid(), signal.SIGTERM) or call(*given)
+
     def in_generation(rank):
-        generate = caption_images.__globals__["until_stop_requested"]
-
-        def signalled(batches, rounds):
-            os.kill(os.getpid(), signal.SIGTERM)
-            return generate(batches, rounds)
-
-        caption_images.__globals__["until_stop_requested"] = signalled
+        names = caption_images.__globals__
+        names["until_stop_requested"] = signalled(names["until_stop_requested"])
 
     def in_scoring(rank):
-        evaluate = Length.evaluate
-
-        def signalled(self, captions):
-            os.kill(os.getpid(), signal.SIGTERM)
-            return evaluate(self, captions)
-
-        Length.evaluate = signalled
+        Length.evaluate = signalled(Length.evaluate)
 
     for hook in (in_generation, in_scoring):
         run("max_epoch=1", hook=hook)

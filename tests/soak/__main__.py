@@ -18,30 +18,21 @@ os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
 import signal
 
 from tests.soak import disks
-from tests.soak.disturbed import STOP_SIGNALS, BrokenPromise, Disturbed
+from tests.soak.disturbed import Disturbed
 
 
-def soak_with_kills(folder: Path, count: int, rng: random.Random) -> None:
-    """kill -9 at random moments, in turn in a run of one process and of two."""
-    for processes in (1, 2):
-        part = Disturbed(folder / f"killed{processes}", processes, (signal.SIGKILL,), rng)
-        while part.counts["killed by kill -9"] < (count + 2 - processes) // 2:
-            part.disturb()
-        part.finish()
-        report(f"kill -9, {processes} process(es)", part.counts)
-
-
-def soak_with_all_signals(folder: Path, seconds: float, rng: random.Random) -> None:
-    """Kills and requests to stop, for so long."""
+def soak(folder: Path, signals: tuple, kills: int, seconds: float, rng: random.Random) -> None:
+    """Disturb runs of one process and of two in turn, at least so often and so long."""
     until = time.monotonic() + seconds
-    signals = (signal.SIGKILL, *STOP_SIGNALS)
-    parts = [Disturbed(folder / f"mixed{n}", n, signals, rng) for n in (1, 2)]
-    while time.monotonic() < until:
+    parts = [Disturbed(folder / str(processes), processes, signals, rng) for processes in (1, 2)]
+    while (
+        time.monotonic() < until or sum(part.counts["killed by kill -9"] for part in parts) < kills
+    ):
         for part in parts:
             part.disturb()
-    for number, part in enumerate(parts, 1):
+    for part in parts:
         part.finish()
-        report(f"{seconds:g} s of kills and requests to stop, {number} process(es)", part.counts)
+        report(f"{folder.name}, {part.processes} process(es)", part.counts)
 
 
 def report(title: str, counts: Mapping[str, float]) -> None:
@@ -55,24 +46,23 @@ def main() -> int:
     parser.add_argument("--disks", type=int, default=12, help="full disks of so many sizes")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--folder", type=Path, help="for what is written (default: a new one)")
-    arguments = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="smile-soak.", dir=arguments.folder))
-    print(f"seed {arguments.seed}, in {folder}", flush=True)
-    rng = random.Random(arguments.seed)
+    given = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="smile-soak.", dir=given.folder))
+    print(f"seed {given.seed}, in {folder}", flush=True)
+    rng, kill = random.Random(given.seed), (signal.SIGKILL,)
     try:
-        if arguments.kills:
-            soak_with_kills(folder, arguments.kills, rng)
+        if given.kills:
+            soak(folder / "kill -9", kill, given.kills, 0, rng)
         reason = disks.why_unmountable()
-        if reason and arguments.disks:
+        if reason and given.disks:
             print(f"full and read-only disks: SKIPPED, {reason}")
-        elif arguments.disks:
-            (folder / "full").mkdir()
-            report("full disks", disks.check_full_disks(folder / "full", arguments.disks))
-            (folder / "read_only").mkdir()
+        elif given.disks:
+            report("full disks", disks.check_full_disks(folder / "full", given.disks))
             report("read-only disks", disks.check_read_only_disks(folder / "read_only"))
-        if arguments.seconds:
-            soak_with_all_signals(folder, arguments.seconds, rng)
-    except BrokenPromise as broken:
+        if given.seconds:
+            stops = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+            soak(folder / "kills and requests to stop", kill + stops, 0, given.seconds, rng)
+    except AssertionError as broken:
         print(f"BROKEN: {broken}", file=sys.stderr)
         return 1
     print("all promises were kept")

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
-from tests.programs import digests
+from tests.programs import one_error_line, unchanged
 from tests.runs import Run, difference, saved_step, write_config
-from tests.soak.disturbed import BrokenPromise
 
 STEPS = 8
+MOST_SAVED = "most steps saved on a disk that got full"
 
 
 def why_unmountable() -> Optional[str]:
@@ -23,103 +23,82 @@ def why_unmountable() -> Optional[str]:
     return None if probe.returncode == 0 else "mounting is not allowed here"
 
 
-@contextlib.contextmanager
-def mounted_disk(folder: Path, size: int) -> Iterator[None]:
-    """A disk of memory of `size` bytes at `folder`, for the block."""
-    folder.mkdir()
-    _mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-        folder.rmdir()
+class Disk:
+    """A disk of memory, on which runs of an epoch's steps are trained. Raises AssertionError.
+
+    counts: of events
+    """
+
+    def __init__(self, folder: Path, settings: str = ""):
+        """settings: further lines of the configuration."""
+        folder.mkdir()
+        self.place, self.counts, self.config = folder / "disk", Counter(), write_config(folder)
+        self.config.write_text(self.config.read_text() + settings)
+        self.whole, self.run = folder / "whole", self.place / "run"
+        self.train(folder=self.whole)
+
+    @contextlib.contextmanager
+    def mounted(self, size: int) -> Iterator[None]:
+        """Mount the disk, of so many bytes, for the block."""
+        self.place.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "tmpfs", self.place], check=True)
+        self.change(f"size={size}")
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "-l", self.place], check=True)
+            self.place.rmdir()
+
+    def change(self, option: str) -> None:
+        subprocess.run(["mount", "-o", f"remount,{option}", self.place], check=True)
+
+    def train(self, *arguments: str, folder: Optional[Path] = None, reason: str = "") -> str:
+        """Train, and return what was printed. Without a reason for an error, the run has to end."""
+        run = Run(
+            self.config, folder or self.run, *arguments, output=self.whole.with_suffix(".out")
+        )
+        codes = run.wait()
+        if codes == [2] and reason:
+            one_error_line(run.said(), reason)
+            self.counts[f"{reason}, told in one line with exit code 2"] += 1
+        else:
+            assert codes == [0], run.said()
+        return run.said()
+
+    def finish(self) -> str:
+        """Continue the run to its end. Return what it printed."""
+        said = self.train()
+        assert difference(self.whole, self.run) is None
+        self.counts["runs that ended bit-identical to the undisturbed one"] += 1
+        return said
 
 
 def check_full_disks(folder: Path, tries: int) -> Counter:
     """Runs on disks of many sizes: a full disk is one line, and the run resumes with more room."""
-    counts: Counter[str] = Counter()
-    config = write_config(folder)
-    _run_undisturbed(config, folder)
-    needed = sum(path.stat().st_size for path in (folder / "whole").rglob("*") if path.is_file())
+    disk = Disk(folder)
+    needed = sum(path.stat().st_size for path in disk.whole.rglob("*") if path.is_file())
     for number in range(tries):
-        size = int(needed * (0.05 + number / tries))
-        with mounted_disk(folder / "disk", size):
-            _check_full_disk(_continue_run(config, folder), config, folder, counts)
-    return counts
-
-
-def _check_full_disk(codes: list[int], config: Path, folder: Path, counts: Counter) -> None:
-    before = saved_step(folder / "disk" / "run", STEPS)
-    if codes == [0]:
-        counts["disks that were large enough"] += 1
-    else:
-        _check_refused(codes, folder, "No space left on device")
-        counts["full disks, told in one line with exit code 2"] += 1
-        most = "most steps saved on a disk that got full"
-        counts[most] = max(counts[most], before)
-    _mount("-o", "remount,size=64m", str(folder / "disk"))
-    said = _finish_run(config, folder, counts)
-    if before and "weights are random" in said:
-        raise BrokenPromise("a run that had a checkpoint began anew")
+        with disk.mounted(int(needed * (0.05 + number / tries))):
+            disk.train(reason="No space left on device")
+            before = saved_step(disk.run, STEPS)
+            disk.counts[MOST_SAVED] = max(disk.counts[MOST_SAVED], before)
+            disk.change("size=64m")
+            assert "weights are random" not in disk.finish() or not before, "it began anew"
+    return disk.counts
 
 
 def check_read_only_disks(folder: Path) -> Counter:
     """A run on a disk that becomes read-only: one line, and no file changes."""
-    counts: Counter[str] = Counter()
-    config = write_config(folder)
-    with open(config, "a") as file:
-        file.write("lr_schedule: exponential\n")  # which lets a run of one epoch go on to more
-    _run_undisturbed(config, folder)
-    place = folder / "disk"
-    with mounted_disk(place, 64 << 20):
-        for begun in (False, True):
-            if begun:
-                _check_success(_continue_run(config, folder, "max_epoch=1"), folder)
-                (place / "run" / ".left.1.staged").write_text("by a kill")
-            before = digests(place)
-            _mount("-o", "remount,ro", str(place))
-            _check_refused(_continue_run(config, folder), folder, "Read-only file system")
-            if digests(place) != before:
-                raise BrokenPromise("a read-only disk was changed")
-            counts["read-only disks, told in one line with exit code 2"] += 1
-            _mount("-o", "remount,rw", str(place))
-        _finish_run(config, folder, counts)
-    return counts
-
-
-def _run_undisturbed(config: Path, folder: Path) -> None:
-    """Train the run with which the others are compared."""
-    _check_success(Run(config, folder / "whole", output=folder / "run.output").wait(), folder)
-
-
-def _check_success(codes: list[int], folder: Path) -> None:
-    if codes != [0]:
-        raise BrokenPromise(f"exit code {codes}: {_output(folder)}")
-
-
-def _check_refused(codes: list[int], folder: Path, reason: str) -> None:
-    lines = [line for line in _output(folder).splitlines() if "error" in line.lower()]
-    if codes != [2] or len(lines) != 1 or reason not in lines[0]:
-        raise BrokenPromise(f"exit code {codes}: {_output(folder)}")
-
-
-def _finish_run(config: Path, folder: Path, counts: Counter) -> str:
-    """Continue the run to its end. Return what it printed."""
-    _check_success(_continue_run(config, folder), folder)
-    found = difference(folder / "whole", folder / "disk" / "run")
-    if found:
-        raise BrokenPromise(f"the run that went on differs in {found}")
-    counts["runs that ended bit-identical to the undisturbed one"] += 1
-    return _output(folder)
-
-
-def _continue_run(config: Path, folder: Path, *arguments: str) -> list[int]:
-    return Run(config, folder / "disk" / "run", *arguments, output=folder / "run.output").wait()
-
-
-def _output(folder: Path) -> str:
-    return (folder / "run.output").read_text()
-
-
-def _mount(*arguments: str) -> None:
-    subprocess.run(["mount", *arguments], check=True)
+    disk = Disk(folder, "lr_schedule: exponential\n")  # a run of one epoch may go on to more
+    with disk.mounted(64 << 20):
+        for is_begun in (False, True):
+            if is_begun:
+                disk.train("max_epoch=1")
+                (disk.run / ".left.1.staged").write_text("by a kill")
+            disk.change("ro")
+            with unchanged(disk.place):
+                disk.train(reason="Read-only file system")
+            disk.change("rw")
+        disk.finish()
+    assert disk.counts.total() == 3
+    return disk.counts

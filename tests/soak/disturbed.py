@@ -14,50 +14,65 @@ from tests.runs import Run, difference, last_step, saved_step, write_config
 
 # STEPS and CHECKPOINT_EVERY are those of `write_config`.
 STEPS, EPOCHS, CHECKPOINT_EVERY = 8, 6, 3
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-
-
-class BrokenPromise(Exception):
-    """A promise that was not kept."""
+LOST = "most steps lost by one kill"
 
 
 class Disturbed:
     """Runs of 48 steps with a checkpoint every 3, one after the other, disturbed until they end.
 
-    processes: ranks of a run; signals: those that are sent; counts: the events.
+    - processes: ranks of a run
+    - signals: those that are sent, SIGKILL among them
+    - counts: of events
+
+    Methods raise AssertionError for a promise that was not kept.
     """
 
     def __init__(self, folder: Path, processes: int, signals: tuple, rng: random.Random):
         folder.mkdir(parents=True)
         self.folder, self.processes, self.signals, self.rng = folder, processes, signals, rng
-        self.config = write_config(folder)
-        self.settings = [f"max_epoch={EPOCHS}", f"batch_size={8 // processes}"]
-        self.counts: Counter[str] = Counter()
-        self.number = 0
+        self.config, self.run, self.counts = write_config(folder), folder / "run", Counter()
         began = time.monotonic()
-        if self._start("whole").wait() != [0] * processes:
-            raise BrokenPromise((folder / "whole.output").read_text())
+        self._finish(folder / "whole")
         self.seconds = time.monotonic() - began
 
     def disturb(self) -> None:
         """Kill or stop the run after a random time, unless it ends before."""
-        name = f"run{self.number}"
-        folder = self.folder / name
-        run = self._start(name)
-        before = last_step(folder)
-        sent = self.rng.choice(self.signals)
+        before, run = last_step(self.run), self._start(self.run)
         self._wait(run, before)
-        if sent in STOP_SIGNALS and last_step(folder) <= before:
+        sent = self.rng.choice(self.signals)
+        if last_step(self.run) <= before:
             sent = signal.SIGKILL  # the run may not handle signals yet
-        ranks = None if sent == signal.SIGKILL else [self.rng.randrange(self.processes)]
-        run.send(sent, ranks)
+        run.send(sent, None if sent == signal.SIGKILL else [self.rng.randrange(self.processes)])
         codes = run.wait()
-        if codes == [0] * self.processes and self._is_over(folder):
-            self._compare(name)
-        elif sent == signal.SIGKILL or self._is_over(folder):
-            self._after_a_kill(folder, codes)
+        done, is_over = last_step(self.run), any(self.run.glob(f"result/val_epoch{EPOCHS - 1:02d}"))
+        saved = self._check_checkpoints()
+        if sent == signal.SIGKILL or is_over:
+            self.counts["killed by kill -9"] += -9 in codes
+            self.counts["of them while a file was being written"] += _is_writing(self.run)
+            assert done - saved <= CHECKPOINT_EVERY, f"{done} steps were done, {saved} are saved"
+            self.counts[LOST] = max(self.counts[LOST], done - saved)
         else:
-            self._after_a_request(folder, codes, run)
+            assert codes == [0] * self.processes, f"{codes} after {sent}: {run.said()}"
+            assert done == saved, "a request to stop lost steps"
+            self.counts["stopped by SIGTERM, SIGUSR1 or Ctrl-C, nothing lost"] += 1
+        if is_over:
+            self.finish()
+
+    def finish(self) -> None:
+        """Let the current run end undisturbed, compare it, and remove it."""
+        if self.run.exists():
+            self._finish(self.run)
+            assert difference(self.folder / "whole", self.run) is None
+            self.counts["runs that ended bit-identical to the undisturbed one"] += 1
+            shutil.rmtree(self.run)
+
+    def _start(self, folder: Path) -> Run:
+        settings = f"max_epoch={EPOCHS}", f"batch_size={8 // self.processes}"
+        return Run(self.config, folder, *settings, processes=self.processes)
+
+    def _finish(self, folder: Path) -> None:
+        run = self._start(folder)
+        assert run.wait() == [0] * self.processes, run.said()
 
     def _wait(self, run: Run, before: int) -> None:
         """Wait until a random moment of the run, of its training, or while it writes a file."""
@@ -72,57 +87,13 @@ class Disturbed:
         while kind == "writing" and not run.ended() and not _is_writing(run.folder):
             pass
 
-    def finish(self) -> None:
-        """Let the current run end undisturbed, and compare it."""
-        name = f"run{self.number}"
-        if (self.folder / name).exists():
-            if self._start(name).wait() != [0] * self.processes:
-                raise BrokenPromise(f"{name} does not end: {self.folder / name}.output")
-            self._compare(name)
-
-    def _start(self, name: str) -> Run:
-        return Run(self.config, self.folder / name, *self.settings, processes=self.processes)
-
-    def _is_over(self, folder: Path) -> bool:
-        return (folder / "result" / f"val_epoch{EPOCHS - 1:02d}" / "metrics.json").exists()
-
-    def _after_a_kill(self, folder: Path, codes: list[int]) -> None:
-        self.counts["killed by kill -9"] += codes.count(-9) > 0
-        self.counts["of them while a file was being written"] += any(folder.rglob(f".*{SUFFIX}"))
-        done, saved = last_step(folder), self._saved(folder)
-        if done - saved > CHECKPOINT_EVERY:
-            raise BrokenPromise(f"{folder}: {done} steps were done, {saved} are saved")
-        self.counts["most steps lost by one kill"] = max(
-            self.counts["most steps lost by one kill"], done - saved
-        )
-
-    def _after_a_request(self, folder: Path, codes: list[int], run: Run) -> None:
-        if codes != [0] * self.processes:
-            raise BrokenPromise(
-                f"{folder}: exit codes {codes} after a request to stop: {run.said()}"
-            )
-        if last_step(folder) != self._saved(folder):
-            raise BrokenPromise(f"{folder}: a request to stop lost steps")
-        self.counts["stopped by SIGTERM, SIGUSR1 or Ctrl-C, nothing lost"] += 1
-
-    def _saved(self, folder: Path) -> int:
-        """The step of the newest checkpoint. All must be whole."""
-        found = checkpoints.saved(folder)
-        for path in found:
+    def _check_checkpoints(self) -> int:
+        """Check that all are whole, and return the step of the newest."""
+        for path in checkpoints.saved(self.run):
             checkpoints.check_whole(path)  # UserError
             checkpoints.read(path)
-        self.counts["checkpoints verified"] += len(found)
-        return saved_step(folder, STEPS)
-
-    def _compare(self, name: str) -> None:
-        different_part = difference(self.folder / "whole", self.folder / name)
-        if different_part:
-            run = self.folder / name
-            raise BrokenPromise(f"{run} differs from the undisturbed run in {different_part}")
-        self.counts["runs that ended bit-identical to the undisturbed one"] += 1
-        self.counts["steps compared"] += STEPS * EPOCHS
-        shutil.rmtree(self.folder / name)
-        self.number += 1
+            self.counts["checkpoints verified"] += 1
+        return saved_step(self.run, STEPS)
 
 
 def _is_writing(folder: Path) -> bool:
