@@ -1,21 +1,11 @@
-"""What the checks on a GPU are given."""
+"""The device of the checks, and how far a result is from the one that is expected."""
 
 import os
-from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
 REHEARSAL = "GPU_REHEARSAL" in os.environ  # in tiny sizes, on the CPU
-
-
-class Card(NamedTuple):
-    """The device of the checks. folder: for their files. tiny: whether this is a rehearsal."""
-
-    folder: Path
-    tiny: bool = REHEARSAL
-    on_gpu: bool = not REHEARSAL
-    device: torch.device = torch.device("cpu" if REHEARSAL else "cuda:0")
+DEVICE = torch.device("cpu" if REHEARSAL else "cuda:0")
 
 
 def relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:

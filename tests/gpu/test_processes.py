@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -11,25 +12,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks.captioners import our_captioner, random_images
 from benchmarks.training import random_captions
-from tests.gpu.card import relative_error
+from tests.gpu.card import DEVICE, REHEARSAL, relative_error
 
 
-def in_processes(card, work):
-    """Call work(device) in a process for each GPU, or in this process in a rehearsal."""
-    world = torch.cuda.device_count() if card.on_gpu else 1
-    store = card.folder / f"{work.__name__}.store"
-    given = (world, store, card.on_gpu, work)
-    if world == 1:
-        run_rank(0, *given)
-    else:
-        torch.multiprocessing.spawn(run_rank, given, nprocs=world)
-
-
-def run_rank(rank, world, store, on_gpu, work):
-    device = torch.device("cuda", rank) if on_gpu else torch.device("cpu")
-    if on_gpu:
+def run_rank(rank, world, store, work):
+    """Call work(device) in a process of a group, whose meeting place is the file `store`."""
+    device = torch.device(DEVICE.type, rank)
+    if not REHEARSAL:
         torch.cuda.set_device(device)
-    backend = "nccl" if on_gpu else "gloo"
+    backend = "gloo" if REHEARSAL else "nccl"
     dist.init_process_group(backend, init_method=f"file://{store}", rank=rank, world_size=world)
     try:
         work(device)
@@ -80,6 +71,9 @@ def with_fsdp2(device):
         torch.optim.AdamW(model.parameters(), lr=1e-3).step()
 
 
-def test_ddp_and_fsdp2_have_the_gradients_of_one_process(card):
-    in_processes(card, with_ddp)
-    in_processes(card, with_fsdp2)
+@pytest.mark.parametrize("work", [with_ddp, with_fsdp2])
+def test_ddp_and_fsdp2_have_the_gradients_of_one_process(tmp_path, work):
+    if (world := torch.cuda.device_count() or 1) == 1:
+        run_rank(0, 1, tmp_path / "store", work)
+    else:
+        torch.multiprocessing.spawn(run_rank, (world, tmp_path / "store", work), nprocs=world)
