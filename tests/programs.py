@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
+from unittest import mock
 
 import pytest
 import torch
@@ -40,34 +41,29 @@ def run_program(name: str, *arguments: object) -> Outcome:
     module = importlib.import_module(name)
     if not hasattr(module, "main"):
         module = importlib.import_module(f"{name}.__main__")
-    with _process_restored(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        sys.argv = [name, *words]
+    restored = _process_restored([name, *words])
+    with restored, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = module.main(words)
         except SystemExit as ended:
             code = ended.code
-    if isinstance(code, str):  # sys.exit with a message
-        err.write(f"{code}\n")
-        code = 1
     return Outcome(code or 0, *(stream.buffer.getvalue().decode() for stream in (out, err)))
 
 
 @contextlib.contextmanager
-def _process_restored() -> Iterator[None]:
+def _process_restored(argv: list[str]) -> Iterator[None]:
     """Restore after the block what a program may change for its whole process."""
-    variables, folder, argv = dict(os.environ), os.getcwd(), sys.argv
+    folder, threads, collected = os.getcwd(), torch.get_num_threads(), gc.isenabled()
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
-    threads, collected, root = torch.get_num_threads(), gc.isenabled(), logging.getLogger()
+    root = logging.getLogger()
     level, root_handlers = root.level, root.handlers[:]
     root.handlers.clear()  # pytest's, with which a program's own would not be installed
+    variables, words = mock.patch.dict(os.environ), mock.patch.object(sys, "argv", argv)
     try:
-        with warnings.catch_warnings():
+        with variables, words, warnings.catch_warnings():
             yield
     finally:
-        os.environ.clear()
-        os.environ.update(variables)
         os.chdir(folder)
-        sys.argv = argv
         for number, handler in handlers.items():
             signal.signal(number, handler)
         torch.set_num_threads(threads)

@@ -23,14 +23,9 @@ esac
 
 
 def gpu_sh(repository, out, *arguments, **variables):
-    done = subprocess.run(
-        ["bash", repository / "scripts/gpu.sh", *arguments],
-        cwd=out.parent,
-        env={**os.environ, "OUT": str(out), **variables},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=600,
-    )
+    command = ["bash", repository / "scripts/gpu.sh", *arguments]
+    options = {"cwd": out.parent, "env": {**os.environ, "OUT": str(out), **variables}}
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=600, **options)
     return done.returncode, done.stdout.splitlines()
 
 

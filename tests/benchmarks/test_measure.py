@@ -29,18 +29,18 @@ def works(monkeypatch):
 
 
 def test_a_row_holds_ratios_of_medians_and_of_rounds(works):
-    row = compare(works, ["theirs", "slow"], 3, (6, "captions"))
-    assert (row["peer"], row["unit"], row["failed"]) == ("theirs", "captions", {})
+    row = compare({**works, "broken": broken}, ["broken", "theirs", "slow"], 3, (6, "captions"))
+    assert (row["peer"], row["unit"]) == ("theirs", "captions")
+    assert row["failed"] == {"broken": "ValueError('no\\nmemory')"}  # which costs itself alone
+    assert row["contenders"].keys() == SECONDS.keys()
     ours, theirs = row["contenders"]["ours"], row["contenders"]["theirs"]
     assert (ours["median"], ours["ratio"], ours["spread"]) == (2.0, 2.0, [1.0, 3.0])
     assert (ours["rate"], ours["memory"], ours["times"]) == (3.0, 1.0, SECONDS["ours"])
     assert (theirs["ratio"], theirs["spread"]) == (1.0, [1.0, 1.0])
 
 
-def test_a_contender_that_fails_costs_itself_alone(works):
-    row = compare({**works, "broken": broken}, ["broken"], 3)
-    assert row["failed"] == {"broken": "ValueError('no\\nmemory')"}
-    assert row["peer"] == "ours" and row["contenders"].keys() == SECONDS.keys()
+def test_without_a_peer_the_fastest_is_it_and_without_contenders_there_is_no_row(works):
+    assert compare(works, ["absent"], 3)["peer"] == "ours"
     with pytest.raises(RuntimeError, match="no contender ran"):
         compare({"broken": broken}, [], 1)
 

@@ -1,6 +1,5 @@
 """The page that scripts/web.sh builds, in headless Chromium, as a visitor uses it."""
 
-import base64
 import os
 import shutil
 import subprocess
@@ -28,7 +27,6 @@ def captioner(make_captioner):
 
 @pytest.fixture(scope="module")
 def checkpoint(captioner, vocabulary, tmp_path_factory):
-    """Return the path of the captioner's checkpoint, one.pth."""
     path = tmp_path_factory.mktemp("checkpoints") / "one.pth"
     config = {**TINY, "tokenizer": str(vocabulary)}
     torch.save({"model": captioner.state_dict(), "config": config}, path)
@@ -52,8 +50,8 @@ def start_web(repository, tmp_path_factory):
     path = os.pathsep.join([str(programs), os.environ["PATH"]])
     options = {"env": {**os.environ, "PATH": path, "PORT": "0"}, "text": True}
     options.update(stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    command = ["bash", project / "scripts/web.sh"]
-    return lambda folder, *given: subprocess.Popen([*command, *given], cwd=folder, **options)
+    script = project / "scripts/web.sh"
+    return lambda folder, *given: subprocess.Popen(["bash", script, *given], cwd=folder, **options)
 
 
 @pytest.fixture(scope="module")
@@ -140,11 +138,9 @@ def test_captions_are_those_of_torch_with_each_model(page, photos, expected):
 
 
 def test_photos_that_are_dropped_or_pasted_are_captioned(page, photos, expected):
-    content = base64.b64encode((photos / "second.png").read_bytes()).decode()
-    page.evaluate(
-        f"window.data = new DataTransfer(); data.items.add(new File([Uint8Array.from(atob("
-        f"{content!r}), c => c.charCodeAt())], 'second.png')); 0"
-    )
+    content = [*(photos / "second.png").read_bytes()]
+    file = f"new File([Uint8Array.from({content})], 'second.png')"
+    page.evaluate(f"window.data = new DataTransfer(); data.items.add({file}); 0")
     for event in ("DragEvent('drop', { dataTransfer", "ClipboardEvent('paste', { clipboardData"):
         page.evaluate(f"document.body.dispatchEvent(new {event}: data, bubbles: true }}))")
     assert cards(page, 2) == [expected("second.png")] * 2
