@@ -153,7 +153,7 @@ def _read_curves(runs: Sequence[Run], event: str, name: str) -> list[Curve]:
     curves = []
     for run, style in zip(runs, assign_styles([run.kind for run in runs])):
         # A resumed run may have logged a step twice. The last entry counts.
-        points = {e["step"]: e[name] for e in run.log if e.get("event") == event and name in e}
+        points = {e["step"]: e[name] for e in run.log if e["event"] == event and name in e}
         if len(points) > 1:
             x, y = np.array(sorted(points.items()), dtype=float).T
             curves.append(Curve(run.label, style, x + 1 if event == "val" else x, y))

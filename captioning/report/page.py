@@ -23,7 +23,7 @@ NUM_EXAMPLES = 8
 
 def write_report(comparison: Comparison, output: Path, note: Optional[str] = None) -> None:
     """Write the page of a comparison. note: a text at the top. Raises UserError."""
-    write_text(render(comparison, note), Path(output))
+    write_text(render(comparison, note), output)
 
 
 def render(comparison: Comparison, note: Optional[str] = None) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional, TypeVar
+from typing import Any, Optional
 
 from pydantic import BaseModel, ValidationError
 
@@ -21,7 +21,6 @@ from captioning.runtime.errors import UserError
 from captioning.training import selection
 from captioning.training.log import read_log
 
-AnyRecord = TypeVar("AnyRecord", bound=BaseModel)
 EXCLUDED_KEYS = keys_of("machine")  # such as the device; they are not compared between runs
 
 
@@ -82,7 +81,9 @@ def read_runs(folders: Sequence[Path], split: str) -> list[Run]:
     """
     runs = [_read_run(folder, split) for folder in folders]
     folders = [folder.resolve() for folder in folders]
-    check_unique(folders, "run")
+    for folder in folders:
+        if folders.count(folder) > 1:
+            raise UserError(f"{folder} is named twice: name every run once")
     common_folder = os.path.commonpath([folder.parent for folder in folders])
     names = [folder.relative_to(common_folder).as_posix() for folder in folders]
     labels = make_unique([run.label for run in runs], names)
@@ -163,8 +164,8 @@ def _foreign_weights(folder: Path, scoring_config: Config, scoring: Record) -> O
     return None if {path, path.resolve()} & best_paths else scoring.checkpoint
 
 
-def _read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
-    """Return the content of a JSON file; without the file, a record of defaults.
+def _read_record(path: Path, kind: type[BaseModel]) -> Any:
+    """Return the content of a JSON file as a `kind`; without the file, one of defaults.
 
     Raises UserError if the file has another format.
     """
@@ -173,13 +174,6 @@ def _read_record(path: Path, kind: type[AnyRecord]) -> AnyRecord:
     except ValidationError:
         file_format = "captioning.train's format: caption and score the run again"
         raise UserError(f"{path}: not in {file_format}") from None
-
-
-def check_unique(names: Sequence[Any], noun: str) -> None:
-    """Raise UserError if a name is repeated. noun: the kind of thing named, such as "run"."""
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"{name} is named twice: name every {noun} once")
 
 
 def make_unique(labels: Sequence[str], *alternatives: Sequence[str]) -> list[str]:

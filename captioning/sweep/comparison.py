@@ -4,7 +4,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 
 from captioning.files.writing import write_text
@@ -38,8 +38,7 @@ def write_comparison(
     comparison = read_comparison([*chain.from_iterable(swept.values()), *collected])
     remaining = iter(comparison.runs)
     runs = [
-        mean_over_seeds(list(islice(remaining, len(seeds))), label)
-        for label, seeds in swept.items()
+        mean_over_seeds([next(remaining) for _ in seeds], label) for label, seeds in swept.items()
     ]
     comparison = replace(comparison, runs=[*runs, *remaining])
     for line in comparison.missing:
@@ -82,8 +81,11 @@ def mean_over_seeds(runs: Sequence[Run], label: str) -> Run:
     """
     if len(runs) == 1:
         return replace(runs[0], label=label)
-    shared = [name for name in runs[0].metrics if all(name in run.metrics for run in runs)]
-    means = {name: _mean_estimate([run.metrics[name] for run in runs]) for name in shared}
+    means = {
+        name: _mean_estimate([run.metrics[name] for run in runs])
+        for name in runs[0].metrics
+        if all(name in run.metrics for run in runs)
+    }
     return replace(runs[0], label=label, metrics=means)
 
 
@@ -91,7 +93,7 @@ def _mean_estimate(estimates: Sequence[Estimate]) -> Estimate:
     """Return the mean of one metric over two seeds or more, see `mean_over_seeds`."""
     values, count = [each.value for each in estimates], len(estimates)
     mean = statistics.mean(values)
-    if any(each.low is None or each.high is None for each in estimates):
+    if any(each.low is None for each in estimates):
         return Estimate(mean, n=estimates[0].n)
     image_variance = statistics.mean(((e.high - e.low) / (2 * _Z_95)) ** 2 for e in estimates)
     # With few seeds, Student's t makes the interval wider.
