@@ -55,15 +55,15 @@ class Retrieval(ClipEvaluator):
     }
 
     def prepare(self) -> None:
-        self.files, self.pool_features = [], None
+        self.pool_files, self.pool_features = [], None
         pool, root = self.config.pool, self.settings.image_root
         if pool and pool.endswith(".npz"):
-            self.files, self.pool_features = read_features(local(pool))
+            self.pool_files, self.pool_features = read_features(local(pool))
         elif pool:
             is_split = self.settings.annotations and pool in ("train", "val", "test")
             paths = self.settings.annotations(pool) if is_split else [local(pool)]
-            self.files = [file for path in paths for file in read_pool(path, root)]
-        if pool and not self.files:
+            self.pool_files = [file for path in paths for file in read_pool(path, root)]
+        if pool and not self.pool_files:
             raise UserError(f"pool: {pool} holds no images: give a folder or a list of images")
 
     def evaluate(self, captions: CaptionSet) -> Scores:
@@ -71,16 +71,16 @@ class Retrieval(ClipEvaluator):
         paths = [self.settings.images[image_id] for image_id in captions.ids]
         files = list(dict.fromkeys(paths))
         images = self.image_features(clip, files, "CLIP, images")
-        if self.files:
+        if self.pool_files:
             pool_features = self.pool_features
             if pool_features is None:
-                pool_features = self.image_features(clip, self.files, "CLIP, pool")
+                pool_features = self.image_features(clip, self.pool_files, "CLIP, pool")
             if images.shape[1] != pool_features.shape[1]:
                 raise UserError(
                     f"pool: {self.config.pool} has features of width {pool_features.shape[1]}, "
                     f"clip_model of {images.shape[1]}: make them with the same model"
                 )
-            images = _joined(files, images, self.files, pool_features)
+            images = _joined(files, images, self.pool_files, pool_features)
         index_of = {path: index for index, path in enumerate(files)}
         vectors = self.text_features(clip, captions.texts)
         pairs = zip(captions.texts, paths)
