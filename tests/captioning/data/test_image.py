@@ -50,6 +50,7 @@ PHOTOMETRIC = [struct.pack("<HHIHH", 262, 3, 1, lowest, 0) for lowest in (1, 0)]
 WIDE, WIDEST, FLOATS = (GREY.astype(kind) for kind in (np.uint16, np.int32, np.float32))
 SCALED = {
     "12 of 16 bits": saved(WIDE * 16 + 5, "PNG"),
+    "14 of 16 bits, as of thermal cameras": saved(WIDE * 64 + 50, "TIFF"),
     "8 of 32 bits": saved(WIDEST, "TIFF"),
     "declared": saved(WIDE * 3 + 100, "TIFF", tiffinfo={SMALLEST: 100, LARGEST: 867}),
     "declared floats": saved(FLOATS - 128, "TIFF", tiffinfo={SMALLEST: -128.0, LARGEST: 127.0}),

@@ -31,7 +31,7 @@ def ask(server):
 TROUBLE = [
     *("close", "hang", (200, {"Content-Length": "999"}, "{}"), said([{"type": "text"}])),
     *((200, {}, text) for text in ("<html>", "[" * 9999, "[]", '{"choices": []}')),
-    *((code, {"Retry-After": "Sunday"}, "{}") for code in (429, 500)),
+    *((code, {"Retry-After": "Sunday"}, "{}") for code in (408, 409, 425, 429, 500, 529)),
 ]
 
 
@@ -87,8 +87,10 @@ def test_a_pause_ends_when_the_run_is_stopped(server, monkeypatch):
     "content",
     [
         *("<think>A disc?</think>A star.", "A disc?\n</think>A star.", "A star.<think>Or is"),
-        *("[THINK]A disc?[/THINK]A star.", "◁think▷A disc?◁/think▷A star."),
+        *("<think>Is </think> it?</think>A star.", "[THINK]A disc?[/THINK]A star."),
+        *("<seed:think>A disc?</seed:think>A star.", "◁think▷A disc?◁/think▷A star."),
         *("<think>Hm</think><answer>A star.</answer>", "<|begin_of_box|>A star.<|end_of_box|>"),
+        "<REASONING>A disc?</REASONING><CONCLUSION>A star.</CONCLUSION>",
     ],
 )
 def test_thoughts_are_not_in_the_text(server, content):
@@ -112,7 +114,8 @@ def test_a_key_over_http_is_one_warning(server, capfd):
 
 
 def test_an_address_or_key_that_cannot_be_used_is_one_line_without_it(monkeypatch):
-    for url in ("ftp://host/v1", "https://host:x/v1", "https://me:secret@host"):
+    for rest in ("host:x/v1", "me:secret@host", "host?k=secret", "host#secret", "/v1"):
+        url = f"https://{rest}"
         with raises_line(UserError, "--url has to be an address such as https://host") as caught:
             ChatServer(url, "--url", KEY)
         assert "secret" not in str(caught.value)
