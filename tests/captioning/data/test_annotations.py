@@ -181,6 +181,8 @@ def test_lines_have_the_ids_that_references_give_their_images(write):
     found = read_predictions(path, ids_by_name(references))
     kept, lacking = with_references(found, read_references(references))
     assert list(kept) == ["222_cd5.jpg", "x.jpg"] and lacking == [7]
+    path = write(lines({"image": images[0], "caption": "a", "id": 1}), "a.jsonl")
+    assert list(read_predictions(path, ids_by_name(references))) == ["222_cd5.jpg"]
 
 
 ROOM, BEAR = ["a room", "a table"], ["a bear"]

@@ -52,6 +52,7 @@ CAPTIONS = [  # of one image
         for suffix in ("csv", "txt")
     ),
     ("csv", 'image,caption\na.jpg,"red, green\nand blue"\n', ["red, green\nand blue"]),
+    ("csv", "image,captions\na.jpg,[sic] a dog\n", ["[sic] a dog"]),
     ("txt", 'File_Name,Captions\na.jpg,"[""a dog"", ""b""]"\n', ["a dog", "b"]),
     ("jsonl", '{"image": "a.jpg", "caption": "o\u2028e"}\n', ["o\u2028e"]),
 ]

@@ -90,12 +90,14 @@ print(sorted({"torchvision", "timm", "transformers", "torch._dynamo"} & set(sys.
 import captioning.report.__main__, captioning.models, app, BLIP
 print(settings() == before)
 """
-# What is set before torch is imported.
+# What is set before torch is imported, and the collector before and in a program.
 TUNED = """
 import gc, os, sys
 from captioning.runtime.start import tune_process
 tune_process()
 print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules, gc.isenabled())
+from captioning.runtime.program import run_program
+run_program(lambda: print(gc.isenabled()))
 """
 
 
@@ -104,8 +106,8 @@ print(os.environ.get("GOMP_SPINCOUNT"), "torch" in sys.modules, gc.isenabled())
     [
         (IMPORTS, {}, "[]\nTrue\n"),
         # Threads that wait sleep soon, unless the user says otherwise.
-        (TUNED, {}, "10000 False False\n"),
-        (TUNED, {"OMP_WAIT_POLICY": "active"}, "None False False\n"),
+        (TUNED, {}, "10000 False False\nTrue\n"),
+        (TUNED, {"OMP_WAIT_POLICY": "active"}, "None False False\nTrue\n"),
     ],
 )
 def test_imports_set_nothing_and_load_no_library_of_models(repository, program, given, printed):
