@@ -32,21 +32,6 @@ def save_tokens(folder, words, merges, *marks):
     return {"vocab_size": len(tokens), "bos_token_id": last + 1 - len(marks), "eos_token_id": last}
 
 
-def save_clip_tokenizer(folder, start, end):
-    """Write tokenizer.json beside vocab.json and merges.txt, as the released CLIPs have it."""
-    files = (str(folder / name) for name in ("vocab.json", "merges.txt"))
-    tokenizer = Tokenizer(models.BPE.from_file(*files, end_of_word_suffix="</w>"))
-    tokenizer.add_special_tokens([start, end])
-    tokenizer.normalizer = normalizers.Lowercase()
-    words, by_byte = pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([words, by_byte])
-    marks = [(mark, tokenizer.token_to_id(mark)) for mark in (start, end)]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{start} $A {end}", special_tokens=marks
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
-
-
 def is_running(process):
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -69,7 +54,16 @@ def clip_folder(tmp_path_factory):
     folder, marks = tmp_path_factory.mktemp("clip"), ("<|startoftext|>", "<|endoftext|>")
     words = [*LETTERS, *(letter + "</w>" for letter in LETTERS)]
     text = save_tokens(folder, words, CLIP_MERGES, *marks)
-    save_clip_tokenizer(folder, *marks)
+    files = (str(folder / name) for name in ("vocab.json", "merges.txt"))
+    tokenizer = Tokenizer(models.BPE.from_file(*files, end_of_word_suffix="</w>"))
+    tokenizer.add_special_tokens([*marks])
+    tokenizer.normalizer = normalizers.Lowercase()
+    by_byte = [pre_tokenizers.WhitespaceSplit(), pre_tokenizers.ByteLevel(False)]
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(by_byte)
+    special = [(mark, tokenizer.token_to_id(mark)) for mark in marks]
+    ends = processors.TemplateProcessing(single=" $A ".join(marks), special_tokens=special)
+    tokenizer.post_processor = ends
+    tokenizer.save(str(folder / "tokenizer.json"))  # as the released CLIPs have it
     tower = {"intermediate_size": 64, "num_attention_heads": 1, "hidden_size": 64}
     text.update(tower, max_position_embeddings=24, num_hidden_layers=2)
     vision = {**tower, "image_size": 24, "patch_size": 8, "num_hidden_layers": 3}

@@ -43,22 +43,15 @@ ROWS = [{"image": "x_2.jpg", "caption": ["own two"]}, {"image": "x_1.jpg", "capt
 OWN = {2: ["own two"], 1: ["own one"]}
 
 
-@pytest.fixture
-def downloads(monkeypatch):
-    """Stand in for the network: record each download and write ROWS there."""
-
+def test_only_missing_files_of_known_data_sets_are_downloaded(tmp_path, configured, monkeypatch):
     def download(url, destination, sha256=None):
         if "train" in url:
             raise DownloadError(f"{url}: no route to host")
-        calls.append((url.rpartition("/")[2], destination, sha256))
+        downloads.append((url.rpartition("/")[2], destination, sha256))
         write(destination, ROWS)
 
-    calls = []
+    downloads = []
     monkeypatch.setattr("BLIP.download.download", download)
-    return calls
-
-
-def test_only_missing_files_of_known_data_sets_are_downloaded(tmp_path, downloads, configured):
     for dataset, name in (("coco", "coco_karpathy_val.json"), ("flickr30k", "flickr30k_val.json")):
         for _ in range(2):
             assert annotation_paths(configured(dataset), "val") == [tmp_path / name]
