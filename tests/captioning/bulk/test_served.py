@@ -131,7 +131,7 @@ def test_images_that_fail_do_not_end_the_run_and_cut_captions_are_marked(
     reasons = failed()
     assert "not a readable image" in reasons.pop("broken.png")
     assert all(reasons[f"{name}.png"].endswith(reason) for name, (_, reason) in faults.items())
-    assert [line["caption"] for line in lines if "cut" in line] == ["a star"]
+    assert [line["caption"] for line in lines if line.get("cut")] == ["a star"]
     scorer = ItmScorer(str(itm_checkpoint))
     for line in lines:  # they take no other photo's score
         score = scorer.scores(scorer.read(line["image"])[None], [[line["caption"]]]).item()
