@@ -25,35 +25,25 @@ from tests.programs import raises_line
 PREDICTIONS = {7: "the cat", "b": "a dog and the ball", 3: "", 9: "the dog's cat and"}
 
 
-@pytest.fixture
-def retrieve(clip_folder, photos, tmp_path):
-    """Return a function that retrieves among the four photos and a pool."""
+def test_images_are_ranked_among_the_captions_own_and_a_pool(clip_folder, photos, tmp_path):
+    """The pool has eight images in a folder, a list, or features: six more, and two photos."""
     settings = Settings(dict(zip(PREDICTIONS, photos)), cache_dir=tmp_path / "cache")
 
-    def run(pool=None):
+    def retrieve(pool=None):
         options = {"clip_model": str(clip_folder), "pool": pool and str(tmp_path / pool)}
         return scored("retrieval", PREDICTIONS, None, settings, **options)
 
-    return run
+    def naive_ranks(files):  # the captions' own images come first
+        images = [clip.image_features(clip.read_image(path)[None])[0].double() for path in files]
+        ranks = []
+        for number, caption in enumerate(PREDICTIONS.values()):
+            text = clip.text_features([caption])[0].double()
+            similar = [(text @ image).item() for image in images]
+            ranks.append(sum(value >= similar[number] for value in similar))
+        return ranks
 
-
-def naive_ranks(clip, files):
-    """Return the ranks of the captions' own images, the first ones of the files."""
-    images = [clip.image_features(clip.read_image(path)[None])[0].double() for path in files]
-    ranks = []
-    for number, caption in enumerate(PREDICTIONS.values()):
-        text = clip.text_features([caption])[0].double()
-        similar = [(text @ image).item() for image in images]
-        ranks.append(sum(value >= similar[number] for value in similar))
-    return ranks
-
-
-def test_images_are_ranked_among_the_captions_own_and_a_pool(
-    retrieve, clip_folder, photos, tmp_path
-):
-    """The pool has eight images in a folder, a list, or features: six more, and two photos."""
     clip = Clip(str(clip_folder))
-    expected = naive_ranks(clip, photos)
+    expected = naive_ranks(photos)
     result = retrieve()
     assert result.per_caption["rank"] == expected and len(set(expected)) > 1
     for k in (1, 5, 10):
@@ -79,7 +69,7 @@ def test_images_are_ranked_among_the_captions_own_and_a_pool(
     features = clip.image_features(torch.stack([*map(clip.read_image, [*others, photos[2]])]))
     names = [*map(str, others), photos[2].name]
     np.savez(tmp_path / "features.npz", features=3 * features.numpy().astype(float), files=names)
-    among = naive_ranks(clip, [*photos, *others])
+    among = naive_ranks([*photos, *others])
     assert among != expected
     for pool in ("list.txt", "split.json", "features.npz", "pool"):
         result = retrieve(pool)

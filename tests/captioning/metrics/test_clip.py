@@ -161,7 +161,7 @@ def make(clip_folder, tmp_path):
 
 
 def as_long_clip(state):
-    """Split the positions in two tensors, as Long-CLIP does: the first 20, and the others."""
+    """The positions are in two tensors: the first 20, and the others."""
     first, later = (state["positional_embedding"].clone() for _ in range(2))
     first[20:] = later[:20] = 9.0
     return {**state, "positional_embedding": first, "positional_embedding_res": later}
@@ -242,7 +242,7 @@ def test_clipscore_is_the_formula(evaluate, clip, naive, photos, name, factor, n
     assert result.settings == {f"{name}_truncated": 1, "clip_model": clip.name}
 
 
-def test_features_are_computed_once_and_again_when_an_image_or_the_cache_is_damaged(
+def test_features_are_kept_unless_an_image_or_the_cache_changes(
     evaluate, monkeypatch, photos, tmp_path, capsys
 ):
     before, cache = evaluate("clipscore"), tmp_path / "cache"

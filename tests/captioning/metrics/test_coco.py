@@ -30,7 +30,6 @@ REFERENCES = {
     "3": ["two trains at a station", "a train"],
     "unused": ["nothing"],
 }
-WORDS = ["a", "the", "man", "dog", "red", "ball", "runs", "on", "grass", "with", "big", "small"]
 
 
 def evaluate(predictions=PREDICTIONS, references=REFERENCES, **options):
@@ -69,9 +68,10 @@ def test_values_are_those_of_pycocoevalcap(no_java):
 
 def test_bleu_of_a_resample_is_that_of_its_captions():
     random = np.random.default_rng(0)
+    words = ["a", "the", "man", "dog", "red", "ball", "runs", "on", "grass"]
 
     def sentence(longest):
-        return " ".join(random.choice(WORDS, random.integers(0, longest)))
+        return " ".join(random.choice(words, random.integers(0, longest)))
 
     captions = [sentence(9) for _ in range(30)]
     groups = [[sentence(14) for _ in range(1 + i % 4)] for i in range(30)]
@@ -129,9 +129,7 @@ def test_the_published_example_has_its_published_scores(java, shared_data, capfd
     assert capfd.readouterr() == ("", "")
 
 
-def test_spice_is_computed_on_request_and_a_failing_metric_loses_no_other(
-    fake_java, monkeypatch, tmp_path
-):
+def test_spice_is_computed_on_request(fake_java, monkeypatch, tmp_path):
     """Java answers SPICE alone, in another order than asked."""
     answer = [{"image_id": i, "scores": {"All": {"f": f}}} for i, f in [(1, 0.5), (0, 0.25)]]
     (tmp_path / "answer.json").write_text(json.dumps(answer))

@@ -7,7 +7,6 @@ import pytest
 
 from captioning.files.writing import write_json
 from captioning.metrics.base import build_evaluators
-from captioning.metrics.detail import Detail, count_words_by_kind
 from tests.captioning.metrics.conftest import scored
 
 pytestmark = pytest.mark.usefixtures("no_java")
@@ -58,38 +57,29 @@ def test_repetition_is_the_mean_over_captions_that_have_ngrams():
     assert [bool(value) for value in found] == list(loops.values())
 
 
-# {caption: (nouns, adjectives, numbers, relations)}, counted by hand
-KINDS = {
-    "A small dog and two cats on a red sofa.": (3, 2, 1, 1),
-    "Three men in blue shirts next to a bus": (3, 1, 1, 2),
-    "a woman standing in front  of a large window": (2, 1, 0, 1),
-    "a group of people walking to the beach": (3, 0, 0, 1),  # "of" relates nothing
-    "a boy trying to swim while the sun is shining": (2, 0, 0, 0),
-    "a girl reaching up for a kite": (2, 0, 0, 1),
-    "a man looking out of a car": (2, 0, 0, 1),
-    "12 birds": (1, 0, 1, 0),
-    "a dog jumps": (2, 0, 0, 0),  # a verb that the tagger does not know as one
-    "...": (0, 0, 0, 0),
-}
-
-
-def test_words_of_each_kind_are_those_counted_by_hand():
-    names = [metric.name for metric in Detail.metrics]
-    counts = {caption: count_words_by_kind(caption) for caption in KINDS}
-    assert {caption: tuple(each[n] for n in names) for caption, each in counts.items()} == KINDS
-
-
-def test_detail_is_the_mean_over_captions_and_needs_textblob(monkeypatch):
-    scores = scored("detail", {1: "A red ball and a kite.", 2: "two dogs in the snow", 3: ""})
-    values = {name: estimate.value for name, estimate in scores.metrics.items()}
-    expected = {"nouns": 4 / 3, "adjectives": 1 / 3, "numbers": 1 / 3, "relations": 1 / 3}
-    assert values == pytest.approx(expected)
-    assert [values[1] for values in scores.per_caption.values()] == [2, 0, 1, 1]
+def test_words_of_each_kind_are_those_counted_by_hand_by_textblob(monkeypatch):
+    kinds = {  # {caption: (nouns, adjectives, numbers, relations)}
+        "A small dog and two cats on a red sofa.": (3, 2, 1, 1),
+        "Three men in blue shirts next to a bus": (3, 1, 1, 2),
+        "a woman standing in front  of a large window": (2, 1, 0, 1),
+        "a group of people walking to the beach": (3, 0, 0, 1),  # "of" relates nothing
+        "a boy trying to swim while the sun is shining": (2, 0, 0, 0),
+        "a girl reaching up for a kite": (2, 0, 0, 1),
+        "a man looking out of a car": (2, 0, 0, 1),
+        "12 birds": (1, 0, 1, 0),
+        "a dog jumps": (2, 0, 0, 0),  # a verb that the tagger does not know as one
+        "...": (0, 0, 0, 0),
+    }
+    scores = scored("detail", dict(enumerate(kinds)))
+    assert list(scores.metrics) == ["nouns", "adjectives", "numbers", "relations"]
+    assert list(zip(*scores.per_caption.values())) == list(kinds.values())
+    means = [sum(column) / len(kinds) for column in zip(*kinds.values())]
+    assert [each.value for each in scores.metrics.values()] == pytest.approx(means)
     [evaluator] = build_evaluators(["detail"])
     assert evaluator.unavailable() == {}
     monkeypatch.setitem(sys.modules, "textblob.en", None)
     line = "detail needs TextBlob: pip install textblob"
-    assert evaluator.unavailable() == dict.fromkeys(expected, line)
+    assert evaluator.unavailable() == dict.fromkeys(scores.metrics, line)
 
 
 SCENES = {

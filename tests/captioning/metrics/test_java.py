@@ -17,6 +17,7 @@ from captioning.metrics.java import JavaError, run_java
 from captioning.metrics.meteor import count_matches, meteor_scores
 from captioning.metrics.tokenizer import tokenize
 from tests.captioning.conftest import is_running
+from tests.markers import slow
 from tests.programs import raises_line
 
 CAPTIONS = [
@@ -64,17 +65,11 @@ esac; done
 """
 
 
-@pytest.fixture(params=["recorded", pytest.param("run", marks=pytest.mark.slow)])
-def meteor_by_java(request):
-    """Let a script answer as METEOR's Java program did, or run the program."""
-    if request.param == "run":
-        request.getfixturevalue("java")
-    else:
-        request.getfixturevalue("fake_java")(SCRIPT)
-
-
-def test_scores_are_those_of_the_java_program(meteor_by_java):
+@pytest.mark.parametrize("fixture", ["fake_java", slow("java")])
+def test_scores_are_those_of_the_java_program(request, fixture):
     """Of single captions, of the set, and of resamples, which are sums over captions."""
+    if put_in_its_place := request.getfixturevalue(fixture):
+        put_in_its_place(SCRIPT)
     scores = meteor_scores(CAPTIONS, REFERENCES)
     [total], [each] = scores.metrics.values(), scores.per_caption.values()
     assert total.value == pytest.approx(TOTAL, abs=1e-12) and total.n == len(each)

@@ -148,9 +148,7 @@ def test_a_missing_or_refused_checkpoint_of_a_store_is_one_line(s3):
             load_trained(checkpoints.resolve(name), None, CPU)
 
 
-def test_a_folder_of_transformers_and_an_index_of_shards_are_read_from_a_store(
-    s3, scenes_config, tmp_path
-):
+def test_a_folder_and_an_index_of_shards_are_read_from_a_store(s3, scenes_config, tmp_path):
     captioner = captioner_from(load_config(scenes_config), None)[0]
     save_hf(captioner, tmp_path / "model")
     state = load_file(tmp_path / "model" / "model.safetensors")

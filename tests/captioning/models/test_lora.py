@@ -1,6 +1,5 @@
 """LoRA of BLIP and of vision-language models: what learns, is saved, resumed, read and exported."""
 
-import shutil
 from functools import partial
 
 import pytest
@@ -11,6 +10,7 @@ pytest.importorskip("transformers", minversion="5.0", reason="model vlm needs tr
 pytest.importorskip("peft", reason="peft is in the tests from Python 3.10")
 
 from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import BlipForConditionalGeneration
 
 from BLIP.adapter import adapter_config, trained_state
 from BLIP.convert import save_hf
@@ -24,7 +24,6 @@ from tests.vlm import folders
 from vlm.library import load_model, load_parts
 
 LORA = "lora={r: 2, alpha: 8, dropout: 0.0}"
-VLM = "model: vlm\nvlm: {}\nprompt: {}\naugmentation: none\nimage_root: .\nann_root: .\n"
 MODULE = {"blip": "", "vlm": "model"}  # the submodule of the captioner that has the adapter
 CAPTIONS = [["a red disc", "a ring"]]
 CPU = torch.device("cpu")
@@ -38,7 +37,8 @@ def paths(scenes, tmp_path_factory):
     keys = "device: cpu\nlr_schedule: exponential\neval_every: 9\nmetrics: [length]\n"
     (folder / "blip.yaml").write_text(TINY_RUN.format(data=scenes) + keys)
     prompt = folders.write("Idefics3ForConditionalGeneration", str(folder / "model"))
-    (folder / "vlm.yaml").write_text(VLM.format(folder / "model", prompt))
+    keys = f"model: vlm\nvlm: {folder}/model\nprompt: {prompt}\naugmentation: none\n"
+    (folder / "vlm.yaml").write_text(f"image_root: .\nann_root: .\n{keys}")
     config = load_config(folder / "blip.yaml")
     weights = captioner_from(config, None)[0].state_dict()
     torch.save({"model": weights, "config": config.model_dump()}, folder / "base.pth")
@@ -50,7 +50,6 @@ def base_of(paths, kind):
 
 
 def whole(paths, kind):
-    """The captioner without an adapter."""
     return captioner_from(load_config(paths / f"{kind}.yaml"), base_of(paths, kind))[0].eval()
 
 
@@ -154,10 +153,8 @@ def test_an_adapter_that_peft_trained_is_read(paths, kind, tmp_path):
     about_equal(logits(merged, found), logits(plain, config))
 
 
-def test_an_adapter_of_transformers_blip_is_read(paths, tmp_path, hub_model):
+def test_an_adapter_of_transformers_blip_is_read(paths, tmp_path):
     """Such an adapter has transformers' names, as its base has, and perhaps whole modules."""
-    from transformers import BlipForConditionalGeneration
-
     save_hf(whole(paths, "blip"), tmp_path / "base")
     lora = {"r": 2, "target_modules": ["qkv", "projection", "fc1", "value"]}
     lora["modules_to_save"] = ["post_layernorm"]
@@ -171,9 +168,6 @@ def test_an_adapter_of_transformers_blip_is_read(paths, tmp_path, hub_model):
     found = load_trained(str(tmp_path / "adapter"), None, CPU)[1]
     about_equal(logits(found, config), logits(expected, config))
     again = captioner_of(str(tmp_path / "adapter"))
-    torch.testing.assert_close(again.state_dict(), found.state_dict())
-    shutil.copytree(tmp_path / "adapter", hub_model, dirs_exist_ok=True)
-    again = captioner_of("owner/name")
     torch.testing.assert_close(again.state_dict(), found.state_dict())
 
 
@@ -225,9 +219,7 @@ BASE = [LORA, "pretrained=base.pth"]
 MISTAKES = [  # a kind, a checkpoint, overrides, the line; the last two checkpoints are changed ones
     ("blip", None, [LORA], "lora is set, but pretrained is not: "),
     ("vlm", "base.pth", [LORA], "base.pth holds a whole model, but lora adapts the model given by"),
-    # A layer that does not exist, and no regular expression.
     ("blip", "base.pth", [*BASE, "lora.target_modules=[wq]"], "['wq'] does not fit this model: "),
-    ("blip", "base.pth", [*BASE, "lora.target_modules='*.q'"], "'*.q' does not fit this model: "),
     ("vlm", None, [LORA, "lora.load_in_4bit=true"], "lora.load_in_4bit needs bitsandbytes: pip in"),
     ("blip", "blip.pth", [*BASE, "lora.r=3"], "blip.pth has an adapter of another model: Error"),
     ("vlm", "blip.pth", [], "blip.pth does not fit this model: Target modules"),

@@ -19,9 +19,7 @@ def text_of(page):
     return " ".join(html.unescape(page).split())
 
 
-def test_a_report_is_one_file_with_each_runs_scores_figures_captions_and_commands(
-    runs, tmp_path, monkeypatch
-):
+def test_a_report_is_one_file_with_what_each_run_is_and_says(runs, tmp_path, monkeypatch):
     marks = [("a", None), ("red", True), ("<dog>", False)]
     monkeypatch.setattr("captioning.report.page.mark_words", lambda caption, scene: marks)
     path = tmp_path / "out" / "page.html"
@@ -87,9 +85,7 @@ def test_each_part_of_the_page_or_that_it_is_missing_is_told(runs, make_run, tmp
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_the_program_writes_a_report_beside_the_runs_or_where_it_is_told(
-    runs, tmp_path, monkeypatch
-):
+def test_the_report_is_beside_the_runs_or_where_it_is_told(runs, tmp_path, monkeypatch):
     done = run_program("captioning.report", *runs)
     assert done.code == 0 and "1.234 (1.100-1.350)" in done.out and "Humans" in done.out
     assert (runs[0].parent / "report.html").exists()

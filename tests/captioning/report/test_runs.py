@@ -65,16 +65,13 @@ def test_only_images_of_all_runs_and_of_the_data_are_compared(make_run, runs, en
     (tmp_path / "few.json").write_text(json.dumps(entries[:5]))
     score_with(runs[0], test_file=str(tmp_path / "few.json"))
     sentence = "All runs captioned {} images, and the test split has {}. The examples and the human"
-    alone, annotated = read_comparison([few]), read_comparison(runs[:1])
-    for comparison, *counts in ((beside, 5, 12), (alone, 5, 12), (annotated, 12, 5)):
+    for comparison, *counts in ((beside, 5, 12), (read_comparison(runs[:1]), 12, 5)):
         assert comparison.image_ids == shared
         assert sentence.format(*counts) in comparison.missing[-1]
         assert f"on {counts[0]} images of" in render(comparison)
 
 
-def test_captions_of_weights_that_were_not_trained_here_are_named_after_the_file(
-    make_run, tmp_path
-):
+def test_captions_of_weights_of_elsewhere_are_named_after_the_file(make_run, tmp_path):
     run, foreign = make_run("one"), tmp_path / "blip.pth"
     torch.save({}, foreign)
 
@@ -123,21 +120,14 @@ def test_a_persons_caption_is_scored_against_those_of_the_others(make_run, runs,
 
 def test_people_are_scored_without_asking_a_judge(make_run, monkeypatch):
     monkeypatch.setattr("captioning.files.chat.ChatServer.ask", lambda *_: pytest.fail("asked"))
-    judged = make_run(
-        "judged",
-        scores={"CLAIR": {"value": 25.0}, "cap_len": {"value": 4.0}},
-        metrics=["clair", "length"],
-        judge_url="https://host.example/v1",
-        judge_model="wise",
-        facts_file=None,
-    )
-    comparison = read_comparison([judged])
+    scores = {"CLAIR": {"value": 25.0}, "cap_len": {"value": 4.0}}
+    judge = {"judge_url": "https://host.example/v1", "judge_model": "wise"}
+    given = {"metrics": ["clair", "length"], "facts_file": None, **judge}
+    comparison = read_comparison([make_run("judged", scores=scores, **given)])
     assert comparison.human.metrics.keys() == {"cap_len"} and comparison.scenes == {}
 
 
-def test_people_are_scored_with_references_on_the_images_with_several_captions(
-    make_run, entries, tmp_path
-):
+def test_people_are_scored_on_the_images_with_several_captions(make_run, entries, tmp_path):
     (tmp_path / "few.json").write_text("[]")
     run = make_run("one", test_file=str(tmp_path / "few.json"))
 

@@ -61,26 +61,24 @@ def test_models_say_what_their_metrics_say(
     assert np.ptp(found) > 0.01
 
 
-REFERENCES = {
-    1: ["A man rides a horse.", "A man on a brown horse, riding.", "The rider's horse"],
-    2: ["A cat sits on a mat.", "a cat, sitting"],
-    "three": ["Two dogs run on the grass.", "Dogs are running on grass in a park."],
-    4: ["A man with a dog on the grass", "a man walks his dog"],
-}
-SAMPLED = {
-    1: ["a man on a horse", "horse horse horse a man", "a man rides a horse ."],
-    2: ["a cat sits on a mat", "zebra", ""],
-    "three": ["two dogs run on the grass with a", "a man", "dogs are running on grass"],
-    4: ["a man with a dog with a dog with a dog", "the", "a man's dog"],
-}
-
-
 @pytest.mark.parametrize("end", [f" {END}", ""])
 def test_cider_is_that_of_pycocoevalcap(end):
-    references, tokens = (tokenize(captions)[0] for captions in (REFERENCES, SAMPLED))
+    human = {
+        1: ["A man rides a horse.", "A man on a brown horse, riding.", "The rider's horse"],
+        2: ["A cat sits on a mat.", "a cat, sitting"],
+        "three": ["Two dogs run on the grass.", "Dogs are running on grass in a park."],
+        4: ["A man with a dog on the grass", "a man walks his dog"],
+    }
+    drawn = {
+        1: ["a man on a horse", "horse horse horse a man", "a man rides a horse ."],
+        2: ["a cat sits on a mat", "zebra", ""],
+        "three": ["two dogs run on the grass with a", "a man", "dogs are running on grass"],
+        4: ["a man with a dog with a dog with a dog", "the", "a man's dog"],
+    }
+    references, tokens = (tokenize(captions)[0] for captions in (human, drawn))
     references = {i: [f"{text} {END}" for text in group] for i, group in references.items()}
-    reward = CiderD(TrainingImages(REFERENCES, {}, "cpu"))
-    found = reward([*SAMPLED], sampled(SAMPLED.values(), bool(end)))
+    reward = CiderD(TrainingImages(human, {}, "cpu"))
+    found = reward([*drawn], sampled(drawn.values(), bool(end)))
     # One caption of each image a time: the images of the corpus are those that are scored.
     for values, column in zip(found.T, zip(*tokens.values())):
         captions = {i: [text + end] for i, text in zip(tokens, column)}

@@ -61,9 +61,7 @@ def labels(table):
     return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
 
 
-def test_stopped_and_failed_runs_are_continued_and_finished_ones_kept(
-    swept, scenes_config, tmp_path, capsys
-):
+def test_stopped_and_failed_runs_go_on_and_others_stay(swept, scenes_config, tmp_path, capsys):
     folder, pretrain = tmp_path / "sweep", ("--pretrain", str(scenes_config))
     command = ("--mle", "0,0.5", "--ablation", "first_token_mle", *pretrain)
     without = "smile_no_first_token_mle"
@@ -155,7 +153,7 @@ def test_what_is_wrong_is_one_line_before_anything_runs(swept, capsys, arguments
     one_error_line(capsys, line)
 
 
-def test_nothing_is_trained_without_a_configuration_or_a_pretraining_or_by_torchrun(
+def test_nothing_is_trained_after_a_failed_pretraining_or_by_torchrun(
     swept, scenes_config, capsys, monkeypatch
 ):
     arguments = ("--mle", "0,1", "--pretrain", str(scenes_config))

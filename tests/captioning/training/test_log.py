@@ -12,12 +12,6 @@ from captioning.runtime.errors import UserError
 from captioning.training.log import RunLog, record_run, shell_command
 
 
-@pytest.fixture(autouse=True)
-def logs_of_one_second_in_order(monkeypatch):
-    """TensorBoard sorts a process's files of one second by name: file 10 before file 9."""
-    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
-
-
 def test_a_run_records_no_secret_of_an_address(scenes_config, tmp_path, monkeypatch):
     given = "pretrained=https://me:SECRET@host/a.pth?X-Signature=SECRET"
     monkeypatch.setattr("sys.argv", ["captioning/train.py", "--config", "run.yaml", given])
@@ -47,8 +41,10 @@ def test_a_command_is_shown_without_the_secrets_in_its_words(word, shown):
     assert shlex.split(shell_command(["train.py", word, "seed=5"])) == ["train.py", shown, "seed=5"]
 
 
-def test_a_log_goes_on_where_the_run_does(tmp_path):
+def test_a_log_goes_on_where_the_run_does(tmp_path, monkeypatch):
     """Lines of later steps and epochs, and a line that a kill cut off, are removed."""
+    # TensorBoard sorts a process's files of one second by name: file 10 before file 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
     first = [("step", 1), ("step", 2), ("epoch", 0), ("val", 0), ("step", 3), ("step", 4)]
     log = RunLog(tmp_path, 0, 0)
     for event, step in [*first, ("epoch", 1), ("val", 1)]:

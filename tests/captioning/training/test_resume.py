@@ -64,9 +64,7 @@ SETTINGS = [  # of the run; others on 2 processes; a part of the error line, Non
 
 
 @pytest.mark.parametrize(("had", "given", "part"), SETTINGS)
-def test_a_setting_that_would_make_it_another_run_is_refused_in_one_line(
-    at, tmp_path, monkeypatch, had, given, part
-):
+def test_a_setting_of_another_run_is_one_line(at, tmp_path, monkeypatch, had, given, part):
     leave_an_epoch(at(*had))
     monkeypatch.setattr(distributed, "world_size", lambda: 2)
     if part is None:
