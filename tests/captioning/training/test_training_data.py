@@ -13,7 +13,6 @@ from captioning.runtime.errors import UserError
 from captioning.training import fine_tuning
 from captioning.training.batches import training_batches
 from tests.captioning.data.caption_formats import write_captions
-from tests.captioning.data.test_shards import members
 from tests.captioning.tar_files import write_members
 from tests.programs import one_error_line, raises_line, run_program
 
@@ -119,8 +118,11 @@ def run_on_tars(run, scenes, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     samples = read_annotations(scenes / "scenes_train.json")
     for number in range(3):
-        part = members(scenes, samples[number::3], "txt")
-        write_members(tmp_path / f"{number}.tar", part)
+        members = []
+        for place, sample in enumerate(samples[number::3]):
+            members.append((f"{place:03d}.png", (scenes / sample.image).read_bytes()))
+            members.append((f"{place:03d}.txt", "\n".join(sample.captions).encode()))
+        write_members(tmp_path / f"{number}.tar", members)
     given, tars = ["max_epoch=2", "shuffle_buffer=8"], f"{tmp_path}/{{0..2}}.tar"
     return lambda *overrides, **named: run(*given, *overrides, **{"train_file": tars, **named})
 
