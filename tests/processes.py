@@ -5,6 +5,7 @@ starts without imports, and has none of the threads of the process that runs the
 """
 
 import gc
+import multiprocessing
 import os
 import runpy
 import signal
@@ -14,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from multiprocessing import connection, context, forkserver, popen_forkserver
+from multiprocessing import connection, context, forkserver
 from pathlib import Path
 from typing import Any, Callable, Optional
 from unittest import mock
@@ -58,13 +59,17 @@ class Processes:
         self.output = output
         self.output.unlink(missing_ok=True)
         call = cloudpickle.dumps((function, arguments, hook))
-        groups = _groups(processes) if processes > 1 else [{}]
-        given = [(call, rank, {**os.environ, **group}) for rank, group in enumerate(groups)]
-        folders = (os.getcwd(), str(output))
-        self.ranks = [_Process(target=_be_rank, args=(*rank, *folders)) for rank in given]
+        start = multiprocessing.get_context("forkserver").Process
+        self.ranks = [
+            start(target=_be_rank, args=(call, rank, variables, os.getcwd(), str(output)))
+            for rank, variables in enumerate(_groups(processes))
+        ]
         _started.append(self)
-        for process in self.ranks:
-            process.start()
+        _start_server()
+        connect = _server.connect_to_new_process
+        with mock.patch.object(forkserver, "connect_to_new_process", connect):
+            for process in self.ranks:
+                process.start()
 
     def send(self, number: int, ranks: Optional[Sequence[int]] = None) -> None:
         """Send a signal to those ranks, or all, that have not ended."""
@@ -108,21 +113,6 @@ def kill_started() -> None:
         processes.wait()
 
 
-class _Popen(popen_forkserver.Popen):
-    """Is forked from this module's server."""
-
-    def _launch(self, process):
-        _start_server()
-        connect = _server.connect_to_new_process
-        with mock.patch.object(forkserver, "connect_to_new_process", connect):
-            super()._launch(process)
-
-
-class _Process(context.ForkServerProcess):
-    _start_method = None  # its own processes, such as data loaders', start in the default way
-    _Popen = _Popen
-
-
 def _start_server() -> None:
     """Start the server, unless it runs. It finds what it imports from the repository's folder."""
     folder = os.getcwd()
@@ -134,15 +124,18 @@ def _start_server() -> None:
 
 
 def _groups(processes: int) -> list[dict[str, str]]:
-    """Return, for each rank, the variables that torchrun sets."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(processes)}
-    return [{**group, "RANK": rank, "LOCAL_RANK": rank} for rank in map(str, range(processes))]
+    """Return each rank's variables; torchrun's are among them if there are several."""
+    if processes == 1:
+        return [dict(os.environ)]
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = str(probe.getsockname()[1])
+    group = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(processes)}
+    ranks = map(str, range(processes))
+    return [{**os.environ, **group, "RANK": rank, "LOCAL_RANK": rank} for rank in ranks]
 
 
 def _be_rank(call, rank, variables, folder, output):
+    multiprocessing.set_start_method(None, force=True)  # as in a process that was not forked
     gc.freeze()  # what the server has imported: programs collect garbage, which would copy it
     descriptor = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
     for stream in (sys.stdout, sys.stderr):

@@ -69,8 +69,7 @@ def kept_runs(config: Path) -> Callable[..., Path]:
         if (*settings, processes) not in found:
             folder = next(folders)  # its own, also after one that failed
             run = Run(config, folder, *settings, processes=processes, hook=hook)
-            codes = run.wait()
-            assert codes == [0] * processes, f"{codes}\n{run.said()}"
+            assert run.wait() == [0] * processes, run.said()
             found[(*settings, processes)] = folder
         return found[(*settings, processes)]
 
@@ -98,19 +97,13 @@ def stop_at(step: int, number: int = signal.SIGTERM, rank: int = 0) -> Callable[
     """A hook: the rank gets the signal within the step, counted from 1."""
 
     def disturb(own_rank, done, _):
-        disturb_random_generators()
+        seed = int.from_bytes(os.urandom(4), "big")  # one that undisturbed runs do not have
+        for generator in (random.seed, np.random.seed, torch.manual_seed):
+            generator(seed)
         if (own_rank, done + 1) == (rank, step):
             os.kill(os.getpid(), number)
 
     return before_steps(disturb)
-
-
-def disturb_random_generators() -> None:
-    """Set every random generator to a state that undisturbed runs do not have."""
-    seed = int.from_bytes(os.urandom(4), "big")
-    random.seed(seed)
-    np.random.seed(seed)
-    torch.manual_seed(seed)
 
 
 def be_quick(rank: int) -> None:
@@ -125,12 +118,9 @@ def last_step(folder: Path) -> int:
 
 def saved_step(folder: Path, steps: int) -> int:
     """The step of the newest checkpoint that is whole; `steps` make an epoch. Looks, no more."""
-    newest = checkpoints.read_newest(folder)
-    if newest is None:
-        return 0
-    content = newest[1]
+    _, content, _ = checkpoints.read_newest(folder) or (None, {}, None)
     done = content["within"]["steps"] if "within" in content else steps
-    return content["epoch"] * steps + done
+    return content["epoch"] * steps + done if content else 0
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

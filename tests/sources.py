@@ -58,9 +58,8 @@ def chains(root):
     """
     text = (root / "docs" / "architecture.md").read_text(encoding="utf-8")
     lines = [line.split("<-") for line in text.splitlines() if "<-" in line]
-    found = [
+    packages, subpackages = (
         {name.strip(): position for position, names in enumerate(line) for name in names.split(",")}
         for line in lines
-    ]
-    packages, subpackages = found
+    )
     return packages, subpackages

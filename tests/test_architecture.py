@@ -12,9 +12,7 @@ ONLY_TORCH = ("smile", "decoding")
 # Subpackages of captioning that work with files of any captioner.
 NO_CAPTIONER = ("runtime", "data", "scenes", "rewards")
 NO_PACKAGES = {"tests", "scripts", "examples", "web"}
-
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "misc", "common"}
-LONGEST_FILE = 400
 
 
 def modules(root):
@@ -48,12 +46,9 @@ def test_imports_are_those_that_the_page_allows(repository):
                 independent = part in NO_CAPTIONER and target in captioners
                 against = packages[target] >= packages[package] or independent
             else:
-                against = package in ONLY_TORCH and target not in {
-                    *sys.stdlib_module_names,
-                    "torch",
-                }
-            if against:
-                found.append(f"{module} imports {name}")
+                libraries = {*sys.stdlib_module_names, "torch"}
+                against = package in ONLY_TORCH and target not in libraries
+            found += [f"{module} imports {name}"] * against
     assert found == []
 
 
@@ -70,12 +65,9 @@ def test_no_modules_import_each_other_in_a_circle(repository):
 def test_shared_code_does_not_check_which_captioner_it_has(repository):
     """Only benchmarks build captioners by their classes, and no code compares a `model`."""
     packages = captioner_packages(repository)
-    sources = [
-        path.read_text(encoding="utf-8")
-        for name in packages
-        for path in repository.glob(f"{name}/**/*.py")
-    ]
-    classes = re.findall(r"^class (\w+)\(.*\bCaptionGenerator\b", "\n".join(sources), re.M)
+    paths = [path for name in packages for path in repository.glob(f"{name}/**/*.py")]
+    sources = "\n".join(path.read_text(encoding="utf-8") for path in paths)
+    classes = re.findall(r"^class (\w+)\(.*\bCaptionGenerator\b", sources, re.M)
     assert len(classes) == 3
     compares = r"""(\.model|\["model"\])\)? (==|!=|in|not in) |(==|!=) \w+\.model\b"""
     for package in chains(repository)[0].keys() - packages:
@@ -86,5 +78,5 @@ def test_shared_code_does_not_check_which_captioner_it_has(repository):
 
 def test_files_are_short_and_not_named_vaguely(repository):
     for path in source_files(repository):
-        assert len(path.read_text(encoding="utf-8").splitlines()) <= LONGEST_FILE, path
+        assert len(path.read_text(encoding="utf-8").splitlines()) <= 400, path
         assert not VAGUE_NAMES & {*path.relative_to(repository).parts[:-1], path.stem}, path

@@ -15,12 +15,6 @@ CARD = ".smile-card:nth-child(2)"
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
 
 
-@pytest.fixture
-def opened(server, browser):
-    """Return a function that opens the page, by default on a wide screen."""
-    return lambda **screen: open_page(browser, server, **screen)
-
-
 def caption(page, path):
     """Press the button after the photo is uploaded, and wait for the captions."""
     page.set_input_files("#photo input[type=file]", path)
@@ -35,9 +29,9 @@ def downloaded(page):
 
 
 def test_a_photo_has_a_caption_of_each_checkpoint_with_probabilities_and_attention_maps(
-    opened, files, server
+    browser, files, server
 ):
-    page = opened()
+    page = open_page(browser, server)
     caption(page, files / "photo.jpg")
     expect(page.locator(".smile-card h3")).to_have_text(["MLE", "SMILE", "MLE+SMILE 0.5:0.5"])
     expected = downloaded(page)[1]
@@ -56,6 +50,12 @@ def test_a_photo_has_a_caption_of_each_checkpoint_with_probabilities_and_attenti
     assert float(seen.split(": ")[1][:-2]) == pytest.approx(percent, abs=0.06)
     page.hover("h1")
     expect(attention).to_be_hidden()
+    word.first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(word.nth(1)).to_be_focused()
+    expect(attention).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(attention).to_be_hidden()
 
     copy = page.locator(".smile-copy").nth(1)
     page.evaluate("navigator.clipboard.writeText = async (text) => { window.copied = text }, 0")
@@ -67,47 +67,19 @@ def test_a_photo_has_a_caption_of_each_checkpoint_with_probabilities_and_attenti
     assert page.requested and asked == [] and page.problems == []
 
 
-def test_the_keyboard_alone_is_enough(opened):
-    """Only the controls of the chosen method are shown."""
-    page, focus = opened(), "document.activeElement"
-    page.locator(".label-wrap >> visible=true").first.click()
-    beams, sampling = (page.locator(f".smile-{name}").first for name in ("beams", "sampling"))
-    expect(beams).to_be_visible()
-    expect(sampling).to_be_hidden()
-
-    def go_to(found, key):
-        for _ in range(60):
-            if page.evaluate(f"Boolean({found})"):
-                return page.keyboard.press(key)
-            page.keyboard.press("Tab")
-        raise AssertionError(f"Tab never comes to {found}")
-
-    go_to(f"{focus}.closest('.gallery-item')", "Enter")
-    page.wait_for_selector(UPLOADED, state="attached")
-    go_to(f"{focus}.type == 'radio' && {focus}.value == 'true'", " ")
-    expect(sampling).to_be_visible()
-    expect(beams).to_be_hidden()
-    go_to(f"{focus}.closest('#caption')", "Enter")
-    expect(page.locator(".smile-card")).to_have_count(3)
-    assert downloaded(page)[0]["settings"]["sample"] is True
-    go_to(f"{focus}.closest('.smile-word')", "ArrowRight")
-    attention, words = page.locator(".smile-attention").first, page.locator(".smile-word")
-    expect(attention).to_be_visible()
-    expect(words.nth(1)).to_be_focused()
-    page.keyboard.press("ArrowLeft")
-    expect(words.first).to_be_focused()
-    page.keyboard.press("Tab")
-    expect(attention).to_be_hidden()
-
-
 def test_the_page_fits_a_phone_and_the_dark_and_captions_a_batch_into_a_zip(
-    opened, files, tmp_path
+    browser, server, files, tmp_path
 ):
     """The page takes four photos at a time."""
-    page, alerts = opened(**PHONE), "#results [role=alert]"
+    page, alerts = open_page(browser, server, **PHONE), "#results [role=alert]"
     page.wait_for_selector(".label-wrap >> visible=true")
     page.evaluate("document.querySelectorAll('.label-wrap').forEach(e => e.click())")
     expect(page.locator(".smile-about")).to_be_visible()
+    beams, sampling = (page.locator(f".smile-{name}").first for name in ("beams", "sampling"))
+    expect(sampling).to_be_hidden()
+    page.check("text=Sampling")
+    expect(sampling).to_be_visible()
+    expect(beams).to_be_hidden()  # only the controls of the chosen method are shown
     page.click("#caption")
     expect(page.locator(alerts)).to_contain_text("no photo")
     caption(page, files / "photo.jpg")

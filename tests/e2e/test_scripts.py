@@ -172,7 +172,6 @@ def test_tests_are_selected_by_markers_and_a_check_that_fails_is_named(scripts, 
 
 
 def test_paths_of_tests_and_environments_start_in_the_callers_folder(scripts):
-    """Also where the program then runs in the repository's folder."""
     shutil.copytree(scripts.active, scripts.caller / "my venv")
     (scripts.caller / "my venv" / "pyvenv.cfg").touch()
     (scripts.caller / "smile").mkdir()

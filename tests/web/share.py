@@ -1,11 +1,8 @@
 """The share of photos for which the page's caption equals that of captioning.caption.
 
-    bash scripts/web.sh output/demo/smile    # in another shell, it serves the page
-    bash scripts/caption.sh output/demo/smile photos --out ours.jsonl \\
-        num_beams=1 max_length=20 min_length=5
-    python -m tests.web.share http://127.0.0.1:7861 ours.jsonl
+    python -m tests.web.share ADDRESS LINES_OF_CAPTIONING_CAPTION
 
-Captions are those of the page's first model. Needs Chromium.
+docs/web.md has the commands before it. Captions are those of the page's first model.
 """
 
 import argparse
@@ -19,25 +16,21 @@ CAPTIONS = """Object.fromEntries([...document.querySelectorAll("article")].map(
 
 
 def main() -> None:
-    """Caption the photos of captioning.caption's output in the page, and compare."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("address")
-    parser.add_argument("captions", type=Path, help="lines of captioning.caption")
-    arguments = parser.parse_args()
-    rows = [json.loads(line) for line in arguments.captions.read_text("utf-8").splitlines()]
-    paths = [Path(row["image"]) for row in rows]
+    parser.add_argument("captions", type=Path)
+    given = parser.parse_args()
+    rows = [json.loads(line) for line in given.captions.read_text("utf-8").splitlines()]
     with chromium() as browser:
-        page = open_page(browser, arguments.address)
+        page = open_page(browser, given.address)
         expect(page.locator("#status")).to_have_text("Ready")
-        page.set_input_files("#files", paths)
+        page.set_input_files("#files", [row["image"] for row in rows])
         expect(page.locator("article")).to_have_count(len(rows))
         expect(page.locator("#status")).to_have_text("Ready")
         found = page.evaluate(CAPTIONS)
-    different = [row for row, path in zip(rows, paths) if row["caption"] != found[path.name]]
-    for row in different:
-        caption = found[Path(row["image"]).name]
-        print(f"{row['image']}\n  here      {row['caption']}\n  the page  {caption}")
-    print(f"{len(rows) - len(different)} of {len(rows)} captions are equal")
+    pairs = [(row["caption"], found[Path(row["image"]).name]) for row in rows]
+    print(*(f"{ours}\n  the page: {theirs}" for ours, theirs in pairs if ours != theirs), sep="\n")
+    print(f"{sum(a == b for a, b in pairs)} of {len(pairs)} captions are equal")
 
 
 if __name__ == "__main__":

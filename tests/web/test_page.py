@@ -93,6 +93,10 @@ def expected(captioner, photos):
     return card
 
 
+def ready(page):
+    expect(page.locator("#status")).to_have_text("Ready")
+
+
 @pytest.fixture
 def page(browser, served):
     """Return the page, newly opened, with an empty cache."""
@@ -103,15 +107,8 @@ def page(browser, served):
     page.close()
 
 
-def ready(page):
-    expect(page.locator("#status")).to_have_text("Ready")
-
-
 def cards(page, count, *paths):
-    """Choose files. Wait until the page has so many cards, and is done.
-
-    Return the cards' texts, the last photo's first.
-    """
+    """Choose files, wait until so many cards are there, and return their texts, newest first."""
     if paths:
         page.set_input_files("#files", paths)
     expect(page.locator("article")).to_have_count(count)
