@@ -152,6 +152,11 @@ def test_sidecars_have_the_captions_and_what_was_there_stays(run, photos, expect
     for line in lines:
         sidecar = Path(line["image"]).with_suffix(".caption")
         assert sidecar.read_text() == expected(line["image"])[0][0] + "\n"
+    gone, changed, *_ = (Path(line["image"]).with_suffix(".caption") for line in lines)
+    gone.unlink()
+    changed.write_text("by hand\n")
+    run(photos, "--sidecar", ".caption")
+    assert gone.exists() and changed.read_text() == "by hand\n"
     assert tagged.with_suffix(".caption").read_text() == "two\nlines\n"
     run(photos, "--sidecar", ".caption", "--existing", "overwrite", "--num_return", "2")
     captions = expected(tagged, num_return=2)[0]
