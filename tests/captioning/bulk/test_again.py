@@ -18,6 +18,7 @@ from tests.programs import one_error_line
 def test_a_signal_ends_it_after_the_batch_and_it_continues(run, photos, tmp_path, workers):
     whole, _ = run(photos, folder="whole")
     flags = ["eval_batch_size=2", "--shard_size", "5", f"num_workers={workers}"]
+    flags += ["--existing", "overwrite"]  # also then each is captioned once
     with stopped_after(2) as made:
         lines, log = run(photos, *flags)
         assert not lines and "stopped by SIGTERM; run the same command again to continue" in log
