@@ -1,4 +1,4 @@
-"""Batches: the same for any number of processes and workers, bucketed, and on the device."""
+"""Batches: the same for any number of processes and workers, and bucketed."""
 
 import logging
 from contextlib import closing
