@@ -78,11 +78,13 @@ def test_sampling_fields_and_columns_are_sent_with_a_seed_per_image(run, server,
     given = ["sample=true", "--num_return", "2", *(f"{key}={wanted[key]}" for key in wanted)]
     given += ["--prompt", "It is {title}.", "--existing", "overwrite"]
     wanted.update(n=2, max_tokens=256)
+    server.faults["scene_000001"] = [said("a star", "a disc", **CUT)]
 
     def bodies(*more):
         server.asked.clear()
         lines, _ = run(photos / "list.csv", *given, *more)
         assert all(len(line["captions"]) == 2 for line in lines)
+        assert [line["cuts"] for line in lines if "cut" in line] == [[True, True]]
         return [body for _, _, body in server.asked[1:]]
 
     first, again, other = bodies(), bodies(), bodies("seed=7")
