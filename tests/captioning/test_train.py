@@ -1,6 +1,9 @@
 """captioning.train --evaluate: which weights are evaluated, and what is said of them."""
 
+import pathlib
+
 import pytest
+import torch
 
 from tests.programs import run_program
 
@@ -31,6 +34,14 @@ def test_weights_that_are_named_are_evaluated_and_the_record_of_the_training_sta
     assert "num_beams: 1" in (folder / "result/val/config.yaml").read_text()
     shown = run("pretrained=")  # empty is not given
     assert f"loaded {folder / 'checkpoint_best.pth'}" in shown
+
+
+def test_a_checkpoint_with_objects_is_evaluated_if_it_is_trusted(run, trained, tmp_path):
+    path = trained(tmp_path / "run") / "checkpoint_best.pth"
+    content = {**torch.load(path), "config": pathlib.PurePosixPath("x")}
+    path.unlink()  # the copy's weights are links
+    torch.save(content, path)
+    assert f"loaded {path}" in run("trust_checkpoint=true")
 
 
 def test_without_a_run_in_the_folder_pretrained_is_evaluated_and_named(

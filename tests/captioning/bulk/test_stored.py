@@ -48,6 +48,8 @@ def test_photos_and_tars_are_captioned_as_on_disk_whatever_fails(
     again, log = run("s3://bucket/a.tar", f"{stored}/", *shards)
     assert again == in_store and "skipped 20" in log
     assert not any(b"S3CR3T" in content for content in contents(tmp_path / "out").values())
+    top, _ = run(stored, "--no-recursive", "--glob", "*2.png", folder="top")
+    assert [line["image"] for line in top] == [f"{stored}/scene_000002.png"]
     run("s3://bucket/2.tar", code=2, folder="missing")
     assert failed("missing")["2.tar"].startswith("s3://bucket/2.tar: no such file")
 

@@ -166,6 +166,12 @@ def test_lines_have_the_ids_that_references_give_their_images(write):
     assert list(read_predictions(path, ids_by_name(references))) == ["222_cd5.jpg"]
 
 
+def test_references_give_ids_to_the_names_of_images(write):
+    photo = {"filename": "111_ab5.jpg", "imgid": 3, "sentences": [{"raw": "a"}], "split": "test"}
+    assert ids_by_name(write({"images": [photo]})) == {"111_ab5.jpg": 3}  # Karpathy's
+    assert ids_by_name(write({"heron_42.jpg": ["a"]})) == {"heron_42.jpg": "heron_42.jpg"}
+
+
 ROOM, BEAR = ["a room", "a table"], ["a bear"]
 PAIRS = [(139, "a room"), (285, "a bear"), (139, " "), (139, "a table"), (7, "")]
 REFERENCES = {
@@ -186,6 +192,8 @@ def test_ids_match_as_text_where_they_are_unambiguous():
     references = {139: ["a"], 285: ["b"], "a.jpg": ["c"]}
     assert of_images(["139", "a.jpg#3"], references) == {"139": ["a"], "a.jpg#3": ["c"]}
     assert of_images([139], {"139": ["a"], "285": ["b"]}) == {139: ["a"]}
+    both = {139: ["a"], "139": ["b"]}
+    assert of_images(both, both) == both
     for references in ({5: ["a"], 7: ["c"]}, {5: ["a"], 6: [], 7: ["c"]}):
         kept, lacking = with_references({5: "a", 6: "b", "7": "c"}, references)
         assert (kept, lacking) == ({5: "a", "7": "c"}, [6])

@@ -3,6 +3,7 @@
 import logging
 from contextlib import closing
 from itertools import combinations
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -84,6 +85,13 @@ def test_bad_image_is_one_line_and_workers_end(photos, make_loader, no_child_sta
     with closing(loader), raises_line(UserError, "4.png: not a readable image"):
         list(loader)
     no_child_stays()
+
+
+def test_shared_memory_that_is_too_small_is_one_line(make_loader, monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "share_memory_", Mock(side_effect=RuntimeError("no space")))
+    line = "does not fit in shared memory (no space): enlarge /dev"
+    with closing(make_loader(2, workers=2)) as loader, raises_line(UserError, line):
+        next(iter(loader))
 
 
 def test_skipped_images_are_replaced_or_left_out_counted_and_logged_once(

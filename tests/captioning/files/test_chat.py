@@ -29,8 +29,11 @@ def ask(server):
 
 
 TROUBLE = [
-    *("close", "hang", (200, {"Content-Length": "999"}, "{}"), said([{"type": "text"}])),
-    *((200, {}, text) for text in ("<html>", "[" * 9999, "[]", '{"choices": []}')),
+    *("close", "hang", (200, {"Content-Length": "999"}, "{}"), said(7), said([{"type": "text"}])),
+    *(
+        (200, {}, text)
+        for text in ("<html>", "[" * 9999, "[]", '{"choices": []}', '{"choices": 0}')
+    ),
     *((code, {"Retry-After": "Sunday"}, "{}") for code in (408, 409, 425, 429, 500, 529)),
 ]
 

@@ -1,6 +1,7 @@
 """Rows of every kind of file: one table of columns, suffixes in any case, errors with lines."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -31,6 +32,20 @@ def test_a_list_gives_the_one_name_of_each_image_and_its_id(tmp_path, name):
     found = list(rows.read(tmp_path / name, needs=["image"]))
     assert [row["image"] for row in found] == NAMES
     assert [row.get("image_id") for row in found] == ids
+
+
+def test_names_of_lists_have_a_suffix_in_any_case():
+    assert all(map(rows.is_list, ["a.tsv", "T.CSV", "s3://bucket/a.Token", "data/*.PARQUET"]))
+    assert not any(map(rows.is_list, ["a.png", "a.TIFF", "a.tar", "."]))
+
+
+def test_a_list_is_read_row_by_row(tmp_path):
+    lines = "".join(f"{number:060d}.jpg\n" for number in range(10_000))  # 650 kB
+    (tmp_path / "a.csv").write_text(f"image\n{lines}")
+    tracemalloc.start()
+    assert sum(1 for _ in rows.read(tmp_path / "a.csv")) == 10_000
+    assert tracemalloc.get_traced_memory()[1] < 300_000
+    tracemalloc.stop()
 
 
 @pytest.mark.parametrize("key", COLUMNS)

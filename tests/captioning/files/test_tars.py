@@ -111,6 +111,17 @@ def test_a_file_that_claims_to_be_huge_is_not_read(tmp_path, name):
     tracemalloc.stop()
 
 
+def test_images_are_held_one_at_a_time(tmp_path):
+    members = [(f"{n}.png", bytes(1 << 22)) for n in range(8)]
+    members += [("7.seg", bytes(1 << 25)), *((f"x{n}.txt", b"") for n in range(3000))]
+    write_members(tmp_path / "a.tar", members)
+    tracemalloc.start()
+    assert {each.size for each in tars.samples(str(tmp_path / "a.tar"))} == {1 << 22}
+    # The loop holds one, too, and a file is joined from parts.
+    assert tracemalloc.get_traced_memory()[1] < 4 << 22
+    tracemalloc.stop()
+
+
 def test_patterns_are_expanded_and_a_name_runs_no_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("0.tar", "1.tar", "pipe:touch ran; cat 0.tar"):

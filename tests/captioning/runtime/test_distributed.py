@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import shutil
 import signal
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -91,12 +92,17 @@ def test_running_statistics_are_those_of_rank_0_and_one_rank_stops_all(tmp_path)
         assert (tmp_path / rank).read_text() == "[5.0, 5.0, 5.0]"
 
 
-def test_an_error_of_all_is_one_line(scenes_config, tmp_path):
+@pytest.mark.parametrize("whose", [pytest.param("one's", marks=pytest.mark.slow), "all's"])
+def test_an_error_is_one_line_and_ends_all(scenes, scenes_config, tmp_path, whose):
+    """One process reads the damaged image, or all miss the checkpoint."""
+    broken = shutil.copytree(scenes, tmp_path / "scenes")
+    (broken / "images" / "scene_000007.png").write_bytes(b"")
+    setting = f"image_root={broken}" if whose == "one's" else "pretrained=scene_000007.png"
     train = ["-m", "captioning.train", "--config", scenes_config, "--output_dir", tmp_path / "run"]
-    launched = Launched(2, *train, "pretrained=none.pth", "batch_size=4", output=tmp_path / "said")
+    launched = Launched(2, *train, setting, "batch_size=4", output=tmp_path / "said")
     assert launched.wait() == [2], launched.said()
     (error,) = [line for line in launched.said().splitlines() if "error" in line.lower()]
-    assert "none.pth" in error and "Traceback" not in launched.said()
+    assert "scene_000007.png" in error and "Traceback" not in launched.said()
 
 
 @pytest.mark.parametrize(("error", "code"), [(UserError("mend it"), 2), (KeyboardInterrupt(), 130)])
