@@ -129,44 +129,33 @@ def test_itm_and_itc_of_each_image(itm_checkpoint, photos):
     assert result.settings == {"itm_model": path, "itm_truncated": 1}
 
 
-COCO, SEVEN = "COCO_val2014_000000000042.jpg", "000000000007.PNG"
+COCO, SEVEN = "val/COCO_val2014_000000000042.jpg", "val/000000000007.PNG"
+ANNOTATED = [{"image": "cat.jpg", "caption": "a", "image_id": 42}]
+NAMED = {"images": [{"id": 42, "file_name": "cat.jpg"}], "annotations": []}
 
 
-@pytest.fixture
-def find(tmp_path):
-    """Return a function that finds the images of ids in a folder of files with such names."""
+def test_an_image_id_stands_for_one_file(tmp_path):
+    """Its annotation says which, else its name; a mapping is relative to its folder."""
     (tmp_path / "images" / "val").mkdir(parents=True)
-    for name in (f"val/{COCO}", f"val/{SEVEN}", "cat.jpg", "cat.txt"):
+    for name in (COCO, SEVEN, "cat.jpg", "cat.txt"):
         (tmp_path / "images" / name).touch()
-
-    def find_names(ids, references=None, source="images"):
-        path = tmp_path / "references.json"
-        path.write_text(json.dumps(references or {"42": ["a"]}))
-        found = find_images(tmp_path / source, path, ids)
-        return {i: file.relative_to(tmp_path / "images").name for i, file in found.items()}
-
-    return find_names
-
-
-@pytest.mark.parametrize(
-    ("references", "expected"),
-    [
-        ({"42": ["a"]}, {42: COCO, "7": SEVEN, "cat": "cat.jpg", f"val/{SEVEN}": SEVEN}),
-        # The annotation goes before the name.
-        ([{"image": "cat.jpg", "caption": "a", "image_id": 42}], {42: "cat.jpg", 7: SEVEN}),
-        ({"images": [{"id": 42, "file_name": "cat.jpg"}], "annotations": []}, {"42": "cat.jpg"}),
-    ],
-)
-def test_files_of_a_folder(find, references, expected):
-    assert find(list(expected), references) == expected
-
-
-def test_a_mapping_is_relative_to_its_folder_and_an_id_has_one_file(find, tmp_path):
-    mapping = tmp_path / "files.json"
-    mapping.write_text('{"1": "images/cat.jpg", "2": "absent.jpg"}')
-    assert find([1], source="files.json") == {1: "cat.jpg"}
-    (tmp_path / "images" / "COCO_train2014_000000000042.jpg").touch()
+    (tmp_path / "files.json").write_text('{"1": "images/cat.jpg", "2": "absent.jpg"}')
     (tmp_path / "empty.json").write_text("[]")
+
+    def find(source, ids, annotations=None):
+        path = tmp_path / "references.json"
+        path.write_text(json.dumps(annotations or {"42": ["a"]}))
+        found = find_images(tmp_path / source, path, ids)
+        return {i: file.relative_to(tmp_path / "images").as_posix() for i, file in found.items()}
+
+    for source, annotations, expected in (
+        ("images", None, {42: COCO, "7": SEVEN, "cat": "cat.jpg", SEVEN: SEVEN}),
+        ("images", ANNOTATED, {42: "cat.jpg", 7: SEVEN}),
+        ("images", NAMED, {"42": "cat.jpg"}),
+        ("files.json", None, {1: "cat.jpg"}),
+    ):
+        assert find(source, list(expected), annotations) == expected
+    (tmp_path / "images" / "COCO_train2014_000000000042.jpg").touch()
     for ids, source, line in (
         ([1, 2], "files.json", "image_id 2: found no image file for it in .*files.json"),
         ([1], "empty.json", "expected {image id: image file}"),
@@ -174,5 +163,5 @@ def test_a_mapping_is_relative_to_its_folder_and_an_id_has_one_file(find, tmp_pa
         ([42], "images", "image_id 42 may be .*train2014.* or .*val2014.*: give"),
     ):
         with raises_line(UserError) as error:
-            find(ids, source=source)
+            find(source, ids)
         assert re.search(line, str(error.value))

@@ -39,31 +39,26 @@ def test_loss_and_gradient_are_finite(make_captioner, captions):
                 assert len(gradients) > 50 and all(g.isfinite().all() for g in gradients)
 
 
-def without_labels(tuning, empty):
-    """Return the run without dropout, whose captioner ignores every token of those batches."""
-    calls = []
+@pytest.mark.parametrize(("empty", "precision"), [(0, "fp16"), (1, "fp32"), (2, "fp32")])
+def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty, precision):
+    """The gradient is that of the mean over the tokens of the two other batches."""
+    tuning = run(f"precision={precision}")
+    plain, calls = copy.deepcopy(tuning.set_up().captioner).eval(), []
 
-    def ignore(step, *_):
+    def without_labels(step, *_):
+        """Switch dropout off, and let the captioner ignore every token of the empty batch."""
         step.learner.eval()
         training_tokens = step.learner.training_tokens
 
         def ignoring(*given):
             tokens, labels, start = training_tokens(*given)
             calls.append(given)
-            return tokens, labels.fill_(-100) if len(calls) - 1 in empty else labels, start
+            return tokens, labels.fill_(-100) if len(calls) - 1 == empty else labels, start
 
         step.learner.training_tokens = ignoring
 
-    tuning.before_step = ignore
-    return tuning
-
-
-@pytest.mark.parametrize(("empty", "precision"), [(0, "fp16"), (1, "fp32"), (2, "fp32")])
-def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty, precision):
-    """The gradient is that of the mean over the tokens of the two other batches."""
-    tuning = run(f"precision={precision}")
-    plain = copy.deepcopy(tuning.set_up().captioner).eval()
-    found = first_gradient(without_labels(tuning, {empty}))
+    tuning.before_step = without_labels
+    found = first_gradient(tuning)
     total = tokens = 0
     for number, batch in enumerate(tuning.batches()):
         if number != empty:
