@@ -9,6 +9,7 @@ from tensorboard.summary.writer import event_file_writer
 
 from captioning.config import load_config
 from captioning.runtime.errors import UserError
+from captioning.runtime.progress import log_line, progress
 from captioning.training.log import RunLog, record_run
 
 WORDS = {  # of a command: what is shown
@@ -31,6 +32,16 @@ def test_a_run_records_no_secret_of_an_address(scenes_config, tmp_path, monkeypa
     assert shlex.split(record["command"])[2:] == list(WORDS.values())
     assert load_config(tmp_path / "config.yaml").pretrained == "https://host/a.pth"
     assert not [path for path in tmp_path.iterdir() if "SECRET" in path.read_text()]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_shows_anything(monkeypatch, capsys, rank):
+    monkeypatch.setenv("RANK", str(rank))
+    log_line("hello")
+    with progress(3, "bar") as bar:
+        bar.update(3)
+    shown = capsys.readouterr().err
+    assert ("hello" in shown and "bar: 100%" in shown) if rank == 0 else shown == ""
 
 
 def test_a_log_goes_on_where_the_run_does(tmp_path, monkeypatch):
