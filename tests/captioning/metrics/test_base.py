@@ -1,6 +1,7 @@
 """How metrics are built, files that are none of theirs, and sums of metrics."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -95,3 +96,5 @@ def test_what_is_no_sum_of_metrics_is_one_line(text, start):
     # Any metrics make one, also PAC-S, which has a minus in its name.
     found = MetricSum.parse(" - ".join(all_metrics())).compute(dict.fromkeys(all_metrics(), 1.0))
     assert found == 2 - len(all_metrics())
+    for scores in ({}, {"METEOR": math.nan}):
+        assert MetricSum.parse("CIDEr + METEOR").compute({"CIDEr": 1.0, **scores}) is None

@@ -82,7 +82,6 @@ MORE = {**INSTANCES, "images": [], "annotations": [{"image_id": 2, "category_id"
 
 @pytest.fixture
 def files(tmp_path, synonyms):
-    """Return the paths of two files of objects."""
     for name, content in (("a.json", INSTANCES), ("b.json", MORE)):
         (tmp_path / name).write_text(json.dumps(content))
     return [f"{tmp_path}/a.json", f"{tmp_path}/b.json"]

@@ -79,9 +79,11 @@ def test_scores_are_those_of_the_java_program(request, fixture):
     assert found.tolist() == known.tolist()
 
 
-def test_a_shared_program_scores_for_forks_and_is_ended(fake_java, monkeypatch):
-    fake_java(f"echo $$ > $0.started; {SCRIPT}")
+def test_a_shared_program_scores_for_forks_and_is_replaced(fake_java, monkeypatch):
+    fake_java(f"echo $$ >> $0.started; {SCRIPT}")
     alone = meteor_scores(CAPTIONS, REFERENCES)
+    started = Path(os.environ["PATH"].split(os.pathsep)[0], "java.started")
+    started.unlink()
     monkeypatch.setattr(meteor, "run_java", lambda *_, **__: pytest.fail("its own program"))
     with meteor.shared_process(start=True):
         assert meteor_scores(CAPTIONS, REFERENCES) == alone
@@ -89,8 +91,13 @@ def test_a_shared_program_scores_for_forks_and_is_ended(fake_java, monkeypatch):
         if child == 0:
             os._exit(7 if meteor_scores(CAPTIONS, REFERENCES) == alone else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    started = Path(os.environ["PATH"].split(os.pathsep)[0], "java.started")
-    assert not is_running(started.read_text().strip())
+        [first] = started.read_text().split()
+        os.kill(int(first), 9)
+        while is_running(first):
+            time.sleep(0.01)
+        assert meteor_scores(CAPTIONS, REFERENCES) == alone
+    _, second = started.read_text().split()
+    assert not is_running(second) and meteor.ADDRESS_VARIABLE not in os.environ
 
 
 def test_failing_java_is_reported_and_no_answer_of_a_shared_program(fake_java):

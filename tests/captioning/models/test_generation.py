@@ -1,5 +1,6 @@
 """Captions of many images, in order, unreadable images left out; a prompt for each image."""
 
+import json
 import shutil
 
 import pytest
@@ -18,14 +19,11 @@ from tests.tiny import CLASSIC
 
 
 @pytest.fixture
-def caption(scenes_config, scenes, tmp_path):
-    """Return a function that captions the test split; images that are named are damaged first."""
-    root = shutil.copytree(scenes, tmp_path / "scenes")
+def caption(scenes_config):
+    """Return a function that captions the test split."""
 
-    def call(*overrides, damaged=()):
-        for name in damaged:
-            (root / "images" / name).write_bytes(b"not an image")
-        config = load_config(scenes_config, [f"image_root={root}", *overrides])
+    def call(*overrides):
+        config = load_config(scenes_config, overrides)
         captioner, _ = captioner_from(config, None)
         samples = read_split(config, "test")
         return caption_images(captioner, samples, config, torch.device("cpu"), "captions")
@@ -33,9 +31,12 @@ def caption(scenes_config, scenes, tmp_path):
     return call
 
 
-def test_images_that_cannot_be_read_have_no_caption(caption, capsys):
-    damaged = ["scene_000029.png", "scene_000033.png"]
-    results = caption("skip_bad_images=true", "num_workers=2", "eval_batch_size=3", damaged=damaged)
+def test_images_that_cannot_be_read_have_no_caption(caption, scenes, tmp_path, capsys):
+    root = shutil.copytree(scenes, tmp_path / "scenes")
+    for number in (29, 33):
+        (root / "images" / f"scene_{number:06d}.png").write_bytes(b"not an image")
+    settings = ("skip_bad_images=true", "num_workers=2", "eval_batch_size=3")
+    results = caption(f"image_root={root}", *settings)
     assert [result["image_id"] for result in results] == [30, 31, 32, 34, 35]
     assert all(isinstance(result["caption"], str) for result in results)
     assert "2 of 7 images could not be read" in capsys.readouterr().err
@@ -52,9 +53,22 @@ def test_captions_that_were_cut_are_marked_and_counted(caption, capsys, monkeypa
     assert "2 of 7 captions were cut at max_length" in capsys.readouterr().err
 
 
+def test_captions_do_not_depend_on_the_batch_size_and_candidates_are_kept(caption):
+    assert caption("rerank=mmi", "rerank_weight=0.0") == caption()  # plain decoding
+    keys = ["rerank=mmi", "num_candidates=3", "top_p=1.0", "top_k=0"]
+    found = caption(*keys, "eval_batch_size=3", "save_candidates=true")
+    assert json.loads(json.dumps(found)) == found
+    alone = caption(*keys, "eval_batch_size=1")
+    for result, expected in zip(found, alone):
+        candidates = result.pop("candidates")
+        scores = [candidate["rerank_score"] for candidate in candidates]
+        assert result == expected and candidates[0]["caption"] == result["caption"]
+        assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+        assert all(isinstance(candidate["score"], float) for candidate in candidates)
+
+
 @pytest.mark.slow
 def test_compiled_captions_are_the_same(caption, quick_compiler):
-    """With a smaller last batch, 7 images in batches of 3."""
     compiled = caption("eval_batch_size=3", "compile=true")
     assert quick_compiler.frame_count > 1  # the encoder and the step
     assert compiled == caption("eval_batch_size=3")

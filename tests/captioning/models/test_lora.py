@@ -32,7 +32,6 @@ about_equal = partial(torch.testing.assert_close, rtol=1e-4, atol=1e-5)
 
 @pytest.fixture(scope="module")
 def paths(scenes, tmp_path_factory):
-    """A YAML file for each kind, and BLIP's base weights."""
     folder = tmp_path_factory.mktemp("lora")
     keys = "device: cpu\nlr_schedule: exponential\neval_every: 9\nmetrics: [length]\n"
     (folder / "blip.yaml").write_text(TINY_RUN.format(data=scenes) + keys)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 
 import pytest
 import torch
@@ -10,12 +9,10 @@ import torch.nn.functional as F
 
 from captioning.config import load_config
 from captioning.data.image import MEAN, STD, load_image
-from captioning.data.sources import read_split
 from captioning.metrics.clip import Clip
 from captioning.metrics.clipscore import PREFIX
 from captioning.metrics.itm import ItmScorer
 from captioning.models.build import captioner_from, preprocessing_of
-from captioning.models.generation import caption_images
 from captioning.models.reranking import Reranker
 from decoding import DecodingSettings
 from decoding.rerank import Reranking
@@ -60,7 +57,6 @@ def image():
 
 
 def generated(captioner, reranking, image):
-    """Return all candidates, sorted by their score."""
     reranking = dataclasses.replace(reranking, num_return=reranking.num_candidates)
     found = Reranker(captioner, reranking, CPU).generate_details(image, WHOLE)
     assert (found.rerank_scores.diff(dim=1) <= 1e-6).all()
@@ -93,7 +89,6 @@ def test_log_likelihoods_at_a_temperature_are_those_of_the_words_read_again(buil
 
 
 def guided_loop(captioner, own, other, settings):
-    """Decode image by image, reading all tokens again at each step."""
 
     def last(encoded, row):
         logits = captioner.score_tokens(encoded, torch.cat([row, row[-1:]]))[0][-1]
@@ -181,22 +176,3 @@ def test_attention_maps_are_of_the_reranked_caption(scenes, scenes_config, tmp_p
     reranked = Reranker(captioner, config.reranking(), CPU).generate_details(image, settings)
     assert code == 0 and out.split() == reranked.captions[0][0].split()
     assert reranked.captions[0] != captioner.generate(image, settings)
-
-
-def test_captions_do_not_depend_on_the_batch_size_and_candidates_are_kept(scenes_config, tmp_path):
-    def results(*overrides):
-        config = load_config(scenes_config, overrides, {"output_dir": str(tmp_path)})
-        captioner, _ = captioner_from(config, None)
-        return caption_images(captioner, read_split(config, "test"), config, CPU, "captions")
-
-    assert results("rerank=mmi", "rerank_weight=0.0") == results()  # plain decoding
-    keys = ["rerank=mmi", "num_candidates=3", "top_p=1.0", "top_k=0"]
-    found = results(*keys, "eval_batch_size=3", "save_candidates=true")
-    assert json.loads(json.dumps(found)) == found
-    alone = results(*keys, "eval_batch_size=1")
-    for result, expected in zip(found, alone):
-        candidates = result.pop("candidates")
-        scores = [candidate["rerank_score"] for candidate in candidates]
-        assert result == expected and candidates[0]["caption"] == result["caption"]
-        assert len(scores) == 3 and scores == sorted(scores, reverse=True)
-        assert all(isinstance(candidate["score"], float) for candidate in candidates)

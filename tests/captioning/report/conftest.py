@@ -29,7 +29,6 @@ def world(tmp_path_factory):
 
 @pytest.fixture
 def entries(world):
-    """Return the images of the world's test split, with their captions."""
     return json.loads((world / "scenes_test.json").read_text())
 
 
@@ -69,7 +68,6 @@ def make_run(world, entries, tmp_path, no_java):
 
 @pytest.fixture
 def runs(make_run):
-    """Return the folders of three runs that differ in their objective."""
     return [
         make_run("one"),
         make_run("two", {"smile": 1.0}),

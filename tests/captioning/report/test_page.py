@@ -13,7 +13,6 @@ from tests.programs import refused, run_program
 
 
 def text_of(page):
-    """What a reader sees of a page, in one line."""
     page = re.sub(r"<style>.*?</style>|<svg.*?</svg>", "", page, flags=re.DOTALL)
     page = re.sub(r"<[^>]+>", " ", page).replace("\u200b", "")
     return " ".join(html.unescape(page).split())

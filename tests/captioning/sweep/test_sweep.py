@@ -57,7 +57,6 @@ def swept(scenes_config, tmp_path, monkeypatch, no_java, undrawn):
 
 
 def labels(table):
-    """Return the first column of a Markdown table, without its heading."""
     return [line.split("|")[1].strip() for line in table.splitlines()[2:]]
 
 

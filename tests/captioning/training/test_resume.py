@@ -18,7 +18,6 @@ def resumed(config, num_items=24):
 
 @pytest.fixture
 def at(scenes_config, tmp_path):
-    """Return a function that loads the configuration of a run in the test's folder."""
     return lambda *overrides: load_config(scenes_config, overrides, {"output_dir": str(tmp_path)})
 
 

@@ -39,7 +39,6 @@ BLIP = (
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """Return the path of a configuration of epochs of 4 steps."""
     return write_config(tmp_path_factory.mktemp("sharding"))
 
 
@@ -84,7 +83,6 @@ def test_a_classic_captioner_learns_as_without(finished):
 
 @pytest.mark.slow
 def test_a_run_goes_on_divided_or_not(finished, config, tmp_path):
-    """From two processes to one and back."""
     folder = tmp_path / "run"
     for step, (processes, other) in enumerate([(2, FSDP), (1, "batch_size=8"), (2, FSDP)], 1):
         hook = stop_at(step) if step < 3 else None

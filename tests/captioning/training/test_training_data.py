@@ -114,7 +114,6 @@ def test_a_checkpoint_with_a_former_null_image_captions_but_does_not_guide(run, 
 
 @pytest.fixture
 def run_on_tars(run, scenes, tmp_path, monkeypatch):
-    """Return a function that makes a run on three tars with the 24 training scenes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     samples = read_annotations(scenes / "scenes_train.json")
     for number in range(3):
@@ -129,7 +128,6 @@ def run_on_tars(run, scenes, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_stopped_run_on_tars_ends_as_the_undisturbed_one(run_on_tars, scored):
-    """Dropped images, too."""
     broken = run_on_tars("drop_image=0.4", "checkpoint_every=1")
 
     def fail(step, batches, number):
