@@ -15,10 +15,7 @@ REFERENCES = {"5": ["a man on a horse", "a rider"], "6": ["two cats on a sofa"],
 
 @pytest.fixture
 def files(tmp_path):
-    """Return a function that writes captions {image id: text} and references.
-
-    It returns the program's arguments.
-    """
+    """Return a function that writes captions and references, and returns the arguments."""
 
     def write(captions, references=REFERENCES):
         predictions = [{"image_id": i, "caption": text} for i, text in captions.items()]

@@ -139,13 +139,7 @@ def expected(checkpoint):
 
 
 @pytest.fixture
-def loaded(monkeypatch):
-    """Return the list of the checkpoints whose weights the program has loaded so far."""
-    checkpoints, load = [], model.captioner_from
-
-    def recorded(config, checkpoint):
-        checkpoints.append(checkpoint)
-        return load(config, checkpoint)
-
-    monkeypatch.setattr(model, "captioner_from", recorded)
-    return checkpoints
+def load():
+    """Return a mock that is called for each checkpoint whose weights the program loads."""
+    with mock.patch.object(model, "captioner_from", wraps=model.captioner_from) as load:
+        yield load

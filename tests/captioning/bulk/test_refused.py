@@ -44,7 +44,7 @@ REFUSED = [
 
 
 @pytest.fixture
-def refused(photos, given, tmp_path, loaded):
+def refused(photos, given, tmp_path, load):
     """Return a function that calls the program, which has to refuse before it loads or writes."""
     (tmp_path / "out").mkdir()
 
@@ -52,7 +52,7 @@ def refused(photos, given, tmp_path, loaded):
         with programs.unchanged(tmp_path):
             words = given(*flags, source=source)
             line = programs.refused("captioning.caption", *words, part=part)
-        assert loaded == [] and "S3CR3T" not in line
+        assert not load.called and "S3CR3T" not in line
 
     return call
 

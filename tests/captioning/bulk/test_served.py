@@ -23,7 +23,7 @@ BUSY, CUT = (503, {}, "busy"), {"finish_reason": "length", "reasoning": "Hm"}
 
 
 @pytest.fixture
-def server(monkeypatch, photos, loaded):
+def server(monkeypatch, photos, load):
     """Return a server whose caption is the photo's name; faults: earlier answers, by name.
 
     The last one is repeated. asked: the pairs (name, body) of the requests.
@@ -44,7 +44,7 @@ def server(monkeypatch, photos, loaded):
     with serving() as server:
         server.faults, server.usual = {}, answer
         yield server
-    assert loaded == []
+    assert not load.called
 
 
 @pytest.fixture

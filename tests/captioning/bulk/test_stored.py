@@ -87,11 +87,11 @@ def kill_before_put(number):
     """Return a hook that kills the process (-9) before it keeps its n-th file of lines."""
 
     def hook(rank):
-        keep, left = Plan.keep, itertools.count(1)
+        keep, numbers = Plan.keep, itertools.count(1)
         quick_retries(rank)
 
         def keep_or_die(self, *given):
-            if next(left) == number:
+            if next(numbers) == number:
                 os.kill(os.getpid(), signal.SIGKILL)
             return keep(self, *given)
 

@@ -35,11 +35,10 @@ def test_a_failed_write_is_one_line_and_leaves_nothing_behind(tmp_path, monkeypa
 
 def test_the_file_is_on_disk_before_its_name_is_and_then_the_name(tmp_path, monkeypatch):
     path, happened = tmp_path / "file", []
-    fsync, replace = os.fsync, os.replace
+    replace = os.replace
 
     def note_sync(descriptor):
         happened.append("folder" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "file")
-        fsync(descriptor)
 
     def note_replace(*names):
         happened.append("name")
