@@ -109,10 +109,7 @@ def scenes(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def scenes_config(scenes, tmp_path_factory):
-    """Return the path of a configuration of a run of seconds on the small data set.
-
-    Its validations score lengths alone, which needs no Java.
-    """
+    """Return the path of a configuration of a run of seconds, which needs no Java."""
     from tests import tiny
 
     path = tmp_path_factory.mktemp("config") / "tiny.yaml"
@@ -122,10 +119,9 @@ def scenes_config(scenes, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(scenes_config, tmp_path_factory):
-    """Return a function that copies a run that has ended, of a captioner of `tiny.CAPTIONERS`.
+    """Return a function that copies an ended run, of a captioner of `tiny.CAPTIONERS`, to a folder.
 
-    Its arguments are the copy's folder and the captioner's name, by default blip. The run has one
-    epoch, and captions and scores of its test split. It is trained once.
+    The run has one epoch, and captions and scores of its test split. It is trained once.
     """
     from tests import tiny
 
@@ -161,12 +157,10 @@ def quick_compiler(monkeypatch):
     from torch._dynamo.testing import CompileCounterWithBackend
 
     torch._dynamo.reset()  # what other tests have compiled counts towards a limit
-    counter = CompileCounterWithBackend("aot_eager")
-    compile_with = torch.compile
+    counter, compiled = CompileCounterWithBackend("aot_eager"), torch.compile
 
-    def quick(call, **options):
-        options.pop("mode", None)  # that of the usual backend
-        return compile_with(call, **{"backend": counter, **options})
+    def quick(call, mode=None, **options):  # the mode is that of the usual backend
+        return compiled(call, **{"backend": counter, **options})
 
     monkeypatch.setattr("torch.compile", quick)
     return counter

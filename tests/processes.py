@@ -1,31 +1,25 @@
 """Processes that tests can kill: ranks of a program, and the launcher with its ranks.
 
-They are forked from a server, which has imported torch and the project once. A process therefore
+Ranks are forked from a server, which has imported torch and the project once. A process therefore
 starts without imports, and has none of the threads of the process that runs the tests.
 """
 
 import gc
 import multiprocessing
 import os
-import runpy
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Sequence
-from multiprocessing import connection, context, forkserver
+from multiprocessing import connection, forkserver
 from pathlib import Path
 from typing import Any, Callable, Optional
 from unittest import mock
 
 import cloudpickle
-from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
 from tqdm import tqdm
-
-from captioning import launch
-from captioning.runtime.signals import SIGNALS
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 # What the server imports: the programs, and what they import late.
@@ -96,11 +90,12 @@ class Processes:
 
 
 class Launched(Processes):
-    """captioning.launch in a process, which forks the ranks of a program."""
+    """captioning.launch, which starts the ranks of a program."""
 
     def __init__(self, processes: int, *arguments: object, output: Path):
         """arguments: torchrun's, then a path or -m and a module, then the program's."""
-        command = ["--standalone", "--nproc_per_node", str(processes), *map(str, arguments)]
+        command = [sys.executable, "-m", "captioning.launch", "--standalone"]
+        command += ["--nproc_per_node", str(processes), *map(str, arguments)]
         super().__init__(_launch, command, output)
 
 
@@ -151,39 +146,6 @@ def _be_rank(call, rank, variables, folder, output):
     sys.exit(function(arguments))
 
 
-def _launch(arguments: Sequence[str]) -> int:
-    SubprocessHandler._popen = lambda self, command, environment: _Forked(command, environment)
-    return launch.main(arguments)
-
-
-class _Forked(context.ForkProcess):
-    """As subprocess.Popen, for a child that is forked with its parent's imports."""
-
-    def __init__(self, command: Sequence[str], environment: dict[str, str]):
-        super().__init__(target=_be_program, args=(command, environment))
-        self.start()
-
-    def poll(self) -> Optional[int]:
-        return self.exitcode
-
-    def wait(self, timeout: float) -> int:
-        self.join(timeout)
-        if self.exitcode is None:
-            raise subprocess.TimeoutExpired(self.name, timeout)
-        return self.exitcode
-
-
-def _be_program(command, environment):
-    os.setsid()
-    for number in SIGNALS:  # the launcher's handlers
-        signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ.update(environment)
-    words = [word for word in command[1:] if word != "-u"]
-    if words[0] == "-m":
-        sys.argv = words[1:]
-        sys.modules.pop(words[1], None)  # so that it runs as __main__
-        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = words
-        runpy.run_path(words[0], run_name="__main__")
+def _launch(command: list[str]) -> None:
+    os.environ["PYTHONPATH"] = str(REPOSITORY)
+    os.execv(command[0], command)

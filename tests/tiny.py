@@ -106,11 +106,11 @@ def train_run(config: Path, folder: Path, captioner: str) -> None:
 
 def copy_run(source: Path, folder: Path) -> Path:
     """Copy a run's folder. Weights, which programs replace and never change, are hard links."""
-    return Path(shutil.copytree(source, folder, copy_function=_link_weights))
 
+    def copy(path, target):
+        (os.link if path.endswith(".pth") else shutil.copy2)(path, target)
 
-def _link_weights(source: str, target: str) -> None:
-    (os.link if source.endswith(".pth") else shutil.copy2)(source, target)
+    return Path(shutil.copytree(source, folder, copy_function=copy))
 
 
 def leave_an_epoch(config, epoch=0, without=None):

@@ -15,10 +15,9 @@ httpx = pytest.importorskip("httpx")
 
 API = "/gradio_api"
 CALL = f"{API}/call/v2/caption"
-TYPES = ["application/json", "multipart/form-data; boundary=b", ""]
+MULTIPART = "multipart/form-data; boundary=b"
 PART = b"--b\r\nContent-Disposition: form-data; %s\r\n\r\nabc\r\n--b--\r\n"
 FIELDS = [b'name="files"; filename="a"', b'name="files"', b"", b'name="\xff"; filename=""']
-BODIES = [b"", b"[" * 900_000, b"\xff\xfe{}", b"null", *(PART % field for field in FIELDS)]
 VALUES = [
     *(-1, 1.5, 10**400, float("nan"), float("inf"), True, {"a": 1}, [[1], None]),
     *("\0", "\ud800", "a" * 100_000, "{{7*7}}", "SMILE"),
@@ -71,7 +70,7 @@ def test_hostile_calls_are_never_500_read_no_file_and_fetch_no_address(server, f
     photo, client = (files / "photo.jpg").read_bytes(), httpx.Client(base_url=server, timeout=60)
     answers = []
 
-    def post(route, content=None, kind=TYPES[0], **uploads):
+    def post(route, content=None, kind="application/json", **uploads):
         content = json.dumps(content).encode() if isinstance(content, dict) else content
         headers = {} if uploads else {"content-type": kind}
         answers.append(client.post(route, content=content, headers=headers, files=uploads or None))
@@ -93,14 +92,12 @@ def test_hostile_calls_are_never_500_read_no_file_and_fetch_no_address(server, f
             assert '"error":' in error(path) and '"error":' in error(path, url=others[0])
         with pytest.raises(BlockingIOError):
             foreign.accept()
-    for name in ("../../up.png", "x" * 400 + ".png", "a.svg"):
-        post(f"{API}/upload", files=(name, photo))
+    for name in ("../../up.png", "x" * 400 + ".png", "a.svg", "a.jpg"):
+        (path,) = post(f"{API}/upload", files=(name, photo)).json()
     assert post(f"{API}/upload", files=("a.png", photo + bytes(2 << 20))).status_code == 413
-    (path,) = post(f"{API}/upload", files=("a.jpg", photo)).json()
-    for route in (f"{API}/queue/join", CALL, f"{API}/upload", f"{API}/upload?upload_id=a"):
-        for content in BODIES:
-            for kind in TYPES:
-                post(route, content, kind)
+    for field in FIELDS:
+        for kind in (MULTIPART, ""):
+            post(f"{API}/upload?upload_id=a", PART % field, kind)
     call = {"data": [{"path": path}], "fn_index": 1, "session_hash": "s"}
     for value in VALUES:
         for name in ("num_beams", "seed", "prompt", "checkpoints"):
@@ -119,7 +116,7 @@ def test_hosts_headers_and_fields_that_are_no_files(server):
         assert re.findall(r"<(?:link|script)[^>]*https?://[^>]*>", answer.text) == []
     for host in ("evil.example", "localhost.evil.example", "", "127.0.0.2"):
         assert httpx.get(server, headers={"Host": host}).status_code == 400
-    kind = {"content-type": TYPES[1]}
+    kind = {"content-type": MULTIPART}
     answer = httpx.post(f"{server}{API}/upload", content=PART % FIELDS[1], headers=kind)
     assert (answer.status_code, answer.text) == (400, "an upload has only files")
 

@@ -50,11 +50,11 @@ class Project:
         if pip:
             self.packages = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": f"{root / 'bin'} {self.wheels}"}
 
-    def require(self, *lines):
-        (self.root / "requirements.txt").write_text("\n".join(lines))
+    def require(self, *lines, name="requirements.txt"):
+        (self.root / name).write_text("\n".join(lines))
 
     def lock(self, *lines):
-        (self.root / "requirements-lock.txt").write_text("\n".join(lines))
+        self.require(*lines, name="requirements-lock.txt")
 
     def write_wheel(self, name, program=""):
         """Write a wheel of an empty module, or of a program."""
