@@ -1,6 +1,5 @@
 """A step of a tiny model in training, and what its loss and gradients are by definition."""
 
-import contextlib
 import copy
 import functools
 import re
@@ -120,10 +119,3 @@ def assert_trains(name, model, tolerance=1e-9):
 
 def needs(name):
     return pytest.mark.skipif(name not in hf_models.HERE, reason=f"transformers has no {name}")
-
-
-@contextlib.contextmanager
-def one_line(match):
-    with pytest.raises(ValueError, match=match) as error:
-        yield
-    assert "\n" not in str(error.value)

@@ -62,7 +62,6 @@ def test_texts_of_a_row_count_as_if_alone(texts, seed, keep_logits):
 
 @hf_steps.needs(LLAMA)
 def test_segments_tell_captions_apart_beside_positions_that_go_on():
-    """The previous caption does not predict a caption's first token, whatever its positions."""
     model, rows = made(LLAMA).model, rows_of([(0, 5), (2, 3), (0, 4)])
     expected = hf_steps.each_alone(model, rows, ALL)
     batch, number, _ = packed(rows)
@@ -78,7 +77,7 @@ def test_segments_of_captions_alone_keep_their_first_token():
     torch.testing.assert_close(model(**family.batch, segments=segments).loss, expected)
 
 
-@pytest.mark.skipif(LLAVA not in hf_models.HERE, reason=f"transformers has no {LLAVA}")
+@hf_steps.needs(LLAVA)
 def test_an_images_tokens_are_no_words_even_if_they_are_labelled():
     model, batch, *_ = made(LLAVA)
     expected = use_smile(model)(**batch).loss

@@ -1,7 +1,6 @@
 """SmileLossMixin: what a trainer does around a step, and other losses, which are refused."""
 
 import gc
-import json
 
 import pytest
 import torch
@@ -10,8 +9,10 @@ import torch.distributed as dist
 from smile import Objective
 from smile.hf import undo, use_smile
 from tests.markers import slow
+from tests.processes import Processes
+from tests.programs import raises_line
 from tests.smile import trainer_parts as parts
-from tests.smile.hf_steps import T5, made, one_line
+from tests.smile.hf_steps import T5, made
 from tests.smile.trainer_parts import SmileSFTTrainer, SmileTrainer, check, llama, make
 
 BOTH = pytest.mark.parametrize("cls", [slow(SmileTrainer), SmileSFTTrainer])
@@ -76,14 +77,11 @@ def test_router_losses_are_averaged_and_weighted_by_their_coefficient(cls, tmp_p
     assert ("output_router_logits" in asked[0]) == is_trl
 
 
-def test_the_last_trainers_objective_replaces_the_models_and_is_not_saved(tmp_path):
+def test_the_last_trainers_objective_replaces_the_models(tmp_path):
     model = use_smile(llama(), Objective("reverse"))
     for cls in (SmileTrainer, SmileSFTTrainer, SmileSFTTrainer):
-        check(trainer := make(cls, tmp_path, model=model, learning_rate=0))
+        check(make(cls, tmp_path, model=model, learning_rate=0))
         model.zero_grad()
-    trainer.save_model(str(tmp_path / "saved"))
-    config = json.loads((tmp_path / "saved" / "config.json").read_text())
-    assert config["architectures"] == ["LlamaForCausalLM"]
 
 
 OTHER_LOSSES = {"label_smoothing_factor": 0.1, "compute_loss_func": lambda x, *_, **__: x[0].sum()}
@@ -94,7 +92,7 @@ OTHER_LOSSES = {"label_smoothing_factor": 0.1, "compute_loss_func": lambda x, *_
 def test_another_loss_is_refused(cls, name, tmp_path):
     model = made(T5).model if cls is parts.SmileSeq2SeqTrainer else None
     trainer = make(cls, tmp_path, model=model, **{name: OTHER_LOSSES[name]})
-    with one_line(REFUSED):
+    with raises_line(ValueError, REFUSED):
         trainer.train()
 
 
@@ -103,7 +101,7 @@ def test_another_loss_is_refused(cls, name, tmp_path):
 def test_a_model_that_lost_the_trainers_objective_is_refused(change, cls, tmp_path):
     trainer = make(cls, tmp_path)
     change(trainer.model)
-    with one_line(f"^{cls.__name__}: {REFUSED}.*SmileLossMixin"):
+    with raises_line(ValueError, "SmileLossMixin", start=f"{cls.__name__}: {REFUSED}"):
         trainer.train()
 
 
@@ -145,7 +143,5 @@ def in_each_process(folder):
 
 @pytest.mark.slow
 def test_two_processes_train_and_evaluate_as_one(tmp_path):
-    from tests.processes import Processes  # which environments of trl_versions cannot import
-
     run = Processes(in_each_process, str(tmp_path), tmp_path / "output", 2)
     assert run.wait(200) == [0, 0], run.said()[-3000:]

@@ -9,19 +9,14 @@ from torch import nn
 VOCABULARY, IMAGE_TOKEN = 40, 39
 PAD, END, START, UNKNOWN = range(4)
 VIDEO_TOKEN, IMAGE_START, IMAGE_END = 38, 37, 36
+SMALL = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}
 SIZES = {
     "bart": {
         **{"d_model": 16, "encoder_layers": 1, "decoder_layers": 2, "encoder_ffn_dim": 16},
         **{"decoder_ffn_dim": 16, "encoder_attention_heads": 2, "decoder_attention_heads": 2},
     },
-    "bert": {
-        **{"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2},
-        **{"intermediate_size": 16, "max_position_embeddings": 32},
-    },
-    "vit": {
-        **{"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2},
-        **{"intermediate_size": 16, "image_size": 8, "patch_size": 4},
-    },
+    "bert": {**SMALL, "num_hidden_layers": 2, "max_position_embeddings": 32},
+    "vit": {**SMALL, "num_hidden_layers": 1, "image_size": 8, "patch_size": 4},
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 32},
 }
 TOKENS = {
@@ -59,10 +54,10 @@ def labels_of(text, prompt=0):
     return labels
 
 
-def text(rows=3, length=7):
+def text():
     """Return padded sentences of 7, 6 and 5 words, some of them repeated."""
-    words = torch.randint(3, 14, (rows, length))
-    return words.masked_fill(torch.arange(length) >= length - torch.arange(rows)[:, None], PAD)
+    words = torch.randint(3, 14, (3, 7))
+    return words.masked_fill(torch.arange(7) >= 7 - torch.arange(3)[:, None], PAD)
 
 
 def targets():
@@ -71,11 +66,8 @@ def targets():
 
 def causal_batch():
     tokens = text()
-    return {
-        "input_ids": tokens,
-        "attention_mask": (tokens != PAD).long(),
-        "labels": labels_of(tokens, prompt=2),
-    }
+    mask = (tokens != PAD).long()
+    return {"input_ids": tokens, "attention_mask": mask, "labels": labels_of(tokens, prompt=2)}
 
 
 def after_an_image(places, *shape, before=(START,), after=()):
