@@ -68,7 +68,6 @@ def test_the_prompt_is_cut_as_it_is_decoded(make_captioner, prompt):
 def test_gradient_checkpointing_recomputes_the_last_blocks_and_changes_no_gradient(
     make_captioner, dtype, layers, calls
 ):
-    """Backward recomputes in the precision of the forward pass."""
     image, found, called = torch.randn(2, 3, 48, 48), [], []
 
     def call():

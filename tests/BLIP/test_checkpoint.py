@@ -1,7 +1,4 @@
-"""Checkpoints: every format, and the differences of the released files.
-
-tests/captioning/bad_input/test_checkpoints.py has the files that are refused.
-"""
+"""Checkpoints: every format, and the differences of the released files."""
 
 import json
 

@@ -1,7 +1,4 @@
-"""The folder for transformers.js: the eager model's numbers and captions.
-
-tests/web has those of transformers.js.
-"""
+"""The folder for transformers.js has the eager model's numbers and captions."""
 
 import numpy as np
 import pytest

@@ -58,7 +58,6 @@ def test_embeddings_token_ids_and_logits_are_the_originals(captioner, recorded):
 
 
 def test_the_loss_of_images_and_texts_and_every_gradient_are_the_originals(captioner, recorded):
-    """tests/smile/test_losses.py has the other losses, of the recorded logits."""
     arrays, expected = recorded
     captions = [[text[len(captioner.prompt) :]] for text in expected["captions"]]
     loss = captioner(arrays["image"], captions).loss

@@ -68,7 +68,6 @@ SETTINGS = {
 def test_a_folder_gives_the_tokens_of_transformers(
     make_captioner, hub_model, tmp_path, name, added
 ):
-    """With vocab.txt or tokenizer.json, on the hub, converted; with a token that a user added."""
     from transformers import BertTokenizerFast
 
     words = {word for text in LANGUAGES for word in re.findall(r"\w+|\W", text)}

@@ -25,7 +25,6 @@ def make(encoder="timm/test_resnet", weights="none", normalisation=IMAGENET, **k
 
 
 def shaken(name):
-    """Return torchvision's network with weights and statistics unlike those of a new network."""
     network = torchvision.models.get_model(name)
     for value in network.state_dict().values():
         if value.ndim == 1:  # biases, and weights and statistics of batch norms
@@ -34,7 +33,6 @@ def shaken(name):
 
 
 def torchvision_map(network, image):
-    """Return what torchvision's head pools."""
     features = []
     pool = getattr(network, "avgpool", None)
     if pool is None:  # DenseNet pools in `forward`

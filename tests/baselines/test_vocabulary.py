@@ -109,7 +109,6 @@ def test_a_checkpoint_of_a_run_with_torchvisions_network_names_its_commit(build,
 
 
 def test_a_copy_is_built_from_what_is_saved_beside_the_weights(build):
-    """As for generation in a sharded run."""
     captioner = build("model=lstm")
     copy, _ = captioner_from(captioner.config, None, captioner.saved_beside_weights())
     copy.load_state_dict(captioner.state_dict())

@@ -1,8 +1,4 @@
-"""A tiny random model of each family of transformers that text is trained with, and a batch for it.
-
-A family's name is that of the model's class, and, after a comma, what this one of its models is
-for.
-"""
+"""A tiny random model and batch of each family, by its class and, after a comma, its kind."""
 
 import transformers
 

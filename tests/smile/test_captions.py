@@ -77,7 +77,6 @@ def test_a_weight_of_0_is_no_label_and_one_of_2_is_twice():
 @pytest.mark.parametrize("how", [{}, {"reduction": "none"}, {"segments": 0}, {"weights": 1.0}])
 @pytest.mark.parametrize("shape", [(2, 0), (0, 3), (2, 5), (2, LONG_ROW)])
 def test_without_labels_the_loss_is_0_and_its_gradient_too(shape, how):
-    """A decoder's single token, for example, has rows of none."""
     hidden = torch.randn(*shape, 6, dtype=torch.float64, requires_grad=True)
     inputs, labels = [hidden, *example()[0][1:]], torch.full(shape, IGNORE)
     how = {k: v if k == "reduction" else torch.full(shape, v) for k, v in how.items()}

@@ -99,7 +99,6 @@ def test_frozen_inputs_have_no_gradient_and_the_others_keep_theirs(frozen):
 @pytest.mark.parametrize("halves", [0, 1, 3])  # of hidden states, weight and bias
 @pytest.mark.parametrize("spec", ["mle", "smile", "subsets", "gem", "all"])
 def test_half_precision_errs_no_more_than_half_precision_logits(spec, halves, dtype):
-    """The error against float64 is that of half-precision logits with a float32 softmax."""
     inputs, labels = example(width=32, dtype=torch.float32)
     inputs = [x.detach().to(dtype) for x in inputs]  # exact in all types
     exact = [x.double().requires_grad_() for x in inputs]

@@ -163,7 +163,6 @@ def test_a_decoder_whose_own_loss_does_not_shift_labels(name):
 
 
 def test_the_snippets_of_the_pages_run(repository):
-    """Runs the first snippets of the README's section and of the page."""
     readme, page = (
         (repository / path).read_text(encoding="utf-8")
         for path in ("README.md", "docs/any_model.md")

@@ -64,7 +64,6 @@ def test_completions_alone_are_scored_and_have_logits_in_training(packed, tmp_pa
 
 @PACKED
 def test_each_turn_of_an_assistant_is_a_caption(packed, tmp_path):
-    """The subset of one turn does not have the words of another."""
     data, expected = [], []
     for one, other in zip(CAPTIONS, CAPTIONS[1:]):
         turns = [("user", "a star"), ("assistant", one), ("user", "disc"), ("assistant", other)]

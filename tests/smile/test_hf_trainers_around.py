@@ -55,7 +55,6 @@ def test_compute_metrics_gets_the_logits_of_the_evaluation_loss(cls, tmp_path):
 
 @pytest.mark.slow
 def test_a_model_of_model_init_is_trained_with_the_objective(tmp_path):
-    """It is built twice: at first, and when training begins."""
     built = []
 
     def model_init():

@@ -1,5 +1,4 @@
-"""Models that are wrapped, sharded or compiled, or whose parts run again in backward, train the
-objective."""
+"""Models that are wrapped, sharded, compiled or recomputed train the objective."""
 
 import copy
 import gc
@@ -111,7 +110,6 @@ def test_an_adapter_of_peft_has_the_same_gradients(kind, before):
 @before_and_after
 @each_kind
 def test_a_compiled_model_trains_the_objective_and_refuses_another(before, name):
-    """Its forward has graph breaks."""
     torch._dynamo.reset()
     model = made(name).model
     model.config.use_cache = False
@@ -126,7 +124,6 @@ def test_a_compiled_model_trains_the_objective_and_refuses_another(before, name)
 
 
 def sharded(model):
-    """Apply FSDP2 to each layer, then to the model."""
     for module in list(model.modules()):
         if type(module).__name__ in ("GPT2Block", "T5Block"):
             fully_shard(module)

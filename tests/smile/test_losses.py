@@ -1,7 +1,4 @@
-"""Losses of logits: reductions, precision, memory, recorded numbers, refusals.
-
-tests/fuzz/test_objective.py compares each with its formula.
-"""
+"""Losses of logits: reductions, recorded numbers, refusals; tests/fuzz has their formulas."""
 
 import json
 import math

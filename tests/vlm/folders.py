@@ -1,7 +1,4 @@
-"""A tiny model and processor of each family, saved as a folder of transformers.
-
-The models are those of tests/smile/families; a tokenizer of a few words goes with each.
-"""
+"""A tiny model of tests/smile/families and its processor, saved as a folder of transformers."""
 
 from collections.abc import Iterable
 from functools import partial
