@@ -13,19 +13,15 @@ from smile import Objective
 
 
 @pytest.fixture(scope="module")
-def golden(shared_data):
-    return shared_data.parent / "golden" / "tiny"
-
-
-@pytest.fixture(scope="module")
-def recorded(golden):
+def recorded(shared_data):
+    golden = shared_data.parent / "golden" / "tiny"
     arrays = {k: torch.from_numpy(v) for k, v in np.load(golden / "arrays.npz").items()}
     return arrays, json.loads((golden / "expected.json").read_text())
 
 
 @pytest.fixture(scope="module")
-def captioner(golden, recorded):
-    sizes = dict(recorded[1]["vit"])
+def captioner(shared_data, recorded):
+    golden, sizes = shared_data.parent / "golden" / "tiny", dict(recorded[1]["vit"])
     captioner = build_captioner(
         tokenizer=str(golden / "vocab.txt"),
         image_size=sizes.pop("image_size"),
