@@ -1,17 +1,14 @@
 """Models of text: decoders, and encoders of words, an image or a sound with a decoder."""
 
 import torch
-import transformers
 
 from tests.smile.families.batches import (
     DECODER,
     IMAGE_TOKEN,
     PAD,
     SIZES,
-    START,
     TOKENS,
     VOCABULARY,
-    Family,
     build,
     causal_batch,
     pixels,
@@ -87,25 +84,12 @@ def bart(name):
     return family
 
 
-def vision_encoder_decoder(name):
-    decoder = transformers.GPT2Config(
-        vocab_size=VOCABULARY, add_cross_attention=True, is_decoder=True, **SIZES["gpt2"]
-    )
-    model = transformers.VisionEncoderDecoderModel(
-        transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
-            transformers.ViTConfig(**SIZES["vit"]), decoder
-        )
-    )
-    model.config.decoder_start_token_id, model.config.pad_token_id = START, PAD
-    return Family(model, {"pixel_values": pixels(), "labels": targets()}, False)
-
-
 def pix2struct(name):
     sizes = {"hidden_size": 16, "d_kv": 8, "d_ff": 16, "num_heads": 2}
     places = torch.randint(6, (3, 6, 2)).float()  # row, column
     batch = {"flattened_patches": torch.cat([places, torch.randn(3, 6, 12)], 2)}
     batch.update(attention_mask=torch.ones(3, 6), labels=targets())
-    family = build(
+    return build(
         name,
         batch,
         shift=False,
@@ -115,8 +99,6 @@ def pix2struct(name):
             **{"patch_embed_hidden_size": 12},
         },
     )
-    family.model.config.decoder_start_token_id, family.model.config.pad_token_id = START, PAD
-    return family
 
 
 def whisper(name):
@@ -166,6 +148,16 @@ FAMILIES = {
         decoder={**DECODER, **GEMMA, "cross_attention_hidden_size": 16},
         vocab_size=VOCABULARY,
     ),
-    "VisionEncoderDecoderModel": vision_encoder_decoder,
+    "VisionEncoderDecoderModel": lambda name: build(
+        name,
+        {"pixel_values": pixels(), "labels": targets()},
+        shift=False,
+        encoder={"model_type": "vit", **SIZES["vit"]},
+        decoder={
+            **{"model_type": "gpt2", "vocab_size": VOCABULARY, **SIZES["gpt2"]},
+            **{"add_cross_attention": True, "is_decoder": True},
+        },
+        **TOKENS,
+    ),
     "WhisperForConditionalGeneration": whisper,
 }
