@@ -33,13 +33,9 @@ def shaken(name):
 
 
 def torchvision_map(network, image):
-    features = []
-    pool = getattr(network, "avgpool", None)
-    if pool is None:  # DenseNet pools in `forward`
+    if hasattr(network, "features"):  # DenseNet pools in `forward`
         return network.features(image).relu()
-    pool.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
-    network(image)
-    return features[0]
+    return torch.nn.Sequential(*[*network.children()][:-2])(image)  # without pooling and head
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""A step of a tiny model in training, and what its loss and gradients are by definition."""
+"""Tiny models of transformers, a step of one in training, and its loss and gradients by definition.
+
+A family's name is that of the model's class, and, after a comma, its kind.
+"""
 
 import copy
 import functools
@@ -8,18 +11,61 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 
 from smile import Objective
-from tests.smile import hf_models
+from tests.smile.families import language, vision_language
 
+FAMILIES = {**language.FAMILIES, **vision_language.FAMILIES}
 GPT2, T5 = BOTH_KINDS = ["GPT2LMHeadModel", "T5ForConditionalGeneration"]
 LLAMA, LLAVA = "LlamaForCausalLM", "LlavaForConditionalGeneration"
+
+
+def class_of(name):
+    return name.split(",")[0]
+
+
+HERE = [name for name in sorted(FAMILIES) if hasattr(transformers, class_of(name))]
+
+
+def new(name):
+    return FAMILIES[name](class_of(name))
+
+
+def make(name):
+    """Return the family in float64 and in evaluation mode."""
+    family = new(name)
+    for key, value in family.batch.items():
+        if torch.is_tensor(value) and value.is_floating_point():
+            family.batch[key] = value.double()
+    knows_float64(family.model)
+    return family._replace(model=family.model.double().eval())
+
+
+def knows_float64(model):
+    """Replace masks and grouped products of transformers that do not support float64."""
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")
+    for module in model.modules():
+        if transformers.__version__ == "4.15.0" and hasattr(module, "invert_attention_mask"):
+            module.invert_attention_mask = inverted
+        if type(module).__name__ == "Kosmos2TextTransformer":
+            prepare = module._prepare_decoder_attention_mask
+            module._prepare_decoder_attention_mask = functools.partial(in_float32, prepare)
+
+
+def inverted(mask):
+    return (1 - mask[:, None, None, :].double()) * -1e9
+
+
+def in_float32(prepare, mask, shape, embeddings, *args):
+    return prepare(mask, shape, embeddings.float(), *args).double()
 
 
 def made(name):
     """Return the family in training mode, with fixed weights and without dropout."""
     torch.manual_seed(0)
-    family = hf_models.make(name)
+    family = make(name)
     family.model.train()
     for module in family.model.modules():
         for name in ("dropout", "attention_dropout"):
@@ -118,4 +164,4 @@ def assert_trains(name, model, tolerance=1e-9):
 
 
 def needs(name):
-    return pytest.mark.skipif(name not in hf_models.HERE, reason=f"transformers has no {name}")
+    return pytest.mark.skipif(name not in HERE, reason=f"transformers has no {name}")

@@ -12,8 +12,9 @@ import transformers
 
 from smile import Objective
 from smile.hf import compute_loss_func, last_parts, undo, use_smile
+from tests.markers import slow
 from tests.programs import raises_line
-from tests.smile import hf_models
+from tests.smile import hf_steps
 from tests.smile.families.batches import SIZES
 from tests.smile.hf_steps import BOTH_KINDS, GPT2, formula, made, predictions, step
 
@@ -25,10 +26,8 @@ QUICK = {
     *("T5ForConditionalGeneration", "T5ForConditionalGeneration, untied", "GitForCausalLM"),
     *("BlipForConditionalGeneration", "LlavaForConditionalGeneration", "VisionEncoderDecoderModel"),
 }
-each_family = pytest.mark.parametrize(
-    "name",
-    [pytest.param(x, marks=[] if x in QUICK else pytest.mark.slow) for x in hf_models.HERE],
-)
+NAMES = [name if name in QUICK else slow(name) for name in hf_steps.HERE]
+each_family = pytest.mark.parametrize("name", NAMES)
 both_kinds = pytest.mark.parametrize("name", BOTH_KINDS)
 
 
@@ -59,7 +58,7 @@ def test_loss_and_gradients_are_the_formulas_with_and_without_logits_of_the_prom
 
 @each_family
 def test_mle_is_the_models_own_loss_and_undo_restores_it(name):
-    model, batch, *_ = family = hf_models.make(name)
+    model, batch, *_ = family = hf_steps.make(name)
     own, before = model(**batch), dict(vars(model))
     names = [*inspect.signature(model.forward).parameters]
     output = use_smile(use_smile(model), "mle")(**batch)
@@ -83,14 +82,14 @@ def saved(model):
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         copied = type(model).from_pretrained(folder).double()
-    hf_models.knows_float64(copied)
+    hf_steps.knows_float64(copied)
     return use_smile(copied)
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x)), saved])
 @both_kinds
 def test_a_copy_is_a_model_of_its_own(name, copied):
-    model, batch, *_ = hf_models.make(name)
+    model, batch, *_ = hf_steps.make(name)
     expected = use_smile(model)(**batch).loss
     twin = copied(model)
     for parameter in model.parameters():
@@ -101,7 +100,7 @@ def test_a_copy_is_a_model_of_its_own(name, copied):
         decoder(batch["input_ids"])
 
 
-@pytest.mark.parametrize("name", sorted({*BOTH_KINDS, "MixtralForCausalLM"} & {*hf_models.HERE}))
+@pytest.mark.parametrize("name", sorted({*BOTH_KINDS, "MixtralForCausalLM"} & {*hf_steps.HERE}))
 def test_compute_loss_func_has_the_same_loss_and_leaves_the_model_alone(name):
     family = made(name)
     batch = dict(family.batch)
@@ -171,7 +170,7 @@ def test_the_snippets_of_the_pages_run(repository):
     pattern = r"```python\n(.*?)```"
     codes = [*re.findall(pattern, section, re.S), *re.findall(pattern, page, re.S)[:2]]
     assert len(codes) == 3
-    model, batch, *_ = hf_models.make(GPT2)
+    model, batch, *_ = hf_steps.make(GPT2)
     labels = batch.pop("labels")
     logits, hidden = torch.randn(*labels.shape, 40), torch.randn(*labels.shape, 8)
     known = {"logits": logits, "labels": labels, "shifted_prediction_scores": logits}

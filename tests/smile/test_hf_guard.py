@@ -48,7 +48,7 @@ def test_another_loss_ends_in_one_line_in_training_alone(compute):
     "name", [T5, "BlipForConditionalGeneration", "Pix2StructForConditionalGeneration"]
 )
 def test_a_decoder_of_a_class_without_base_model_is_guarded(name):
-    if name not in hf_steps.hf_models.HERE:
+    if name not in hf_steps.HERE:
         pytest.skip(f"transformers has no {name}")
     model, batch, *_ = made(name)
     use_smile(model)(**batch).loss.backward()

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from smile import Objective
 from smile.hf import use_smile
-from tests.smile import hf_models, hf_steps
+from tests.smile import hf_steps
 from tests.smile.families.batches import IMAGE_TOKEN, START
 from tests.smile.hf_steps import GPT2, LLAMA, LLAVA, made
 
-CAUSAL = LLAMA if LLAMA in hf_models.HERE else GPT2
+CAUSAL = LLAMA if LLAMA in hf_steps.HERE else GPT2
 ALL = Objective({"mle": 0.2, "smile": 0.5, "reverse": 0.3})
 BART = "BartForConditionalGeneration"
 
@@ -103,7 +103,7 @@ LANGUAGES = {"lang_to_id": {"<|en|>": 31, "<|fr|>": 32}, "task_to_id": {"transcr
 def test_special_tokens_before_a_caption_are_scored_over_all_words_and_are_none_of_it(
     name, keys, openings
 ):
-    if name not in hf_models.HERE:
+    if name not in hf_steps.HERE:
         pytest.skip(f"transformers has no {name}")
     model, batch, *_ = made(name)
     if keys and not hasattr(model, "generation_config"):

@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from tests.smile.families.batches import END, PAD, START, tokenizer
-from tests.smile.hf_models import new
+from tests.smile.hf_steps import new
 
 PROMPT = "describe the image"
 # <start>user <image>describe the image<end> <start>assistant a red disc<end>
