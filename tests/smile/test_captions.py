@@ -7,16 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from smile import Objective, captions_of_turns, segments_from_position_ids, smile_loss
+from smile.loss import IGNORE
 from smile.packing import LONG_ROW
-from tests.smile.hidden_states import (
-    IGNORE,
-    SPECS,
-    WAYS,
-    LargestMade,
-    example,
-    gradients,
-    words_of_labels,
-)
+from tests.smile.hidden_states import SPECS, WAYS, LargestMade, example, gradients, words_of_labels
 
 
 @settings(max_examples=100, deadline=None)

@@ -8,15 +8,7 @@ from smile.hf import use_smile
 from tests.markers import slow
 from tests.smile import trainer_parts as parts
 from tests.smile.hf_steps import T5, made
-from tests.smile.trainer_parts import (
-    CAPTIONS,
-    PROMPT,
-    SmileSFTTrainer,
-    SmileTrainer,
-    check,
-    ids,
-    make,
-)
+from tests.smile.trainer_parts import SmileSFTTrainer, SmileTrainer, check, ids, make
 
 ONE_ROW = {"packing": True, "max_length": 64}
 SEVERAL_ROWS = {"packing": True, "max_length": 20}
@@ -48,8 +40,8 @@ PACKED = pytest.mark.parametrize("packed", [False, True], ids=["padded", "packed
 @PACKED
 def test_completions_alone_are_scored_and_have_logits_in_training(packed, tmp_path):
     """In evaluation, all positions have logits."""
-    data = [{"prompt": PROMPT, "completion": " " + caption} for caption in CAPTIONS]
-    asked, said = ids(PROMPT), [ids(caption + " <end>") for caption in CAPTIONS]
+    data = [{"prompt": parts.PROMPT, "completion": " " + caption} for caption in parts.CAPTIONS]
+    asked, said = ids(parts.PROMPT), [ids(caption + " <end>") for caption in parts.CAPTIONS]
     rows = [{"input_ids": asked + x, "labels": [-100] * len(asked) + x} for x in said]
     options = {"eval_dataset": parts.data_set(data), **(ONE_ROW if packed else {})}
     trainer, positions = make(SmileSFTTrainer, tmp_path, data, **options), []
@@ -65,7 +57,7 @@ def test_completions_alone_are_scored_and_have_logits_in_training(packed, tmp_pa
 @PACKED
 def test_each_turn_of_an_assistant_is_a_caption(packed, tmp_path):
     data, expected = [], []
-    for one, other in zip(CAPTIONS, CAPTIONS[1:]):
+    for one, other in zip(parts.CAPTIONS, parts.CAPTIONS[1:]):
         turns = [("user", "a star"), ("assistant", one), ("user", "disc"), ("assistant", other)]
         data.append({"messages": [{"role": role, "content": text} for role, text in turns]})
         texts = ("user a star", f"{one} <end>", "user disc", f"{other} <end>")
