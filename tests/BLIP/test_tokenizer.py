@@ -114,7 +114,6 @@ WORDS = [*SPECIAL_TOKENS, "a", "man", "", "dog"]  # with an empty line
         (["[PAD]", "[UNK]", "[CLS]", "word"], "sep_token not found"),
         # [DEC] would silently get the id of another word.
         ([*WORDS, "man"], "it has 'man' on 2 lines"),
-        ([*WORDS, ""], "it has '' on 2 lines"),
         (None, "it is no folder with vocab.txt or tokenizer.json"),
     ],
 )

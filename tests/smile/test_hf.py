@@ -115,18 +115,6 @@ def test_compute_loss_func_has_the_same_loss_and_leaves_the_model_alone(name):
     assert vars(family.model) == before
 
 
-@pytest.mark.skipif(transformers.__version__ == "4.15.0", reason="its GPT2 cannot")
-def test_logits_are_computed_only_where_labels_are():
-    model, batch, *_ = made(GPT2)
-    sizes = []
-    model.lm_head.register_forward_hook(lambda head, given, logits: sizes.append(logits.size(1)))
-    labelled = (batch["labels"][:, 1:] != -100).any(0).sum()
-    assert labelled < batch["labels"].size(1) - 1
-    for keep_logits in (False, True):
-        use_smile(model)(**batch, keep_logits=keep_logits)
-    assert sizes == [labelled, batch["labels"].size(1)]
-
-
 def test_a_model_whose_loss_is_of_another_kind_is_refused_by_name():
     masked = transformers.BertForMaskedLM(transformers.BertConfig(**SIZES["bert"]))
     own = type("XLNetLMHeadModel", (torch.nn.Module,), {"forward": lambda self, labels: labels})()
@@ -145,9 +133,6 @@ def test_labels_that_do_not_fit_are_one_line():
     for shape in ((1, 7), (3, 9)):
         with raises_line(ValueError, f"labels of {shape} for logits of (3, 7); give one for each"):
             model(**{**batch, "labels": torch.ones(*shape, dtype=torch.long)})
-    batch["labels"][0, 3] = 40
-    with raises_line(ValueError, "is 40, but the vocabulary has 40 tokens"):
-        model(**batch)
 
 
 @pytest.mark.parametrize("name", ["Bart", "Pegasus", "TrOCR"])

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 
+from tests.markers import slow
 from tests.smile.families.batches import END, PAD, START, tokenizer
 from tests.smile.hf_steps import new
 
@@ -144,8 +145,8 @@ QUICK = ("Idefics3", "Qwen2VL", "Git", "Florence2")
 
 def with_marks(names: Iterable[str], *settings: object) -> list:
     """Parameters of a test: a name and the settings each; all but the kinds of QUICK are slow."""
-    slow = {True: (), False: (pytest.mark.slow,)}
-    return [pytest.param(name, *settings, marks=slow[name.startswith(QUICK)]) for name in names]
+    kinds = {True: pytest.param, False: slow}
+    return [kinds[name.startswith(QUICK)](name, *settings) for name in names]
 
 
 def write(name, folder):

@@ -29,12 +29,10 @@ ROTARY = {"rope_type": "default", "mrope_section": [1, 1, 2], "rope_theta": 10_0
 WIDE = {"hidden_size": 16, "intermediate_size": 16, "out_hidden_size": 16}
 QWEN3 = {**WIDE, "num_position_embeddings": 16, "deepstack_visual_indexes": [0]}
 QWEN = {
-    "Qwen2VLForConditionalGeneration": {"embed_dim": 16, "hidden_size": 16, "mlp_ratio": 1},
-    "Qwen2_5_VLForConditionalGeneration": {
-        **{**WIDE, "window_size": 8, "fullatt_block_indexes": [0]}
-    },
-    "Qwen3VLForConditionalGeneration": QWEN3,
-    "Qwen3VLMoeForConditionalGeneration": QWEN3,
+    "Qwen2VL": {"embed_dim": 16, "hidden_size": 16, "mlp_ratio": 1},
+    "Qwen2_5_VL": {**WIDE, "window_size": 8, "fullatt_block_indexes": [0]},
+    "Qwen3VL": QWEN3,
+    "Qwen3VLMoe": QWEN3,
 }
 
 
@@ -49,7 +47,7 @@ def qwen_vl(name):
         batch,
         vision_config={
             **{"depth": 1, "num_heads": 2, "patch_size": 2, "temporal_patch_size": 2},
-            **{"spatial_merge_size": 2, "in_channels": 3, **QWEN[name]},
+            **{"spatial_merge_size": 2, "in_channels": 3, **QWEN[name.partition("For")[0]]},
         },
         text_config={**DECODER, "rope_scaling": {**ROTARY}, **(EXPERTS if "Moe" in name else {})},
         image_token_id=IMAGE_TOKEN,
@@ -214,5 +212,5 @@ FAMILIES = {
     "MllamaForConditionalGeneration": mllama,
     "PaliGemmaForConditionalGeneration": paligemma,
     "SmolVLMForConditionalGeneration": of_idefics,
-    **dict.fromkeys(QWEN, qwen_vl),
+    **{f"{name}ForConditionalGeneration": qwen_vl for name in QWEN},
 }
