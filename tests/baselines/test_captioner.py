@@ -81,7 +81,6 @@ def test_the_coverage_penalty_is_the_mean_over_the_words_of_captions():
 
 @pytest.mark.parametrize("model", ["attn", "sat"])
 def test_the_penalty_of_parts_weighted_by_their_tokens_is_that_of_the_whole(model):
-    """As in accumulation and in several processes, whose batches have unlike captions."""
     captioner, image = make(model, attention_penalty=0.5), images()
     whole = captioner(image, CAPTIONS)
     parts = [captioner(image[b : b + 1], CAPTIONS[b : b + 1]) for b in range(3)]
@@ -116,10 +115,6 @@ def test_the_attention_map_is_the_attention_before_each_word(model):
     known = [n for n in range(len(WORDS)) if n not in (WORDS.pad, WORDS.start, WORDS.unknown)]
     torch.testing.assert_close(logits[:, known], every[0, 1:, known])
     torch.testing.assert_close(attention_map, attention[0, 1:])
-    assert attention_map.shape == (3, 4)
-    torch.testing.assert_close(attention_map.sum(1), torch.ones(3))
-    pooled = make("lstm", prompt="a ")
-    assert pooled.score_tokens(pooled.encoder(image), ids)[1] is None
 
 
 V, D, E, H, A, P = 11, 5, 4, 6, 7, 3

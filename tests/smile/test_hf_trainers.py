@@ -42,7 +42,7 @@ def test_completions_alone_are_scored_and_have_logits_in_training(packed, tmp_pa
     """In evaluation, all positions have logits."""
     data = [{"prompt": parts.PROMPT, "completion": " " + caption} for caption in parts.CAPTIONS]
     asked, said = ids(parts.PROMPT), [ids(caption + " <end>") for caption in parts.CAPTIONS]
-    rows = [{"input_ids": asked + x, "labels": [-100] * len(asked) + x} for x in said]
+    rows = [parts.row_of(asked, x) for x in said]
     options = {"eval_dataset": parts.data_set(data), **(ONE_ROW if packed else {})}
     trainer, positions = make(SmileSFTTrainer, tmp_path, data, **options), []
     head = trainer.model.get_output_embeddings()
@@ -60,13 +60,9 @@ def test_each_turn_of_an_assistant_is_a_caption(packed, tmp_path):
     for one, other in zip(parts.CAPTIONS, parts.CAPTIONS[1:]):
         turns = [("user", "a star"), ("assistant", one), ("user", "disc"), ("assistant", other)]
         data.append({"messages": [{"role": role, "content": text} for role, text in turns]})
-        texts = ("user a star", f"{one} <end>", "user disc", f"{other} <end>")
-        asked, first, again, second = map(ids, texts)
-        whole = [*asked, *first, *again, *second]
-        for turn, before in ((first, asked), (second, [*asked, *first, *again])):
-            labels = [-100] * len(before) + turn
-            labels += [-100] * (len(whole) - len(labels))
-            expected.append({"input_ids": whole, "labels": labels})
+        asked, first = ids("user a star"), ids(f"{one} <end>")
+        again = [*asked, *first, *ids("user disc")]
+        expected += [parts.row_of(asked, first), parts.row_of(again, ids(f"{other} <end>"))]
     options = {"packing": packed, "max_length": 128, "assistant_only_loss": True}
     check(make(SmileSFTTrainer, tmp_path, data, **options), expected)
 

@@ -16,20 +16,12 @@ from tests.programs import raises_line
 from tests.smile.hidden_states import IGNORE, SPECS, WAYS, example
 
 
-def test_a_cross_entropy_that_writes_into_its_input_changes_no_gradient(monkeypatch):
-    """Liger with cross_entropy=True does so. One caption's logits are passed without a copy."""
-    inputs, labels = example(captions=5)
-    objective = Objective(SPECS["all"], 0.1)
-    expected = [torch.autograd.grad(way(objective, inputs, labels).loss, inputs) for way in WAYS]
-
-    def write(logits, *args, **kwargs):
-        logits.detach().zero_()
-        return logits.sum(1) * 0
-
-    monkeypatch.setattr(F, "cross_entropy", write)
-    monkeypatch.setattr(F, "nll_loss", write)
-    found = [torch.autograd.grad(way(objective, inputs, labels).loss, inputs) for way in WAYS]
-    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+def test_a_cross_entropy_that_another_library_has_replaced_is_not_called(monkeypatch):
+    """Liger's, with cross_entropy=True, writes into the logits."""
+    for name in ("cross_entropy", "nll_loss"):
+        monkeypatch.setattr(F, name, None)
+    for way in WAYS:
+        way(Objective(SPECS["all"], 0.1), *example()).loss.backward()
 
 
 def test_sum_and_mean_are_those_of_the_losses_of_each_token_also_under_autocast():

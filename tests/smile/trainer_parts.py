@@ -46,13 +46,15 @@ def llama():
     return made(LLAMA).model
 
 
+def row_of(before, text):
+    """Return a row of a data set in which `before` is not scored. Both are ids."""
+    return {"input_ids": before + text, "labels": [-100] * len(before) + text}
+
+
 def rows():
-    """Return rows of a data set: captions after a prompt that is not scored."""
-    found = []
-    for number, caption in enumerate(CAPTIONS):
-        before, text = ids(PROMPT)[: 1 + number % 3], ids(caption + " <end>")
-        found.append({"input_ids": before + text, "labels": [-100] * len(before) + text})
-    return found
+    """Return the captions, each after one to three tokens of a prompt."""
+    asked = ids(PROMPT)
+    return [row_of(asked[: 1 + n % 3], ids(f"{text} <end>")) for n, text in enumerate(CAPTIONS)]
 
 
 def data_set(data=None):
