@@ -7,8 +7,6 @@ import shutil
 import pytest
 import webdataset
 
-from captioning.data.augmentation import training_transform
-from captioning.data.shards import ShardDataset, Shards
 from captioning.files import tars
 from tests.captioning.tar_files import write_members, write_tar
 
@@ -106,7 +104,7 @@ def test_a_truncated_tar_and_one_that_has_grown_are_continued(run, photos, faile
 
 
 @pytest.mark.parametrize("source", ["photos", "shards"])
-def test_captions_go_back_into_shards(run, photos, shards, tmp_path, monkeypatch, source):
+def test_captions_go_back_into_shards(run, photos, shards, tmp_path, source):
     folder = tmp_path / "richer"
     flags = ["--num_return", "2", "--shard_size", "4", "--write-shards", str(folder)]
     lines, _ = run(photos if source == "photos" else shards, *flags)
@@ -119,10 +117,6 @@ def test_captions_go_back_into_shards(run, photos, shards, tmp_path, monkeypatch
         assert sample["png"] == path.read_bytes()
         assert sample["txt"].decode() == "\n".join(line["captions"])
         assert json.loads(sample["json"]) == line
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    trains = ShardDataset(Shards(urls), "", training_transform(8), 0, captions_per_image=2)
-    found = [list(sample.captions) for sample in trains.samples]
-    assert found == [line["captions"] for line in lines]
     if source == "shards":
         assert [sample["__key__"] for sample in read] == [line["image_id"] for line in lines]
         return
