@@ -37,6 +37,7 @@ TEXTS = {  # key=value: the value, if it is not the text
     "train_file=s3://bucket/{00..10}.tar": None,
     "prompt=a photo of ": None,
     "prompt=it's a: [x] # ": None,
+    "val_file=[a ": None,
     "pretrained=null": "",
     "pretrained=# none": None,
     "encoder=12": None,

@@ -103,3 +103,5 @@ def test_a_reward_is_a_function_of_trl():
         reward(completions=completions, **columns)
     with raises_line(UserError, "image_id of a row is 5, which is no image"):
         reward(completions=completions, image_id=[1, 5], **columns)
+    with raises_line(UserError, "reward: facts needs facts_file"):
+        reward_function("facts", images, [7])
