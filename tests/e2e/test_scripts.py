@@ -85,7 +85,6 @@ ODD = ["prompt=a photo of ", "b.yaml", "--resume"]
         # One process, without torchrun, where a number or a device is given.
         (["train.sh"], {"gpus": 4, "NPROC_PER_NODE": "1"}, COCO),
         (["train.sh", "--device", "cpu"], {"gpus": 4}, [*COCO, "--device", "cpu"]),
-        (["train.sh", "device=cpu"], {"gpus": 4}, [*COCO, "device=cpu"]),
         (["caption.sh", "--url", "a"], {"gpus": 8}, ["-m", "captioning.caption", "--url", "a"]),
     ],
 )
