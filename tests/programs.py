@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import hashlib
 import importlib
 import io
 import json
@@ -103,18 +102,14 @@ def raises_line(error_type: type[Exception], *parts: str, start: str = "") -> It
 @contextlib.contextmanager
 def unchanged(*folders: Path) -> Iterator[None]:
     """Assert that the block neither adds, removes nor changes a file in the folders."""
-    before = digests(*folders)
+
+    def content():
+        paths = [path for folder in folders for path in folder.rglob("*")]
+        return {path: hash(path.read_bytes()) if path.is_file() else None for path in paths}
+
+    before = content()
     yield
-    assert digests(*folders) == before
-
-
-def digests(*folders: Path) -> dict[str, str]:
-    """Return the SHA-256 of each file in the folders by its path; "folder" for a folder."""
-    files = (path for folder in folders for path in Path(folder).rglob("*"))
-    return {
-        str(path): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "folder"
-        for path in files
-    }
+    assert content() == before
 
 
 def page_record(run: Path, **settings) -> dict:

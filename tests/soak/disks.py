@@ -68,7 +68,8 @@ class Disk:
     def finish(self) -> str:
         """Continue the run to its end. Return what it printed."""
         said = self.train()
-        assert difference(self.whole, self.run) is None
+        found = difference(self.whole, self.run)
+        assert found is None, f"the run that went on differs in {found}"
         self.counts["runs that ended bit-identical to the undisturbed one"] += 1
         return said
 

@@ -62,7 +62,8 @@ class Disturbed:
         """Let the current run end undisturbed, compare it, and remove it."""
         if self.run.exists():
             self._finish(self.run)
-            assert difference(self.folder / "whole", self.run) is None
+            found = difference(self.folder / "whole", self.run)
+            assert found is None, f"{self.run} differs from the undisturbed run in {found}"
             self.counts["runs that ended bit-identical to the undisturbed one"] += 1
             shutil.rmtree(self.run)
 
