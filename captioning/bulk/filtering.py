@@ -12,8 +12,8 @@ import torch
 from captioning.bulk.plan import Line, captions_of
 from captioning.data.image import apply_transform, load_image
 from captioning.files.stores import without_secrets
+from captioning.metrics.itm import ItmScorer
 from captioning.runtime.errors import UserError
-from captioning.runtime.registry import load as load_entry
 
 DIGITS = 5  # scores are rounded to this many decimals
 AT_ONCE = 16  # images that are scored in one batch
@@ -66,13 +66,11 @@ class ItmFilter:
     """
 
     def __init__(self, expression: str, itm_model: str, device: torch.device, dtype: torch.dtype):
-        self.scorer = load_entry("captioning.metrics.itm:ItmScorer")(itm_model, device, dtype)
+        self.scorer = ItmScorer(itm_model, device, dtype)
         self.settings = {"filter": expression, "itm_model": without_secrets(itm_model)}
 
     def read(self, name: str, data: Optional[BinaryIO]) -> torch.Tensor:
         """Return the scorer's input for an image. data: the file's content; None for a file."""
-        if data is not None:
-            data.seek(0)
         return apply_transform(self.scorer.preprocess, load_image(name, data), name)
 
     def add_scores(self, lines: list[Line], images: list[Optional[torch.Tensor]]) -> None:
