@@ -45,14 +45,7 @@ class _Parsed(BaseException):
     """Ends a program once its arguments are parsed; a BaseException, so that it is not caught."""
 
 
-def pages(repository):
-    """The Markdown pages that a user reads."""
-    named = ("README.md", "docs/*.md", "data/README.md", "checkpoints/README.md")
-    return sorted(path for pattern in named for path in repository.glob(pattern))
-
-
-def blocks(page):
-    text = page.read_text(encoding="utf-8")
+def blocks(text):
     return [textwrap.dedent(block) for _, block in BLOCK.findall(text)]
 
 

@@ -11,7 +11,7 @@ from captioning.config import Config
 from captioning.config.keys import ROLES, roles_of
 from captioning.data.annotations import read_annotations
 from smile import OBJECTIVES
-from tests.documented_commands import OWN, Stage, Wrong, blocks, pages
+from tests.documented_commands import OWN, Stage, Wrong, blocks
 
 FOLDERS = "|".join(("configs", "scripts", "docs", *OWN))
 FILE = rf"(?<![\w/])(?:{FOLDERS})/[\w/.-]*\.(?:yaml|json|sh|py|md)\b"
@@ -28,13 +28,15 @@ def in_the_repository(repository, monkeypatch):
 
 @pytest.fixture(scope="module")
 def texts(repository):
-    """Return the text of each page by its path."""
-    return {page: page.read_text(encoding="utf-8") for page in pages(repository)}
+    """Return the text of each page that a user reads, by its path."""
+    named = ("README.md", "docs/*.md", "data/README.md", "checkpoints/README.md")
+    found = sorted(path for pattern in named for path in repository.glob(pattern))
+    return {page: page.read_text(encoding="utf-8") for page in found}
 
 
 def test_every_command_of_every_page_can_be_called(repository, texts, tmp_path):
     wrong, stage = [], Stage(repository, tmp_path)
-    commands = [(page, block) for page in texts for block in blocks(page)]
+    commands = [(page, block) for page, text in texts.items() for block in blocks(text)]
     assert len(commands) > 20
     for page, block in commands:
         try:
@@ -61,9 +63,9 @@ def test_files_and_headings_that_pages_name_exist(repository, texts):
     assert missing == []
 
 
-def test_each_promise_of_reliability_has_a_test_in_the_quick_run(repository):
-    text = (repository / "docs" / "reliability.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"`(tests/[\w./-]+)`", text))
+def test_each_promise_of_reliability_has_a_test_in_the_quick_run(repository, texts):
+    page = texts[repository / "docs" / "reliability.md"]
+    named = set(re.findall(r"`(tests/[\w./-]+)`", page))
     assert len(named) > 20
     command = [sys.executable, "-m", "pytest", "--collect-only", "-p", "no:cacheprovider", *named]
     command += ["-m", "not slow and not soak"]
@@ -76,14 +78,12 @@ def test_each_promise_of_reliability_has_a_test_in_the_quick_run(repository):
 def test_pages_are_reached_from_the_readme_which_is_short(repository, texts):
     readme = repository / "README.md"
     assert len(texts[readme].splitlines()) <= 150
-    reached, waiting = set(), {readme}
-    while waiting:
-        page = waiting.pop()
-        reached.add(page)
+    reached = [readme]
+    for page in reached:  # which grows
         names = re.findall(LINK, page.read_text(encoding="utf-8"))
-        waiting |= {(page.parent / name).resolve() for name in names if name.endswith(".md")}
-        waiting -= reached
-    assert texts.keys() <= reached
+        linked = {(page.parent / name).resolve() for name in names if name.endswith(".md")}
+        reached += linked - {*reached}
+    assert texts.keys() <= {*reached}
 
 
 def test_every_annotation_format_that_is_shown_can_be_read(repository, texts, tmp_path):

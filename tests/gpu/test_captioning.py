@@ -3,6 +3,7 @@
 import copy
 import functools
 
+import pytest
 import torch
 
 from benchmarks.captioners import our_captioner, random_images
@@ -14,9 +15,10 @@ from tests.gpu.card import DEVICE, REHEARSAL, relative_error
 TIES = {torch.float32: 1e-3, torch.bfloat16: 3e-2}
 
 
-def without_tf32():
+@pytest.fixture(autouse=True)
+def without_tf32(monkeypatch):
     """Compute convolutions in full float32."""
-    return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
 def scaled_captioner(tiny):
@@ -57,10 +59,9 @@ def test_encoder_decoder_and_gradients_are_those_of_the_cpu():
         image, captions = 3 * random_images(captioner, 2).to(device), random_captions(REHEARSAL, 2)
         names = ("visual_encoder.blocks.0.attn.qkv.weight", "text_decoder.bert.embeddings")
         chosen = [p for n, p in captioner.named_parameters() if n.startswith(names)]
-        with without_tf32():
-            encoded, loss = captioner.encode(image), captioner(image, captions).loss
-            logits = captioner.predictions(image, captions)[0]
-            found.append([encoded, logits, loss, *torch.autograd.grad(loss, chosen)])
+        encoded, loss = captioner.encode(image), captioner(image, captions).loss
+        logits = captioner.predictions(image, captions)[0]
+        found.append([encoded, logits, loss, *torch.autograd.grad(loss, chosen)])
     errors = [relative_error(b, a) for a, b in zip(*found)]
     print(f"encoder, decoder, loss, gradients: {errors}")
     assert max(errors[:2]) < 1e-3 and max(errors) < 5e-3
@@ -73,8 +74,7 @@ def test_beam_search_has_the_tokens_of_the_cpu():
         settings = DecodingSettings(num_beams=beams, max_length=8 if REHEARSAL else 16)
         expected = on_cpu.generate_details(image, settings)
         for what, captioner in {"fp32": on_card, "the copy": on_card.for_inference()}.items():
-            with without_tf32():
-                found = captioner.generate_details(image.to(DEVICE), settings)
+            found = captioner.generate_details(image.to(DEVICE), settings)
             compare(found, expected, TIES[torch.float32], f"{beams} beams, {what}")
 
 
