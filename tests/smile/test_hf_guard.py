@@ -57,6 +57,18 @@ def test_ligers_patch_of_an_instance_is_refused():
         model(**batch)
 
 
+@hf_steps.needs(LLAMA)
+def test_a_forward_of_the_instance_is_refused_before_and_after():
+    model, batch, *_ = made(LLAMA)
+    own = model.forward
+    use_smile(model).forward = own  # as a library does later
+    with raises_line(ValueError, *REMEDY, start="LlamaForCausalLM: another forward was set"):
+        model.eval()(**batch)
+    undo(model).forward = lambda **inputs: own(**{**inputs, "labels": None})
+    with raises_line(ValueError, *REMEDY, start="LlamaForCausalLM: its forward computes another"):
+        use_smile(model)(**batch)
+
+
 @pytest.mark.parametrize("name", BOTH_KINDS)
 def test_an_evaluation_without_labels_has_logits_and_no_loss(name):
     model, batch, *_ = made(name)
