@@ -11,8 +11,10 @@ from captioning.metrics.checklist import read_checklist
 from captioning.metrics.clair import Clair
 from captioning.metrics.intervals import mean_estimate, ratio_estimate
 from captioning.metrics.scoring import write_scores
+from captioning.runtime.errors import UserError
 from tests.captioning.chat_server import said, serving
 from tests.captioning.metrics.conftest import scored
+from tests.programs import raises_line
 
 CAPTIONS = {1: "a dog on a sofa", 2: "two red\nballs", 3: "a kite"}
 REFERENCES = {1: ["a puppy sleeps", "a dog lies down"], 2: ["balls"], 3: ["the sky"]}
@@ -120,6 +122,17 @@ def test_the_address_is_looked_at_before_captions_are_made(server, tmp_path):
         assert part in evaluator.unavailable()["CLAIR"]
     server.models = (404, {}, "")  # some have no list of models
     assert evaluator.unavailable() == {} and not server.asked
+
+
+def test_a_damaged_reply_is_asked_again_and_a_forbidden_cache_refused(ask, tmp_path, server):
+    ask({1: "a dog"})
+    [kept] = (tmp_path / "judge").iterdir()
+    for number, text in enumerate(("", '{"model": "wise"}'), 2):
+        kept.write_text(text)
+        assert ask({1: "a dog"}).metrics["CLAIR"].value == 80 and len(server.asked) == number
+    given = {"judge_url": server.url, "judge_model": "wise"}
+    with raises_line(UserError, str(kept)):
+        scored("clair", CAPTIONS, None, Settings(cache_dir=kept), **given)
 
 
 def test_coverage_and_precision_are_shares_of_the_set_and_answers_are_kept(ask, server):

@@ -8,6 +8,7 @@ import torch
 from captioning.data.image import normalise
 from smile import Objective
 from tests.captioning.training.conftest import first_gradient
+from tests.tiny import log_of
 
 GIVEN = ["max_epoch=1", "log_every=1", "objective=smile", "accumulation_steps=3"]
 SPECS = ["mle", "smile", "random", "reverse", {"mle": 0.01, "smile": 0.99}]
@@ -39,26 +40,31 @@ def test_loss_and_gradient_are_finite(make_captioner, captions):
                 assert len(gradients) > 50 and all(g.isfinite().all() for g in gradients)
 
 
-@pytest.mark.parametrize(("empty", "precision"), [(0, "fp16"), (1, "fp32"), (2, "fp32")])
-def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty, precision):
-    """The gradient is that of the mean over the tokens of the two other batches."""
-    tuning = run(f"precision={precision}")
-    plain, calls = copy.deepcopy(tuning.set_up().captioner).eval(), []
+def without_labels(tuning, empty):
+    """Return the run without dropout, whose captioner ignores every token of those batches."""
+    calls = []
 
-    def without_labels(step, *_):
-        """Switch dropout off, and let the captioner ignore every token of the empty batch."""
-        step.learner.eval()
+    def ignore(step, *_):
+        step.learner.eval()  # without dropout
         training_tokens = step.learner.training_tokens
 
         def ignoring(*given):
             tokens, labels, start = training_tokens(*given)
             calls.append(given)
-            return tokens, labels.fill_(-100) if len(calls) - 1 == empty else labels, start
+            return tokens, labels.fill_(-100) if len(calls) - 1 in empty else labels, start
 
         step.learner.training_tokens = ignoring
 
-    tuning.before_step = without_labels
-    found = first_gradient(tuning)
+    tuning.before_step = ignore
+    return tuning
+
+
+@pytest.mark.parametrize(("empty", "precision"), [(0, "fp16"), (1, "fp32"), (2, "fp32")])
+def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty, precision):
+    """The gradient is that of the mean over the tokens of the two other batches."""
+    tuning = run(f"precision={precision}")
+    plain = copy.deepcopy(tuning.set_up().captioner).eval()
+    found = first_gradient(without_labels(tuning, {empty}))
     total = tokens = 0
     for number, batch in enumerate(tuning.batches()):
         if number != empty:
@@ -70,3 +76,12 @@ def test_of_accumulated_batches_one_without_labels_counts_for_nothing(run, empty
     size = torch.stack([g.norm() for g in expected.values()]).norm()
     difference = torch.stack([(found[n] - expected[n]).norm() for n in expected]).norm()
     assert difference < (1e-5 if precision == "fp32" else 2e-2) * size
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_a_step_without_any_label_has_no_gradient(run, precision):
+    tuning = run(f"precision={precision}")
+    found = first_gradient(without_labels(tuning, {0, 1, 2}))
+    assert all((value == 0).all() for value in found.values())
+    (line,) = log_of(without_labels(tuning, {0, 1, 2}).run().folder, "step")
+    assert line["loss"] == line["smile"] == line["grad_norm"] == 0
