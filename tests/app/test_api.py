@@ -19,9 +19,20 @@ MULTIPART = "multipart/form-data; boundary=b"
 PART = b"--b\r\nContent-Disposition: form-data; %s\r\n\r\nabc\r\n--b--\r\n"
 FIELDS = [b'name="files"; filename="a"', b'name="files"', b"", b'name="\xff"; filename=""']
 VALUES = [
-    *(-1, 1.5, 10**400, float("nan"), float("inf"), True, {"a": 1}, [[1], None]),
-    *("\0", "\ud800", "a" * 100_000, "{{7*7}}", "SMILE"),
+    *(0, -1, 1.5, 10**30, 10**400, float("nan"), float("inf"), True, None, {"a": 1}, [[1], None]),
+    *("", "\0", "\ud800", "a" * 100_000, "{{7*7}}", "../../x", "SMILE"),
 ]
+SETTINGS = (
+    "photo",
+    "num_beams",
+    "max_length",
+    "seed",
+    "prompt",
+    "checkpoints",
+    "top_p",
+    "sample",
+    "x",
+)
 pytestmark = pytest.mark.slow  # they need the server, whose start takes seconds
 
 
@@ -100,11 +111,12 @@ def test_hostile_calls_are_never_500_read_no_file_and_fetch_no_address(server, f
             post(f"{API}/upload?upload_id=a", PART % field, kind)
     call = {"data": [{"path": path}], "fn_index": 1, "session_hash": "s"}
     for value in VALUES:
-        for name in ("num_beams", "seed", "prompt", "checkpoints"):
+        for name in SETTINGS:
             post(CALL, {"photo": {"path": path}, name: value})
-        for name in ("fn_index", "session_hash", "trigger_id", "event_data"):
+        for name in ("data", "fn_index", "session_hash", "trigger_id", "event_data"):
             post(f"{API}/queue/join", {**call, name: value})
     statuses = {answer.status_code for answer in answers}
+    assert len(answers) > 250
     assert {200, 400} <= statuses <= {200, 400, 413, 422, 503}
 
 
