@@ -10,7 +10,7 @@ import transformers
 from decoding import DecodingSettings
 from decoding.sampling import draw_tokens, warp_scores
 from decoding.search import decode
-from tests.decoding.references import END, PrefixModel, adjust
+from tests.decoding.references import END, PrefixModel, adjust, uncached
 
 PAD = 0
 
@@ -79,6 +79,27 @@ def test_samples_depend_on_their_own_seed_or_on_torchs():
     assert not torch.equal(samples().scores, first)
     torch.random.set_rng_state(state)
     assert torch.equal(samples().scores, first)
+
+
+def test_guided_samples_are_those_of_the_formula():
+    image, null, scale = PrefixModel(7, 0), PrefixModel(7, 1), 2.5
+
+    def of_both(rows):
+        seeing, blind = rows.chunk(2)
+        return torch.cat([image.logits(seeing), null.logits(blind)])
+
+    def of_formula(rows):
+        p, q = (model.logits(rows).log_softmax(1) for model in (image, null))
+        return q + scale * (p - q)
+
+    settings = {"sample": True, "num_return": 3, "max_length": 9, "seeds": (7, 8)}
+    prompts = torch.tensor([[3], [4]])
+    guided = DecodingSettings(**settings, guidance_scale=scale)
+    found = decode(uncached(of_both), prompts, END, PAD, guided).token_ids
+    plain = decode(uncached(of_formula), prompts, END, PAD, DecodingSettings(**settings))
+    assert torch.equal(found, plain.token_ids)
+    alone = decode(image.step(), prompts, END, PAD, DecodingSettings(**settings))
+    assert not torch.equal(found, alone.token_ids)
 
 
 def test_logits_that_are_not_finite_give_scores_that_are_not():
