@@ -8,8 +8,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
+
+from captioning.runtime.jobs import cores
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 # "title: file, tests that must fail", then the lines that are replaced (-) and the new ones (+).
@@ -59,15 +62,23 @@ def verdict(folder: Path, mutation: Mutation) -> str:
     return f"SURVIVED (pytest's code {done.returncode})"
 
 
-def main(words: list[str]) -> int:
-    chosen = [m for m in read_mutations() if all(word in m.title for word in words)]
+def survivors(mutations: list[Mutation]) -> int:
+    """Try mutations in a copy of their own; print what each does, and return how many survive."""
     survived = 0
     with tempfile.TemporaryDirectory(prefix="smile-mutations.") as name:
         copy_of_the_code(Path(name))
-        for mutation in chosen:
+        for mutation in mutations:
             found = verdict(Path(name), mutation)
             survived += found.startswith("SURVIVED")
             print(f"{mutation.title}: {found}", flush=True)
+    return survived
+
+
+def main(words: list[str]) -> int:
+    chosen = [m for m in read_mutations() if all(word in m.title for word in words)]
+    parts = [chosen[first :: cores()] for first in range(cores())]
+    with ThreadPoolExecutor() as pool:
+        survived = sum(pool.map(survivors, parts))
     print(f"{len(chosen) - survived} of {len(chosen)} caught")
     return int(survived > 0)
 
