@@ -105,8 +105,9 @@ def test_what_cannot_be_read_is_named_in_one_line(rows, tmp_path):
     }.items():
         with raises_line(UserError, message, start=str(tmp_path / name)):
             read_annotations(tmp_path / name)
-    with raises_line(UserError, "b.parquet/1: the row has no image"):
-        load_image(f"{tmp_path}/b.parquet/1")
+    for row, message in {1: "the row has no image", 2: "no such row: .* has 2"}.items():
+        with pytest.raises(UserError, match=f"b.parquet/{row}: {message}"):
+            load_image(f"{tmp_path}/b.parquet/{row}")
 
 
 DATA = "hf://datasets/owner/birds"
