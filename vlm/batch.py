@@ -43,9 +43,6 @@ class ImageBatch:
     def share_memory_(self) -> "ImageBatch":
         return self._map(Tensor.share_memory_)
 
-    def record_stream(self, stream: torch.cuda.Stream) -> None:
-        self._map(lambda tensor: tensor.record_stream(stream))
-
     def is_floating_point(self) -> bool:
         """Return True, because the processor has already normalised the images."""
         return True
