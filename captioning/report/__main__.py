@@ -32,8 +32,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     output = arguments.output or default_output(arguments.runs)
 
     def report():
-        # Before human captions are scored, which may take minutes.
-        require_writable(str(output.parent))
+        if arguments.output:  # before human captions are scored, which may take minutes
+            require_writable(str(output.parent))
         comparison = read_comparison(arguments.runs, arguments.split)
         print(visible(score_table(comparison.rows)))
         write_report(comparison, output)

@@ -94,3 +94,5 @@ def test_the_report_is_beside_the_runs_or_where_it_is_told(runs, tmp_path, monke
     refused(*command, "--split", "val", part="one: no captions of split val")
     monkeypatch.setattr("captioning.report.comparison.score", lambda *_: 1 / 0)
     refused(*command[:-1], "/proc/none/page.html", part="/proc/none")
+    refused("captioning.report", tmp_path / "absent", part="no such folder")
+    assert not (tmp_path / "absent").exists()
