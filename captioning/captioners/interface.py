@@ -16,8 +16,8 @@ from smile import ObjectiveOutput
 
 # A batch of B preprocessed images: a float tensor (B, 3, S, S), or an object that the package's
 # `join` returns. That object needs these methods of a tensor: __len__, __getitem__ with a slice or
-# a list, to, pin_memory and is_floating_point. is_floating_point returns true if
-# the images are already normalised.
+# a list, to, pin_memory and is_floating_point. is_floating_point returns true if the images are
+# already normalised.
 Images = Any
 Captions = list[list[str]]  # k captions of each of B images, without the prompt
 Prompts = Optional[list[Optional[str]]]  # for each image a prompt, or None for the captioner's
