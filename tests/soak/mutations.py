@@ -76,7 +76,7 @@ def survivors(mutations: list[Mutation]) -> int:
 
 def main(words: list[str]) -> int:
     chosen = [m for m in read_mutations() if all(word in m.title for word in words)]
-    parts = [chosen[first :: cores()] for first in range(cores())]
+    parts = [chosen[first :: cores()] for first in range(min(cores(), len(chosen)))]
     with ThreadPoolExecutor() as pool:
         survived = sum(pool.map(survivors, parts))
     print(f"{len(chosen) - survived} of {len(chosen)} caught")
